@@ -1,0 +1,648 @@
+"""A zoo of tiny networks, one for each thing that the tracer must know.
+
+Every case has a model, an input of any batch size, a loss, and what is known about it by hand: how many
+unit classes it has. `oracle(case)` gives its path norm and kappa by brute force.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from oracles.squared import Oracle
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Any]
+    classes: int
+    batch_dim: int = 0
+    output: Callable[[Any], Tensor] | None = None
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+    def model(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+        """A fresh model in evaluation mode; the same one for the same seed."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = self.build()
+            _shake(model)
+        return model.to(dtype).eval()
+
+    def example(self, batch: int = 3, dtype: torch.dtype = torch.float32, seed: int = 1) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            value = self.inputs(batch)
+        return _cast(value, dtype)
+
+    def loss(self, output: Any) -> Tensor:
+        return half_mean_square(self.picked(output))
+
+    def picked(self, output: Any) -> Tensor:
+        return output if self.output is None else self.output(output)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def half_mean_square(output: Tensor) -> Tensor:
+    """A loss against fixed targets of mixed sign, so that no gradient vanishes by symmetry."""
+    target = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+    return (output - target).square().mean() / 2
+
+
+def oracle(case: Case, model: nn.Module | None = None) -> Oracle:
+    example = case.example(1)
+    return Oracle(model or case.model(), example, call=call, output=case.output)
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """Run a model on an example: a tuple holds positional arguments, anything else is the one argument."""
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return type(value)(_cast(item, dtype) for item in value)
+
+
+@torch.no_grad()
+def _shake(model: nn.Module) -> None:
+    """Biases and normalisations away from their start, where zeros and ones hide mistakes."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(0, 0.5)
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                module.weight.normal_(1, 0.5)
+                module.bias.normal_(0, 0.5)
+
+
+# --- fully connected ------------------------------------------------------------------------------
+
+
+def mlp(*widths: int, bias: bool = True, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width_in, width_out in itertools.pairwise(widths):
+        layers += [nn.Linear(width_in, width_out, bias=bias), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Skip(nn.Module):
+    """Two hidden layers; input, and first layer, skip to the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 5)
+        self.out, self.from_input = nn.Linear(5, 2), nn.Linear(3, 2, bias=False)
+        self.from_first = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        a = functional.relu(self.first(x))
+        b = torch.relu(self.second(a))
+        return self.out(b) + self.from_input(x) + self.from_first(a)
+
+
+class DeepResidual(nn.Module):
+    """x + f(x) three times: all blocks share the scales of the stream."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, width)) for _ in range(3)
+        )
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.embed(x).relu()
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(functional.relu(x, inplace=True))
+
+
+class FunctionalOps(nn.Module):
+    """Every spelling of ReLU, and a product with a parameter that is no module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.bias = nn.Parameter(torch.randn(3))
+        self.out = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        x = functional.relu(self.a(x))
+        x = torch.relu(self.b(x))
+        x = self.c(x).clamp(min=0)
+        x = (x @ self.weight.t() + self.bias).relu_()
+        return torch.matmul(x, self.out)
+
+
+class Siamese(nn.Module):
+    """One tower reads both inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = mlp(3, 4, 4)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, left, right):
+        left, right = torch.relu(self.tower(left)), torch.relu(self.tower(right))
+        return self.head(torch.cat([left, right], dim=-1))
+
+
+class SiameseSum(Siamese):
+    """Inputs as a dictionary, and the towers added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        left, right = self.tower(inputs["left"]).relu(), self.tower(inputs["right"]).relu()
+        return self.head(left + right)
+
+
+class SameLayerTwice(nn.Module):
+    """A shared layer in depth ties the scales of its input, its output and itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        for _ in range(3):
+            x = self.shared(x).relu()
+        return self.out(x)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Sequential(mlp(3, 4, 5), nn.ReLU(inplace=True)), nn.Identity(), nn.Dropout(0.3)
+        )
+        self.heads = nn.ModuleDict({"main": nn.Linear(5, 2)})
+
+    def forward(self, x):
+        return self.heads["main"](self.body(x))
+
+
+class SplitAndMerge(nn.Module):
+    """chunk, split, slices and stack; addition ties units of the first layer in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.second = nn.Linear(6, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        left, right = x.chunk(2, dim=1)  # units 0..3 and 4..7
+        head, tail = torch.split(left, [3, 1], dim=1)  # units 0..2 and unit 3
+        # ties: 0 with 4, 1 with 5, 2 with 6; 3 with 7
+        both = head + right[:, :3]
+        last = torch.stack([tail[:, 0], right[:, 3]], dim=1)
+        merged = torch.cat([both, last, tail + right[:, 3:]], dim=1)
+        return self.out(self.second(merged).relu())
+
+
+class Slices(nn.Module):
+    """Slices of one layer go different ways: classes are per unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Linear(3, 6), nn.Linear(3, 4), nn.Linear(3, 2)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.out(self.a(x[:, 0:6:2]).relu()) + self.b(x[:, 1::2])
+
+
+# --- convolutions ---------------------------------------------------------------------------------
+
+
+class DenseBlock(nn.Module):
+    """Each convolution reads everything before it, concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(5, 2, 3, padding=1)
+        self.head = nn.Linear(7, 2)
+
+    def forward(self, x):
+        x = torch.cat([x, self.a(x).relu()], 1)
+        x = torch.cat([x, self.b(x).relu()], 1)
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class PoolTwice(nn.Module):
+    """One pool module at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2)
+        self.a, self.b = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, x):
+        x = self.pool(functional.relu(self.a(x)))
+        x = self.pool(functional.relu(self.b(x)))
+        return self.head(x.view(x.size(0), -1))
+
+
+class Reshapes(nn.Module):
+    """Channels last and back, axes taken apart and put together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix, self.head = nn.Conv2d(1, 4, 2), nn.Linear(4, 3), nn.Linear(27, 2)
+
+    def forward(self, x):
+        x = self.conv(x).relu().permute(0, 2, 3, 1)  # B, 3, 3, 4
+        x = self.mix(x).relu().transpose(1, 3)  # B, 3, 3, 3
+        x = x.reshape(x.shape[0], 3, 9).unsqueeze(1).squeeze(1).contiguous()
+        return self.head(torch.flatten(x, start_dim=1))
+
+
+class ConvTransposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv1d(2, 4, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose1d(4, 2, 3, stride=2, padding=1, output_padding=1, groups=2)
+        self.out = nn.Conv1d(2, 1, 1)
+
+    def forward(self, x):
+        return self.out(self.up(self.down(x).relu()).relu())
+
+
+class BatchNormNet(nn.Module):
+    """Two normalised convolutions, then a linear head."""
+
+    def __init__(self, *, affine: bool = True) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1, bias=False),
+            nn.BatchNorm2d(3, affine=affine),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4, affine=affine),
+            nn.ReLU(inplace=True),
+            nn.AvgPool2d(2),
+        )
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.features(x).flatten(1))
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x):
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += self.shortcut(x)
+        return self.relu(out)
+
+
+class SmallResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True)
+        )
+        self.blocks = nn.Sequential(BasicBlock(2, 2, 1), BasicBlock(2, 3, 2))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+
+
+# --- recurrent ------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """`nn.RNN` and a linear read-out at the last step or at every step."""
+
+    def __init__(self, *, emit: str = "last", inputs: int = 2, hidden: int = 3, **options) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", **options)
+        self.out = nn.Linear(hidden * (2 if options.get("bidirectional") else 1), 2)
+        self.emit = emit
+
+    def forward(self, x):
+        hidden, _ = self.rnn(x)
+        if self.emit == "last":
+            hidden = hidden[:, -1] if self.rnn.batch_first else hidden[-1]
+        return self.out(hidden)
+
+
+class FinalState(nn.Module):
+    """The read-out of `h_n` instead of the output sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(2, 3, 2, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[1][-1])
+
+
+class CellLoop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(2, 3, nonlinearity="relu")
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 3, dtype=x.dtype)
+        emitted = []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            emitted.append(self.out(h))
+        return torch.stack(emitted, dim=1)
+
+
+class HandLoop(nn.Module):
+    """The loop that people write: two shared linear layers and a start of zeros."""
+
+    def __init__(self, inputs: int = 2, hidden: int = 3, outputs: int = 2, *, emit: str = "last") -> None:
+        super().__init__()
+        self.read, self.step = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden, bias=False)
+        self.out = nn.Linear(hidden, outputs)
+        self.emit = emit
+
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], self.step.in_features, dtype=x.dtype)
+        emitted = []
+        for t in range(x.shape[1]):
+            h = torch.relu(self.read(x[:, t]) + self.step(h))
+            emitted.append(h)
+        return self.out(h) if self.emit == "last" else self.out(torch.stack(emitted, 1))
+
+
+class HandLoopUnbind(HandLoop):
+    """The same with a start from the first step, `unbind`, and outputs returned one by one."""
+
+    def forward(self, x):
+        h, emitted = None, []
+        for now in x.unbind(1):
+            h = self.read(now) if h is None else self.read(now) + self.step(h)
+            h = h.relu()
+            emitted.append(self.out(h))
+        return emitted
+
+
+class CharacterModel(nn.Module):
+    """Embedding, recurrent layer, read-out at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.rnn = nn.RNN(3, 4, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.out(self.rnn(self.embedding(x))[0])
+
+
+class TiedCharacterModel(nn.Module):
+    """Input and output embedding are one matrix: its columns' scales are inverse at the two ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.rnn = nn.RNN(3, 3, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(3, 5)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.out(self.rnn(self.embedding(x))[0])
+
+
+class TiedAutoencoder(nn.Module):
+    """The decoder is the encoder transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return functional.linear(self.encoder(x).relu(), self.encoder.weight.t(), self.bias)
+
+
+def _normal(*shape: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randn(batch, *shape)
+
+
+def _time_first(*shape: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randn(shape[0], batch, *shape[1:])
+
+
+def _characters(steps: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randint(0, 5, (batch, steps))
+
+
+def _cnn(*features: nn.Module, flat: int) -> nn.Sequential:
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat, 2))
+
+
+def _tags(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+ZOO: list[Case] = [
+    Case("mlp", lambda: mlp(3, 5, 4, 2), _normal(3), 9, tags=_tags("invariance")),
+    Case("mlp without bias", lambda: mlp(3, 5, 4, 2, bias=False), _normal(3), 9),
+    Case("mlp on sequences", lambda: mlp(3, 4, 2), _normal(5, 3), 4),
+    Case("leaky mlp", lambda: mlp(3, 4, 4, 2, activation=lambda: nn.LeakyReLU(0.2)), _normal(3), 8),
+    Case("one layer", lambda: nn.Linear(3, 2), _normal(3), 0),
+    Case("skip", Skip, _normal(3), 9),
+    Case("deep residual", DeepResidual, _normal(3), 4 + 15),
+    Case("functional", FunctionalOps, _normal(3), 15),
+    Case("siamese", Siamese, lambda n: (torch.randn(n, 3), torch.randn(n, 3)), 8),
+    Case(
+        "siamese sum of a dictionary",
+        SiameseSum,
+        lambda n: ({"left": torch.randn(n, 3), "right": torch.randn(n, 3)},),
+        8,
+    ),
+    Case("same layer twice", SameLayerTwice, _normal(3), 4),
+    Case("nested", Nested, _normal(3), 9),
+    Case("split and merge", SplitAndMerge, _normal(3), 4 + 4),
+    Case("slices", Slices, _normal(3), 6 + 4),
+    Case("tied autoencoder", TiedAutoencoder, _normal(4), 0),
+    Case(
+        "cnn 1d",
+        lambda: _cnn(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool1d(3, 2, 1), flat=6),
+        _normal(2, 7),
+        3,
+    ),
+    Case(
+        "cnn 2d",
+        lambda: _cnn(
+            nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, ceil_mode=True),
+            nn.Conv2d(4, 4, 2, groups=2, padding=1, dilation=2),
+            nn.LeakyReLU(0.1, inplace=True),
+            nn.AvgPool2d(2, 1, padding=1),
+            flat=36,
+        ),
+        _normal(1, 5, 5),
+        8,
+    ),
+    Case(
+        "cnn 3d",
+        lambda: _cnn(
+            nn.Conv3d(1, 2, 2, padding=(1, 0, 1)),
+            nn.ReLU(),
+            nn.MaxPool3d((2, 1, 2), stride=1),
+            nn.AvgPool3d(2),
+            flat=2,
+        ),
+        _normal(1, 3, 3, 3),
+        2,
+    ),
+    Case(
+        "depthwise",
+        lambda: _cnn(
+            nn.Conv1d(2, 4, 2, groups=2),
+            nn.ReLU(),
+            nn.Conv1d(4, 4, 2, groups=4),
+            nn.ReLU(),
+            nn.Conv1d(4, 3, 1),
+            nn.ReLU(),
+            flat=9,
+        ),
+        _normal(2, 5),
+        11,
+    ),
+    Case("convolution transposed", ConvTransposed, _normal(2, 5), 6),
+    Case(
+        "convolution transposed 2d",
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(2, 3, 2, stride=2), nn.ReLU(), nn.Conv2d(3, 1, 3, padding=1)
+        ),
+        _normal(2, 2, 3),
+        3,
+    ),
+    Case(
+        "overlapping max pool",
+        lambda: _cnn(
+            nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(3, stride=1, padding=1, dilation=1), flat=32
+        ),
+        _normal(1, 5, 5),
+        2,
+    ),
+    Case(
+        "dilated max pool",
+        lambda: _cnn(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1, dilation=2), flat=8),
+        _normal(1, 5, 5),
+        2,
+    ),
+    Case("pool twice", PoolTwice, _normal(1, 8, 8), 5),
+    Case(
+        "average pool without padding",
+        lambda: _cnn(
+            nn.Conv2d(1, 2, 2),
+            nn.ReLU(),
+            nn.AvgPool2d(3, 2, 1, count_include_pad=False, ceil_mode=True),
+            flat=18,
+        ),
+        _normal(1, 6, 6),
+        2,
+    ),
+    Case(
+        "average pool with padding",
+        lambda: _cnn(
+            nn.Conv2d(1, 2, 2),
+            nn.ReLU(),
+            nn.AvgPool2d(3, 2, 1, count_include_pad=True, ceil_mode=True),
+            flat=18,
+        ),
+        _normal(1, 6, 6),
+        2,
+    ),
+    Case(
+        "adaptive pool",
+        lambda: _cnn(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.AdaptiveAvgPool2d((3, 2)), flat=12),
+        _normal(1, 6, 6),
+        2,
+    ),
+    Case("dense block", DenseBlock, _normal(2, 4, 4), 5),
+    Case("reshapes", Reshapes, _normal(1, 4, 4), 7),
+    Case("batch norm", BatchNormNet, _normal(1, 4, 4), 7, tags=_tags("invariance")),
+    Case(
+        "batch norm of vectors",
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        _normal(3),
+        4,
+    ),
+    Case("small resnet", SmallResNet, _normal(1, 4, 4), 2 + 2 + 3 + 3, tags=_tags("invariance")),
+    Case("rnn", lambda: Recurrent(batch_first=True), _normal(5, 2), 3, tags=_tags("invariance")),
+    Case("rnn without bias", lambda: Recurrent(batch_first=True, bias=False), _normal(4, 2), 3),
+    Case("rnn time first", Recurrent, _time_first(4, 2), 3, batch_dim=1),
+    Case("rnn every step", lambda: Recurrent(emit="all"), _time_first(4, 2), 3, batch_dim=1),
+    Case("stacked rnn", lambda: Recurrent(num_layers=3, batch_first=True, emit="all"), _normal(4, 2), 9),
+    Case(
+        "stacked rnn with dropout",
+        lambda: Recurrent(num_layers=2, batch_first=True, dropout=0.5),
+        _normal(4, 2),
+        6,
+    ),
+    Case("bidirectional rnn", lambda: Recurrent(bidirectional=True, batch_first=True), _normal(4, 2), 6),
+    Case(
+        "stacked bidirectional rnn",
+        lambda: Recurrent(num_layers=2, bidirectional=True, batch_first=True, emit="all"),
+        _normal(4, 2),
+        12,
+        tags=_tags("invariance"),
+    ),
+    Case("rnn final state", FinalState, _normal(4, 2), 6),
+    Case("rnn cell", CellLoop, _normal(4, 2), 3),
+    Case("hand-written loop", HandLoop, _normal(5, 2), 3, tags=_tags("invariance")),
+    Case("hand-written loop, every step", lambda: HandLoop(emit="all"), _normal(4, 2), 3),
+    Case(
+        "hand-written loop, list of outputs",
+        HandLoopUnbind,
+        _normal(4, 2),
+        3,
+        output=lambda out: torch.stack(out),
+    ),
+    Case("characters", CharacterModel, _characters(4), 7),
+    Case("tied characters", TiedCharacterModel, _characters(4), 3, tags=_tags("invariance")),
+]
+
+BY_NAME = {case.name: case for case in ZOO}
+INVARIANCE = [case for case in ZOO if "invariance" in case.tags]
