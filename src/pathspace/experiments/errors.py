@@ -1,0 +1,20 @@
+"""The one error that users of the experiments are meant to read."""
+
+from collections.abc import Iterable
+
+
+class ConfigurationError(ValueError):
+    """Something that was asked for cannot be done: says what is wrong, where, and what to do."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], where: str) -> ConfigurationError:
+    """Return the error for a name that no registry holds.
+
+    Args:
+        kind: What the name stands for, for example `"method"`.
+        name: The unknown name.
+        known: The known names, in the order to print them in.
+        where: The option or file that holds the name.
+    """
+    names = ", ".join(known)
+    return ConfigurationError(f"Unknown {kind} {name!r} in {where}: choose from {names}.")

@@ -1,0 +1,73 @@
+"""The registry of tasks.
+
+A task is a module with a function `build(*, data_dir, **options) -> Task` and a dictionary `PRESET`: the
+settings that `pathspace compare --task NAME` starts from. A new task is such a file and one line in `TASKS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+
+if TYPE_CHECKING:
+    from pathspace.experiments.tasks.task import Task
+
+# Modules are named, not imported, so that the command line can list the tasks without loading PyTorch.
+TASKS = {
+    "digits": "pathspace.experiments.tasks.digits",
+    "mnist": "pathspace.experiments.tasks.mnist",
+    "adding": "pathspace.experiments.tasks.adding",
+}
+
+
+def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None) -> Task:
+    """Load or generate the data of a task.
+
+    Args:
+        name: A name in `TASKS`.
+        options: What the task's `build` takes, for example `{"steps": 784}` for `mnist`.
+        data_dir: The folder with the data sets; see each task for what it looks for.
+
+    Raises:
+        ConfigurationError: The name or an option is unknown, a value is impossible, or the data is not there.
+    """
+    build = _module(name).build
+    check_options(build, options or {}, f"task_options of the task {name!r}", reserved=("data_dir",))
+    return build(data_dir=data_dir, **(options or {}))
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the settings that the task called `name` starts from."""
+    return dict(_module(name).PRESET)
+
+
+def check_options(
+    function: Any, options: Mapping[str, Any], where: str, *, reserved: tuple[str, ...] = ()
+) -> None:
+    """Raise a `ConfigurationError` that names the first option that `function` does not take.
+
+    Args:
+        function: Its keyword-only parameters are the options.
+        options: What somebody wants to pass.
+        where: Where the options stand, for the error.
+        reserved: Parameters that are not options.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in reserved]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option", name, known, where)
+
+
+def _module(name: str) -> Any:
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS, "--task")
+    return import_module(TASKS[name])
+
+
+__all__ = ["TASKS", "ConfigurationError", "build_task", "check_options", "preset"]

@@ -1,0 +1,75 @@
+"""The addition problem: add the two numbers that are marked in a long sequence.
+
+Each of the T steps brings a number from U(0, 1) and a mark that is 1 at two steps, one in each half, and 0
+elsewhere. The target is the sum of the two marked numbers; always answering 1 has a mean squared error of
+1/6.
+
+Source: S. Hochreiter and J. Schmidhuber (1997), in the form of Q. Le, N. Jaitly and G. Hinton (2015).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.tasks.task import Split, Task, regression
+
+PRESET: dict[str, Any] = {
+    "epochs": 10,
+    "batch_size": 64,
+    "model_options": {"hidden": 64},
+    "task_options": {"length": 50, "train_size": 10_000},
+}
+
+
+def build(
+    *,
+    length: int = 100,
+    train_size: int = 100_000,
+    validation_size: int = 2_000,
+    test_size: int = 10_000,
+    data_dir: Path | None = None,  # noqa: ARG001 (every task takes it)
+) -> Task:
+    """Return the addition problem; the same numbers on every call.
+
+    Args:
+        length: T, at least 2.
+        train_size: Training sequences.
+        validation_size: Validation sequences.
+        test_size: Test sequences.
+        data_dir: Not used: the data is generated.
+
+    Raises:
+        ConfigurationError: The length is below 2 or a size below 1.
+    """
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    for name, value, least in (("length", length, 2), *((name, size, 1) for name, size in sizes.items())):
+        if not isinstance(value, int) or value < least:
+            raise ConfigurationError(
+                f"The option {name!r} of the task 'adding' is {value!r}: give a whole number from {least} on."
+            )
+    # One seed per split, so that a longer training set leaves the test set as it is.
+    train, validation, test = (sequences(size, length, seed) for seed, size in enumerate(sizes.values()))
+    return regression(
+        "adding",
+        f"addition problem, T = {length} ({train_size} training, {validation_size} validation, "
+        f"{test_size} test sequences)",
+        train,
+        validation,
+        test,
+    )
+
+
+def sequences(count: int, length: int, seed: int) -> Split:
+    """Generate `count` sequences: inputs of shape (count, length, 2), targets of shape (count, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    half = length // 2
+    numbers = torch.rand(count, length, generator=generator)
+    first = torch.randint(0, half, (count, 1), generator=generator)
+    second = torch.randint(half, length, (count, 1), generator=generator)
+    marks = torch.zeros(count, length).scatter_(1, first, 1.0).scatter_(1, second, 1.0)
+    targets = numbers.gather(1, first) + numbers.gather(1, second)
+    return Split(torch.stack((numbers, marks), dim=-1), targets)

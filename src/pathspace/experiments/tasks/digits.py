@@ -1,0 +1,56 @@
+"""The 1797 handwritten digits of scikit-learn, read as sequences; nothing to download.
+
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI (1998), the copy in
+    scikit-learn.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.tasks.task import Split, Task, classification
+
+PRESET: dict[str, Any] = {"epochs": 20, "batch_size": 32, "model_options": {"hidden": 48}}
+
+# How an image of 8 x 8 pixels is read: (steps T, numbers per step D).
+READINGS = {"rows": (8, 8), "pixels": (64, 1)}
+TRAIN, VALIDATION = 1197, 300  # the other 300 are the test set
+SPLIT_SEED = 0
+
+
+def build(*, read: str = "rows", data_dir: Path | None = None) -> Task:  # noqa: ARG001 (every task takes it)
+    """Return the digits as a task.
+
+    Args:
+        read: `"rows"`, 8 steps of 8 numbers, or `"pixels"`, 64 steps of one number.
+        data_dir: Not used: the data comes with scikit-learn.
+
+    Raises:
+        ConfigurationError: `read` is neither.
+    """
+    if read not in READINGS:
+        raise unknown_name("reading", str(read), READINGS, "the option 'read' of the task 'digits'")
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    steps, width = READINGS[read]
+    # Grey values run from 0 to 16.
+    inputs = torch.as_tensor(pixels, dtype=torch.float32).div(16.0).reshape(-1, steps, width)
+    targets = torch.as_tensor(classes, dtype=torch.int64)
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    train, validation, test = (
+        Split(inputs[part], targets[part]) for part in order.tensor_split((TRAIN, TRAIN + VALIDATION))
+    )
+    return classification(
+        "digits",
+        f"scikit-learn digits, {steps} steps of {width} ({len(train)} training, "
+        f"{len(validation)} validation, {len(test)} test images)",
+        train,
+        validation,
+        test,
+        classes=10,
+    )

@@ -1,0 +1,146 @@
+"""MNIST read as sequences: rows, groups of pixels, or single pixels; in order or permuted.
+
+The four idx files are looked for in `DIR/mnist` and in `DIR`, where DIR is `--data-dir` or else the
+environment variable `PATHSPACE_DATA`. Without either the images are downloaded through Hugging Face datasets.
+
+Source: Y. LeCun, C. Cortes and C. Burges, the MNIST database of handwritten digits.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.tasks.idx import read_idx
+from pathspace.experiments.tasks.task import Split, Task, classification
+
+PRESET: dict[str, Any] = {
+    "epochs": 3,
+    "batch_size": 64,
+    "model_options": {"hidden": 100},
+    "task_options": {"train_size": 10_000, "validation_size": 2_000},
+}
+
+FILES = {
+    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
+    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
+}
+PIXELS = 28 * 28
+SPLIT_SEED = 0
+PERMUTATION_SEED = 92  # one order of pixels for everybody; the number has no meaning
+
+
+def build(
+    *,
+    steps: int = 28,
+    permuted: bool = False,
+    train_size: int = 50_000,
+    validation_size: int = 10_000,
+    data_dir: Path | None = None,
+) -> Task:
+    """Return MNIST as a task.
+
+    Args:
+        steps: T, a divisor of 784: 28 reads rows, 98 reads eight pixels a step, 784 reads single pixels.
+        permuted: Whether the pixels are brought into one fixed random order first.
+        train_size: How many of the 60,000 training images are trained on.
+        validation_size: How many other training images are the validation split: the same ones for every
+            `train_size`.
+        data_dir: The folder that holds the files or a folder `mnist` with them.
+
+    Raises:
+        ConfigurationError: `steps` does not divide 784, the sizes exceed the training set, or there is no
+            data.
+    """
+    if not isinstance(steps, int) or steps < 1 or PIXELS % steps:
+        raise ConfigurationError(
+            f"The option 'steps' of the task 'mnist' is {steps!r}: give a divisor of {PIXELS}, such as 28."
+        )
+    images, labels = load("train", data_dir)
+    if min(train_size, validation_size) < 1 or train_size + validation_size > len(images):
+        raise ConfigurationError(
+            f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
+            f"'mnist' must be at least 1 and together at most {len(images)}, the number of training images."
+        )
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    held_out, fitted = order[:validation_size], order[len(order) - train_size :]
+    test_images, test_labels = load("test", data_dir)
+    return classification(
+        "mnist",
+        f"MNIST, {steps} steps of {PIXELS // steps}{', permuted' if permuted else ''} "
+        f"({train_size} training, {validation_size} validation, {len(test_images)} test images)",
+        Split(as_sequences(images[fitted], steps, permuted), labels[fitted]),
+        Split(as_sequences(images[held_out], steps, permuted), labels[held_out]),
+        Split(as_sequences(test_images, steps, permuted), test_labels),
+        classes=10,
+    )
+
+
+def as_sequences(images: Tensor, steps: int, permuted: bool) -> Tensor:
+    """Turn uint8 images (N, 28, 28) into float32 sequences (N, steps, 784 / steps) with values in [0, 1]."""
+    pixels = images.reshape(len(images), PIXELS)
+    if permuted:
+        pixels = pixels[:, torch.randperm(PIXELS, generator=torch.Generator().manual_seed(PERMUTATION_SEED))]
+    return pixels.reshape(len(images), steps, PIXELS // steps).to(torch.float32).div_(255.0)
+
+
+def load(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
+    """Read or download one part of MNIST.
+
+    Args:
+        part: `"train"` or `"test"`.
+        data_dir: Where to look; None stands for the folder in `PATHSPACE_DATA`, if that is set.
+
+    Returns:
+        The images, uint8 of shape (N, 28, 28), and the labels, int64 of shape (N,).
+
+    Raises:
+        ConfigurationError: No data, with both ways of getting it; or a broken file.
+    """
+    folder = data_dir or (Path(os.environ["PATHSPACE_DATA"]) if os.environ.get("PATHSPACE_DATA") else None)
+    if folder is None:
+        return _download(part)
+    for candidate in (folder / "mnist", folder):
+        images, labels = (candidate / name for name in FILES[part])
+        if images.exists() and labels.exists():
+            return _checked(read_idx(images), read_idx(labels).to(torch.int64), candidate)
+    raise _no_data(f"the folder {str(folder)!r} holds no {FILES[part][0]} and {FILES[part][1]}")
+
+
+def _checked(images: Tensor, labels: Tensor, folder: Path) -> tuple[Tensor, Tensor]:
+    if images.shape[1:] != (28, 28) or labels.shape != (len(images),):
+        raise ConfigurationError(
+            f"The files in {str(folder)!r} hold images of shape {tuple(images.shape)} and labels of shape "
+            f"{tuple(labels.shape)}, not MNIST: download them again."
+        )
+    return images, labels
+
+
+def _download(part: str) -> tuple[Tensor, Tensor]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise _no_data("neither is the package 'datasets' installed nor a data folder given") from error
+    try:
+        rows = load_dataset("ylecun/mnist", split=part).with_format("torch")
+        images, labels = rows[:]["image"], rows[:]["label"]
+    except Exception as error:  # the package passes on what its many transports raise
+        raise _no_data(f"the download failed ({type(error).__name__}: {_first_line(error)})") from error
+    return images.reshape(-1, 28, 28).to(torch.uint8), labels.to(torch.int64)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _no_data(reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"MNIST was not found: {reason}. Either put the four original .gz files into a folder 'mnist' and "
+        "give its parent by --data-dir or PATHSPACE_DATA, or install what the download needs: "
+        "pip install 'pathspace[download]'."
+    )
