@@ -1,0 +1,216 @@
+"""One training run: a configuration in, curves and errors out; the same bits each time, interrupted or not.
+
+Batches depend on the seed and the number of the epoch alone, so a resumed run sees what an uninterrupted one
+would have seen. Everything else that a step depends on is in the checkpoint: weights, optimizer state,
+torch's random state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.experiments import checkpoint
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import Hyperparameters, Method, method
+from pathspace.experiments.models import build_model
+from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
+from pathspace.experiments.starts import move_to_start
+
+if TYPE_CHECKING:
+    from pathspace.experiments.tasks.task import Split, Task
+
+EVALUATION_BATCH = 1000
+SECONDS_BETWEEN_REPORTS = 0.1
+
+
+class InterruptedRunError(Exception):
+    """A run was asked to stop; its checkpoint, if it has a folder, is written."""
+
+
+def run(
+    config: RunConfig,
+    task: Task,
+    *,
+    folder: Path | None = None,
+    checkpoint_every: int = 200,
+    resume: bool = False,
+    report: Callable[[int, float], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Train one model once.
+
+    A run that meets a loss that is not finite ends there and is recorded as diverged. The random state and
+    the thread count of the caller are left as they were.
+
+    Args:
+        config: What to train and how; decides the result to the last bit (on one machine and PyTorch
+            version).
+        task: The data that `config.task` names.
+        folder: Where the checkpoint lies; None keeps none.
+        checkpoint_every: Steps between checkpoints.
+        resume: Continue from the checkpoint in `folder` where there is one.
+        report: Called about ten times a second with the number of steps done and the latest loss.
+        should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
+
+    Raises:
+        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
+        InterruptedRunError: `should_stop` said yes.
+    """
+    chosen = method(config.method)
+    steps_per_epoch = len(task.train) // config.batch_size
+    if steps_per_epoch < 1:
+        raise ConfigurationError(
+            f"The batch size {config.batch_size} exceeds the {len(task.train)} training sequences of the "
+            f"task {task.name!r}: give a smaller one."
+        )
+    with _isolated(config):
+        state = _initial_state(
+            config, task, chosen, fresh=not (resume and folder and checkpoint.exists(folder))
+        )
+        if resume and folder is not None and checkpoint.exists(folder):
+            checkpoint.load(folder, config, state)
+        if not state.validations:
+            state.validations.append(_validate(state, task))
+        _train(
+            config,
+            task,
+            state,
+            steps_per_epoch,
+            clip_norm=None if chosen.clips_itself else config.clip_norm,
+            save=lambda: checkpoint.save(folder, config, state) if folder is not None else None,
+            checkpoint_every=checkpoint_every,
+            report=report or (lambda _step, _loss: None),
+            should_stop=should_stop or (lambda: False),
+        )
+        test_error = None
+        if config.evaluate_test and state.diverged_at is None:
+            test_error = _evaluate(state.model, task, task.test)[1]
+    return RunResult(
+        config=config,
+        losses=tuple(state.losses),
+        validations=tuple(state.validations),
+        test_error=test_error,
+        diverged_at=state.diverged_at,
+        seconds=state.seconds,
+    )
+
+
+def total_steps(config: RunConfig, task: Task) -> int:
+    """Return how many steps a run takes unless it diverges."""
+    return config.epochs * (len(task.train) // config.batch_size)
+
+
+def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool) -> RunState:
+    import pathspace
+    from pathspace import rescaling
+
+    model = build_model(config.model, task.input_size, task.output_size, config.model_options)
+    network = pathspace.trace(model, task.train.inputs[:2])
+    if fresh:  # a checkpoint brings its own weights
+        move_to_start(network, config.start, seed=config.seed, exponent=config.rescale_exponent)
+        if chosen.balances_first:
+            rescaling.balance_(network)
+    hyper = Hyperparameters(config.learning_rate, config.momentum, config.clip_norm)
+    return RunState(model=model, optimizer=chosen.build(model, network, hyper))
+
+
+def _train(
+    config: RunConfig,
+    task: Task,
+    state: RunState,
+    steps_per_epoch: int,
+    *,
+    clip_norm: float | None,
+    save: Callable[[], None],
+    checkpoint_every: int,
+    report: Callable[[int, float], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    last_report = 0.0
+    while state.diverged_at is None and state.step < config.epochs * steps_per_epoch:
+        if should_stop():
+            save()
+            raise InterruptedRunError
+        epoch, place = divmod(state.step, steps_per_epoch)
+        if state.order is None or place == 0:
+            state.order = epoch_order(len(task.train), config.seed, epoch)
+        batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
+
+        began = time.perf_counter()
+        loss = _step(state, task, batch, clip_norm)
+        state.seconds += time.perf_counter() - began
+
+        if loss is None:
+            state.diverged_at = state.step
+            break
+        state.losses.append(loss)
+        state.step += 1
+        if place == steps_per_epoch - 1:
+            state.validations.append(_validate(state, task))
+        if checkpoint_every and state.step % checkpoint_every == 0:
+            save()
+        if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
+            last_report = time.perf_counter()
+            report(state.step, loss)
+
+
+def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:
+    """Take one step and return the loss before it; no step and None when that loss is not finite."""
+    state.optimizer.zero_grad()
+    loss = task.loss(state.model(task.train.inputs[batch]), task.train.targets[batch])
+    value = loss.item()
+    if not torch.isfinite(loss):
+        return None
+    loss.backward()
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(state.model.parameters(), clip_norm)
+    state.optimizer.step()
+    return value
+
+
+def _validate(state: RunState, task: Task) -> Validation:
+    loss, error = _evaluate(state.model, task, task.validation)
+    if not torch.isfinite(torch.tensor(loss)):
+        # The last step of an epoch can spoil the weights before any training batch shows it.
+        state.diverged_at = state.step
+    return Validation(step=state.step, loss=loss, error=error)
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, task: Task, split: Split) -> tuple[float, float]:
+    """Return the mean loss and the mean error over a split."""
+    model.eval()
+    loss = error = 0.0
+    for inputs, targets in zip(
+        split.inputs.split(EVALUATION_BATCH), split.targets.split(EVALUATION_BATCH), strict=True
+    ):
+        outputs = model(inputs)
+        loss += task.loss(outputs, targets).item() * len(inputs)
+        error += task.errors(outputs, targets).sum().item()
+    model.train()
+    return loss / len(split), error / len(split)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """Return the order in which an epoch goes through `count` sequences; seed and epoch decide it."""
+    # Seeds of runs are small numbers; the factor keeps the epochs of different seeds apart.
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+@contextmanager
+def _isolated(config: RunConfig) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
