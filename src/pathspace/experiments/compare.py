@@ -1,0 +1,219 @@
+"""The comparison: choose learning rates, train every method from every start, measure the differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspace.experiments.pool import Monitor, Place, run_all
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.selection import Choice, choose, tuning_runs
+from pathspace.experiments.settings import Settings
+from pathspace.experiments.tasks import build_task
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of one method from one start at one learning rate, one per seed.
+
+    Attributes:
+        method: A name in `methods.METHODS`.
+        start: A name in `starts.STARTS`.
+        learning_rate: The rate.
+        rate_chosen_from: The start whose validation runs chose the rate.
+        runs: One per seed, in the order of the seeds.
+        difference: The largest absolute difference between two training-loss curves of the same seed and
+            learning rate, this start's and the first start's, over all steps and seeds. Exactly 0 for an
+            invariant method; infinite where one curve diverged and the other did not; None for the first
+            start, and for rates of its own.
+    """
+
+    method: str
+    start: str
+    learning_rate: float
+    rate_chosen_from: str
+    runs: tuple[RunResult, ...]
+    difference: float | None
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs diverged."""
+        return sum(run.diverged_at is not None for run in self.runs)
+
+    @property
+    def mean_test_error(self) -> float | None:
+        """The mean over seeds; None as soon as one run diverged: a mean of the others would flatter."""
+        errors = [run.test_error for run in self.runs if run.test_error is not None]
+        return math.fsum(errors) / len(errors) if len(errors) == len(self.runs) else None
+
+    @property
+    def test_error_deviation(self) -> float | None:
+        """The sample standard deviation over seeds; None for a single seed or where a run diverged."""
+        mean = self.mean_test_error
+        if mean is None or len(self.runs) < 2:
+            return None
+        squares = [(run.test_error - mean) ** 2 for run in self.runs if run.test_error is not None]
+        return math.sqrt(math.fsum(squares) / (len(squares) - 1))
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean time spent in training steps, of all runs, those that ended early too."""
+        return math.fsum(run.seconds for run in self.runs) / len(self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a comparison found.
+
+    Attributes:
+        settings: What was asked for.
+        task_description: The task in one line.
+        metric: What the test error is, with its unit.
+        choices: The learning rate chosen for every (method, start).
+        rows: In the order of methods and starts.
+        tuning: The runs that learning rates were chosen by.
+    """
+
+    settings: Settings
+    task_description: str
+    metric: str
+    choices: dict[tuple[str, str], Choice]
+    rows: tuple[Row, ...]
+    tuning: tuple[RunResult, ...]
+
+
+def compare(
+    settings: Settings,
+    output: Path,
+    monitor: Monitor,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    processes: int = 1,
+) -> Comparison:
+    """Run a whole comparison.
+
+    The first start runs at the rate chosen from it. Every other start runs at that same rate, for the
+    difference of the curves, and, where validation from that start prefers another rate, at its own as well.
+
+    Args:
+        settings: Tasks, methods, starts, budget.
+        output: The runs are kept in its folder `runs`.
+        monitor: Told about every run.
+        data_dir: Where tasks look for data sets.
+        resume: Whether finished runs are taken from `output` and broken-off ones continued.
+        processes: How many runs at a time.
+
+    Raises:
+        ConfigurationError: The task cannot be had, or a setting does not fit it.
+        KeyboardInterrupt: The user stopped; the same call with `resume` continues.
+    """
+    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
+    tuning = run_all(
+        tuning_runs(settings),
+        place,
+        monitor,
+        title="Choosing learning rates on the validation split",
+        processes=processes,
+    )
+    choices = choose(tuning)
+    plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
+    final = run_all(
+        [config for plan in plans for config in _configs(settings, plan)],
+        place,
+        monitor,
+        title="Training with the chosen rates",
+        processes=processes,
+    )
+    return Comparison(
+        settings=settings,
+        task_description=task.description,
+        metric=task.metric,
+        choices=choices,
+        rows=_rows(settings, plans, final),
+        tuning=tuple(tuning),
+    )
+
+
+def train(
+    settings: Settings,
+    seed: int,
+    output: Path,
+    monitor: Monitor,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+) -> Comparison:
+    """Do a single run, and report it as a comparison of one row.
+
+    Args:
+        settings: Of one method, one start and one learning rate.
+        seed: Decides initial weights, factors and batches.
+        output: See `compare`; so are the other arguments and errors.
+        monitor: See `compare`.
+        data_dir: See `compare`.
+        resume: See `compare`.
+    """
+    (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
+    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
+    config = settings.run_config(method, start, rate, seed, evaluate_test=True)
+    runs = run_all([config], place, monitor, title=f"Training with {method}")
+    row = Row(method, start, rate, start, tuple(runs), None)
+    return Comparison(settings, task.description, task.metric, {}, (row,), ())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    method: str
+    start: str
+    learning_rate: float
+    rate_chosen_from: str
+
+
+def _plans(settings: Settings, method: str, choices: dict[tuple[str, str], Choice]) -> list[_Plan]:
+    first, *others = settings.starts
+    rate = choices[method, first].learning_rate
+    plans = [_Plan(method, first, rate, first)]
+    for start in others:
+        plans.append(_Plan(method, start, rate, first))
+        own = choices[method, start].learning_rate
+        if own != rate:
+            plans.append(_Plan(method, start, own, start))
+    return plans
+
+
+def _configs(settings: Settings, plan: _Plan) -> list[RunConfig]:
+    return [
+        settings.run_config(plan.method, plan.start, plan.learning_rate, seed, evaluate_test=True)
+        for seed in range(settings.seeds)
+    ]
+
+
+def _rows(settings: Settings, plans: Sequence[_Plan], final: Sequence[RunResult]) -> tuple[Row, ...]:
+    rows = []
+    reference: tuple[RunResult, ...] = ()
+    for number, plan in enumerate(plans):
+        runs = tuple(final[number * settings.seeds : (number + 1) * settings.seeds])
+        difference = None
+        if plan.start == settings.starts[0]:
+            reference = runs
+        elif plan.rate_chosen_from == settings.starts[0]:
+            difference = max(map(largest_difference, reference, runs))
+        rows.append(Row(plan.method, plan.start, plan.learning_rate, plan.rate_chosen_from, runs, difference))
+    return tuple(rows)
+
+
+def largest_difference(one: RunResult, other: RunResult) -> float:
+    """Return the largest absolute difference between two training-loss curves.
+
+    Infinite when one run diverged at a step that the other one passed.
+    """
+    if one.diverged_at != other.diverged_at:
+        return math.inf
+    return max((abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)), default=0.0)

@@ -1,0 +1,153 @@
+"""Many independent runs, in this process or in several, with live progress; finished ones stay on disk.
+
+A run is a function of its configuration, so the number of processes changes how long it takes, not what comes
+out.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pathspace.experiments import checkpoint, workers
+from pathspace.experiments.engine import InterruptedRunError, run, total_steps
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.interrupt import postponed_interrupt
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.storage import write_json
+from pathspace.experiments.tasks import build_task
+
+RESULT = "result.json"
+
+
+class Monitor(Protocol):
+    """Somebody who watches."""
+
+    def stage(self, title: str, runs: int) -> None:
+        """A stage of so many runs begins."""
+
+    def started(self, config: RunConfig, steps: int) -> None:
+        """A run begins that will take so many steps."""
+
+    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
+        """A run has done so many steps."""
+
+    def finished(self, result: RunResult) -> None:
+        """A run is over, or its result was there already."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs read and write.
+
+    Attributes:
+        folder: Each run gets a folder in this one.
+        data_dir: Where tasks look for data sets.
+        resume: Whether finished runs are taken from disk and broken-off ones continued.
+        checkpoint_every: Steps between checkpoints.
+    """
+
+    folder: Path
+    data_dir: Path | None = None
+    resume: bool = False
+    checkpoint_every: int = 200
+
+
+def run_all(
+    configs: Sequence[RunConfig], place: Place, monitor: Monitor, *, title: str, processes: int = 1
+) -> list[RunResult]:
+    """Do all the runs and return their results in the same order.
+
+    Args:
+        configs: The runs, all different.
+        place: Folders, and whether to resume.
+        monitor: Told about every run.
+        title: What the monitor calls this stage.
+        processes: How many to use; 1 stays in this one.
+
+    Raises:
+        ConfigurationError: A run could not be done as asked.
+        KeyboardInterrupt: The user stopped; checkpoints of the runs in progress are written.
+    """
+    monitor.stage(title, len(configs))
+    results: dict[str, RunResult] = {}
+    waiting = []
+    for config in configs:
+        stored = _stored_result(place.folder / config.key, config) if place.resume else None
+        if stored is None:
+            waiting.append(config)
+        else:
+            results[config.key] = stored
+            monitor.finished(stored)
+    if processes == 1 or len(waiting) < 2:
+        results |= {result.config.key: result for result in _in_this_process(waiting, place, monitor)}
+    else:
+        jobs = [functools.partial(run_one, config, place) for config in waiting]
+        for result in workers.run_jobs(jobs, monitor, processes):
+            monitor.finished(result)
+            results[result.config.key] = result
+    return [results[config.key] for config in configs]
+
+
+def run_one(
+    config: RunConfig,
+    place: Place,
+    *,
+    started: Callable[[RunConfig, int], None],
+    advanced: Callable[[RunConfig, int, float], None],
+    should_stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Do one run in its folder, and replace its checkpoint by its result."""
+    task = _task(config.task, json.dumps(dict(config.task_options), sort_keys=True), place.data_dir)
+    folder = place.folder / config.key
+    folder.mkdir(parents=True, exist_ok=True)
+    started(config, total_steps(config, task))
+    result = run(
+        config,
+        task,
+        folder=folder,
+        checkpoint_every=place.checkpoint_every,
+        resume=place.resume,
+        report=lambda step, loss: advanced(config, step, loss),
+        should_stop=should_stop,
+    )
+    write_json(folder / RESULT, result.as_dict())
+    checkpoint.remove(folder)
+    return result
+
+
+@functools.lru_cache(maxsize=1)
+def _task(name: str, options: str, data_dir: Path | None) -> Any:
+    # All runs of a comparison share one task; a worker loads it once.
+    return build_task(name, json.loads(options), data_dir=data_dir)
+
+
+def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
+    try:
+        result = RunResult.from_dict(json.loads((folder / RESULT).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"The result {str(folder / RESULT)!r} cannot be read ({error}): delete it and resume again."
+        ) from error
+    return result if result.config.key == config.key else None
+
+
+def _in_this_process(configs: Sequence[RunConfig], place: Place, monitor: Monitor) -> list[RunResult]:
+    results = []
+    with postponed_interrupt() as stop:
+        for config in configs:
+            try:
+                result = run_one(
+                    config, place, started=monitor.started, advanced=monitor.advanced, should_stop=stop.is_set
+                )
+            except InterruptedRunError:
+                raise KeyboardInterrupt from None
+            monitor.finished(result)
+            results.append(result)
+    return results

@@ -1,0 +1,134 @@
+"""Jobs in several processes: the parent alone hears Ctrl-C; workers send their progress back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pathspace.experiments.engine import InterruptedRunError
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.interrupt import postponed_interrupt
+
+if TYPE_CHECKING:
+    from pathspace.experiments.pool import Monitor
+    from pathspace.experiments.run import RunConfig, RunResult
+
+SECONDS_BETWEEN_LOOKS = 0.1
+
+# Set once in each worker: where progress goes, and the event by which the parent asks all runs to stop.
+_channel: tuple[Any, Any] | None = None
+
+
+class Job(Protocol):
+    """A run that reports its progress; it must be possible to pickle it."""
+
+    def __call__(
+        self,
+        *,
+        started: Callable[[RunConfig, int], None],
+        advanced: Callable[[RunConfig, int, float], None],
+        should_stop: Callable[[], bool] | None,
+    ) -> RunResult:
+        """Do the run."""
+        ...
+
+
+def run_jobs(jobs: Sequence[Job], monitor: Monitor, processes: int) -> Iterator[RunResult]:
+    """Do all jobs and yield their results as they come in.
+
+    Args:
+        jobs: What to do; begun in this order.
+        monitor: Told what the workers report.
+        processes: How many workers.
+
+    Raises:
+        ConfigurationError: A job raised one, or a worker died.
+        KeyboardInterrupt: The user stopped; the jobs in progress have written their checkpoints.
+    """
+    # "spawn": a forked copy of a process that has used PyTorch's threads may hang.
+    context = multiprocessing.get_context("spawn")
+    messages, stop = context.Queue(), context.Event()
+    with (
+        postponed_interrupt() as interrupted,
+        ProcessPoolExecutor(
+            min(processes, len(jobs)),
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(messages, stop),
+        ) as executor,
+    ):
+        with _deaf_children():
+            pending = {executor.submit(_work, job) for job in jobs}
+        try:
+            while pending:
+                _pass_on(messages, monitor)
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                done = {future for future in pending if future.done()}
+                pending -= done
+                for future in done:
+                    _pass_on(messages, monitor)
+                    yield _result(future)
+        finally:
+            # Also reached by an error: the runs in progress end with a checkpoint, the others never begin.
+            stop.set()
+            executor.shutdown(cancel_futures=True)
+
+
+def _pass_on(messages: Any, monitor: Monitor) -> None:
+    """Give the monitor what has come in; wait a moment for the first message."""
+    try:
+        name, arguments = messages.get(timeout=SECONDS_BETWEEN_LOOKS)
+        while True:
+            getattr(monitor, name)(*arguments)
+            name, arguments = messages.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _result(future: Future[RunResult]) -> RunResult:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise ConfigurationError(
+            "A worker process died, perhaps for want of memory: continue with --resume --workers 1."
+        ) from error
+    except InterruptedRunError:
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    # Ctrl-C goes to every process of the terminal. A blocked signal stays blocked in the children from their
+    # first instruction on, so that none of them dies of it while it is still loading. Windows has no such
+    # thing: there the initializer below has to do.
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker(messages: Any, stop: Any) -> None:
+    global _channel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _channel = (messages, stop)
+
+
+def _work(job: Job) -> RunResult:
+    assert _channel is not None, "the initializer of the worker has run"
+    messages, stop = _channel
+    return job(
+        started=lambda config, steps: messages.put(("started", (config, steps))),
+        advanced=lambda config, step, loss: messages.put(("advanced", (config, step, loss))),
+        should_stop=stop.is_set,
+    )
