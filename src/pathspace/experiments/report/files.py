@@ -1,0 +1,156 @@
+"""The files of a report, each of them complete or absent."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.figure import draw
+from pathspace.experiments.report.page import render
+from pathspace.experiments.report.table import Published, build_table
+from pathspace.experiments.run import RunResult
+from pathspace.experiments.storage import write_atomically, write_json, write_text
+
+PAGE, FIGURE = "report.html", "curves.png"
+RUN_COLUMNS = (
+    "method", "start", "learning_rate", "seed", "purpose", "test_error", "validation_error",
+    "validation_loss", "diverged_at", "steps", "seconds",
+)  # fmt: skip
+
+
+def write_report(
+    comparison: Comparison,
+    output: Path,
+    *,
+    title: str,
+    configuration: dict[str, Any],
+    published: Published | None = None,
+) -> Path:
+    """Write the page, the figure, the tables and all numbers of a comparison.
+
+    Args:
+        comparison: The results.
+        output: An existing folder: gets `report.html`, `curves.png`, `table.csv`, `runs.csv`, `curves.csv`,
+            `validation.csv` and `results.json`.
+        title: The headline of the page.
+        configuration: What `config.json` holds.
+        published: The numbers of a paper, if there are any.
+
+    Returns:
+        The page.
+    """
+    table = build_table(comparison, published)
+    png, svg = draw(comparison)
+    final = _final_runs(comparison)
+    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_text(output / "table.csv", _csv(table.columns, (row.cells for row in table.rows)))
+    write_text(output / "runs.csv", _csv(RUN_COLUMNS, _run_lines(comparison, final)))
+    write_text(
+        output / "curves.csv",
+        _csv(
+            ("method", "start", "learning_rate", "seed", "step", "training_loss"),
+            ((*_names(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
+        ),
+    )
+    write_text(
+        output / "validation.csv",
+        _csv(
+            ("method", "start", "learning_rate", "seed", "step", "validation_loss", "validation_error"),
+            ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
+        ),
+    )
+    write_json(output / "results.json", as_json(comparison, configuration, published))
+    # The page last: who finds it finds the rest.
+    write_text(output / PAGE, render(title, table, svg, configuration, published))
+    return output / PAGE
+
+
+def as_json(
+    comparison: Comparison, configuration: dict[str, Any], published: Published | None = None
+) -> dict[str, Any]:
+    """Return a comparison as plain values for JSON, with None for what is missing or not finite."""
+    rows = []
+    for row in comparison.rows:
+        infinite = row.difference is not None and math.isinf(row.difference)
+        rows.append(
+            {
+                "method": row.method,
+                "label": METHODS[row.method].label,
+                "start": row.start,
+                "learning_rate": row.learning_rate,
+                "rate_chosen_from": row.rate_chosen_from,
+                "test_error_mean": row.mean_test_error,
+                "test_error_deviation": row.test_error_deviation,
+                "test_errors": [run.test_error for run in row.runs],
+                "diverged": row.diverged,
+                "seconds": row.mean_seconds,
+                "same_curve": None if row.difference is None else row.difference == 0.0,
+                "largest_difference": None if infinite else row.difference,
+            }
+        )
+    choices = [
+        {
+            "method": method,
+            "start": start,
+            "learning_rate": choice.learning_rate,
+            "at_edge": choice.at_edge,
+            "all_diverged": choice.all_diverged,
+            "validation_errors": [
+                {"learning_rate": rate, "error": error if math.isfinite(error) else None}
+                for rate, error in choice.scores.items()
+            ],
+        }
+        for (method, start), choice in comparison.choices.items()
+    ]
+    return {
+        "task": comparison.task_description,
+        "metric": comparison.metric,
+        "rows": rows,
+        "learning_rates": choices,
+        "published": None
+        if published is None
+        else {
+            "source": published.source,
+            "setting": published.setting,
+            "results": [{"label": r.label, "value": r.value, "method": r.method} for r in published.results],
+        },
+        "configuration": configuration,
+    }
+
+
+def _final_runs(comparison: Comparison) -> list[RunResult]:
+    return [run for row in comparison.rows for run in row.runs]
+
+
+def _names(run: RunResult) -> tuple[Any, ...]:
+    return (run.config.method, run.config.start, run.config.learning_rate, run.config.seed)
+
+
+def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
+    for purpose, runs in (("validation", comparison.tuning), ("result", final)):
+        for run in runs:
+            last = run.validations[-1]
+            yield (
+                *_names(run),
+                purpose,
+                run.test_error,
+                last.error,
+                last.loss,
+                run.diverged_at,
+                len(run.losses),
+                f"{run.seconds:.4f}",
+            )
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,229 @@
+"""The table of a comparison as words, for the terminal, the page and CSV alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.methods import METHODS
+
+NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """A number that a paper reports.
+
+    Attributes:
+        label: What the paper calls the method, with the setting where it reports several.
+        value: The number, in the unit of the task's metric.
+        method: The name in `methods.METHODS` of the same method here, or empty.
+        task_options: The number stands beside ours only where the task has these options.
+    """
+
+    label: str
+    value: float
+    method: str = ""
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper reports for an experiment.
+
+    Attributes:
+        source: The paper and the table.
+        setting: What to know before comparing: its epochs, sizes, protocol.
+        results: The numbers.
+    """
+
+    source: str
+    setting: str
+    results: tuple[PublishedResult, ...]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row in words; `verdict` is `"same"`, `"differs"`, `"diverged"` or empty and chooses the colour."""
+
+    cells: tuple[str, ...]
+    verdict: str
+    begins_method: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column titles, rows, and the sentences that belong below them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    notes: tuple[str, ...]
+
+
+def build_table(comparison: Comparison, published: Published | None = None) -> Table:
+    """Put a comparison into words.
+
+    Args:
+        comparison: The results.
+        published: Numbers to set beside them.
+    """
+    columns = [
+        "optimizer",
+        "start",
+        "rate",
+        f"test {comparison.metric}",
+        "seconds",
+        "same curve",
+        "difference",
+    ]
+    if published is not None:
+        columns.append("published")
+    rows = []
+    for row in comparison.rows:
+        cells = [
+            METHODS[row.method].label,
+            start_label(comparison, row),
+            rate_label(comparison, row),
+            error_label(row),
+            f"{row.mean_seconds:.2f}",
+            NOTHING if row.difference is None else ("yes" if row.difference == 0.0 else "no"),
+            difference_label(row.difference),
+        ]
+        if published is not None:
+            cells.append(_beside(comparison, row, published))
+        begins = row.start == comparison.settings.starts[0]
+        rows.append(TableRow(tuple(cells), _verdict(row), begins))
+    return Table(comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published))
+
+
+def start_label(comparison: Comparison, row: Row) -> str:
+    """Name the start of a row, and whether it runs at a rate of its own."""
+    own = row.start != comparison.settings.starts[0] and row.rate_chosen_from == row.start
+    return f"{row.start}, own rate" if own else row.start
+
+
+def rate_label(comparison: Comparison, row: Row) -> str:
+    """Print a learning rate; a star marks the edge of the grid."""
+    choice = comparison.choices.get((row.method, row.rate_chosen_from))
+    return f"{row.learning_rate:g}{'*' if choice is not None and choice.at_edge else ''}"
+
+
+def error_label(row: Row) -> str:
+    """Print the mean test error ± its deviation, or how many runs diverged."""
+    if row.diverged:
+        return (
+            "diverged" if row.diverged == len(row.runs) else f"diverged ({row.diverged} of {len(row.runs)})"
+        )
+    mean, deviation = row.mean_test_error, row.test_error_deviation
+    if mean is None:
+        return NOTHING
+    return number(mean) if deviation is None else f"{number(mean)} ± {number(deviation)}"
+
+
+def number(value: float) -> str:
+    """Print an error: two decimals for per cents, three digits for small squares."""
+    return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3g}"
+
+
+def difference_label(difference: float | None) -> str:
+    """Print the largest difference of two curves; exactly 0.0 only if it is."""
+    if difference is None:
+        return NOTHING
+    if difference == 0.0:
+        return "0.0"
+    return "one diverged" if math.isinf(difference) else f"{difference:.2g}"
+
+
+def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...]:
+    """Say what a reader has to know in order to trust the table."""
+    settings = comparison.settings
+    first = settings.starts[0]
+    rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
+    over = f"mean ± standard deviation over {settings.seeds} seeds, " if settings.seeds > 1 else ""
+    sentences = [
+        f"Test error: {over}after {settings.epochs} epochs. "
+        f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
+    ]
+    if comparison.choices:
+        sentences.append(
+            "Learning rates were chosen on the validation split, by the same grid for every method and "
+            f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)})."
+        )
+    if len(settings.starts) > 1:
+        sentences.append(
+            "Every start is the same function, and a seed gives the same batches to all. Difference: the "
+            f"largest one between the training-loss curves from this start and from {first}, over all "
+            "steps, with the same learning rate and seed."
+        )
+    if "rescaled" in settings.starts and len(settings.starts) > 1:
+        k = settings.rescale_exponent
+        sentences.append(
+            f"Rescaled: each unit's weights times a random power of two between 2^-{k} and 2^{k}."
+        )
+    if any(choice.at_edge for choice in comparison.choices.values()):
+        sentences.append("* at the edge of the grid: a wider grid may do better.")
+    for (method, start), choice in comparison.choices.items():
+        if choice.all_diverged:
+            sentences.append(
+                f"{METHODS[method].label}, {start}: every learning rate diverged in validation; the smallest "
+                "is shown."
+            )
+    if published is not None:
+        sentences.append(f"Published: {published.source} {published.setting}")
+    return tuple(sentences)
+
+
+def print_table(table: Table, console: Console, published: Published | None = None) -> None:
+    """Print a table and its notes to a terminal or a pipe."""
+    colours = {"same": "green", "differs": "yellow", "diverged": "red", "": ""}
+    # Fewer lines than the default box, so that the table fits a narrow terminal.
+    text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, title in enumerate(table.columns):
+        text.add_column(title, justify="left" if index < 2 else "right", no_wrap=index > 1)
+    for row in table.rows:
+        if row.begins_method and row is not table.rows[0]:
+            text.add_section()
+        name, *cells = row.cells
+        text.add_row(name if row.begins_method else "", *cells, style=colours[row.verdict])
+    console.print(text)
+    for sentence in table.notes:
+        console.print(sentence, style="dim", highlight=False)
+    if published is not None:
+        console.print(_published_table(published.results))
+
+
+def _published_table(results: Sequence[PublishedResult]) -> RichTable:
+    text = RichTable(title="Published", title_justify="left")
+    text.add_column("method")
+    text.add_column("value", justify="right")
+    for result in results:
+        text.add_row(result.label, f"{result.value:g}")
+    return text
+
+
+def _verdict(row: Row) -> str:
+    if row.diverged:
+        return "diverged"
+    if row.difference is None:
+        return ""
+    return "same" if row.difference == 0.0 else "differs"
+
+
+def _beside(comparison: Comparison, row: Row, published: Published) -> str:
+    # Papers start from one initialisation: their numbers belong beside the first start only.
+    if row.start != comparison.settings.starts[0]:
+        return NOTHING
+    options = comparison.settings.task_options
+    for result in published.results:
+        fits = all(options.get(name) == value for name, value in result.task_options.items())
+        if result.method == row.method and fits:
+            return f"{result.value:g}"
+    return NOTHING
