@@ -1,0 +1,125 @@
+"""The exact configuration of a command, as `config.json` in its output folder; what `--resume` reads."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathspace.experiments.compare import RUNS
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
+from pathspace.experiments.storage import write_json
+
+FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a command was asked for.
+
+    Attributes:
+        command: `"compare"`, `"train"` or `"reproduce"`.
+        title: The headline of the report.
+        settings: All settings, defaults included.
+        recipe: The name of the recipe, or empty.
+        size: The size of the recipe, or empty.
+        seed: The one seed of `train`; None elsewhere.
+    """
+
+    command: str
+    title: str
+    settings: Settings
+    recipe: str = ""
+    size: str = ""
+    seed: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with seeds and versions spelled out."""
+        settings = self.settings
+        tuned = len(settings.learning_rates) > 1 or self.seed is None
+        return {
+            "command": self.command,
+            "title": self.title,
+            "recipe": self.recipe,
+            "size": self.size,
+            "seed": self.seed,
+            "settings": settings.as_dict(),
+            "seeds": list(range(settings.seeds)) if self.seed is None else [self.seed],
+            "tuning_seeds": [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)] if tuned else [],
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    import torch
+
+    import pathspace
+
+    return {
+        "pathspace": pathspace.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write(configuration: Configuration, output: Path) -> None:
+    """Write `config.json`, atomically."""
+    write_json(output / FILE, configuration.as_dict())
+
+
+def read(output: Path) -> Configuration:
+    """Read `config.json`.
+
+    Raises:
+        ConfigurationError: There is none, it is broken, or it was written by other versions, whose results
+            differ.
+    """
+    path = output / FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        stored = content["versions"]
+        configuration = Configuration(
+            command=content["command"],
+            title=content["title"],
+            settings=settings_from((str(path), content["settings"])),
+            recipe=content["recipe"],
+            size=content["size"],
+            seed=content["seed"],
+        )
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(
+            f"{str(path)!r} cannot be read ({error}): start the command again."
+        ) from error
+    for name, version in versions().items():
+        if stored.get(name) != version:
+            raise ConfigurationError(
+                f"The runs in {str(output)!r} were begun with {name} {stored.get(name)}, but this is "
+                f"{version}, which may give other results: start again with --fresh, or install "
+                "the old version."
+            )
+    return configuration
+
+
+def unfinished(output: Path, report: str) -> bool:
+    """Say whether a command was begun in `output` and has not written its report."""
+    return (output / FILE).exists() and not (output / report).exists()
+
+
+def clear(output: Path, report: str) -> None:
+    """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
+    (output / report).unlink(missing_ok=True)
+    for folder in sorted((output / RUNS).glob("*")):
+        for name in ("result.json", "checkpoint.pt"):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,88 @@
+"""Recipes: experiments as short TOML files, each a difference to the defaults with the reason on every line.
+
+    title = "What the report is called"
+    [settings]          # see settings.Settings
+    epochs = 400        # why
+    [sizes.small]       # settings that make it small enough for a laptop; the first size is the default
+    epochs = 3          # why
+
+Numbers that a paper reports stand in `expected/` under the same name. A new recipe is such a file and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.settings import settings_from
+
+KEYS = ("title", "settings", "sizes")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment to reproduce.
+
+    Attributes:
+        name: The file's name.
+        title: The headline of its report.
+        settings: Settings of all sizes.
+        sizes: Settings of each size, laid over the common ones.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    sizes: Mapping[str, Mapping[str, Any]]
+
+    def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return what `settings_from` takes for one size; an empty name stands for the first one.
+
+        Raises:
+            ConfigurationError: There is no such size.
+        """
+        where = f"recipes/{self.name}.toml"
+        if not size and self.sizes:
+            size = next(iter(self.sizes))
+        if size and size not in self.sizes:
+            raise unknown_name(
+                "size", size, self.sizes or ("(no sizes)",), f"--size of the recipe {self.name!r}"
+            )
+        return [(where, self.settings), *([(where, self.sizes[size])] if size else [])]
+
+
+def recipe_names() -> list[str]:
+    """Return the names of all recipes."""
+    folder = files("pathspace.experiments").joinpath("recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        ConfigurationError: There is none of this name, or it holds a key that means nothing.
+    """
+    if name not in recipe_names():
+        raise unknown_name("recipe", name, recipe_names(), "reproduce")
+    text = files("pathspace.experiments").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    return parse_recipe(name, tomllib.loads(text))
+
+
+def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
+    """Turn the content of a file into a recipe, and check the settings of every size."""
+    where = f"recipes/{name}.toml"
+    for key in content:
+        if key not in KEYS:
+            raise unknown_name("key", key, KEYS, where)
+    if "title" not in content:
+        raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
+    recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}))
+    for size in recipe.sizes or ("",):
+        settings_from(*recipe.layers(size))
+    return recipe
