@@ -1,0 +1,160 @@
+"""Optimizers times networks: does a node-wise rescaling of the start change what training does?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn, optim
+
+from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An optimizer to check.
+
+    Attributes:
+        build: (model, traced network) -> the optimizer.
+        invariant: Whether it claims that rescaling changes nothing.
+    """
+
+    build: Callable[[nn.Module, Any], optim.Optimizer]
+    invariant: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check of one optimizer on one network found.
+
+    Attributes:
+        optimizer: A name in `CANDIDATES`.
+        network: A name in `zoo.NETWORKS`.
+        claimed: Whether the optimizer claims to be invariant.
+        report: What `pathspace.rescaling.check_invariance` returned.
+    """
+
+    optimizer: str
+    network: str
+    claimed: bool
+    report: Any
+
+    @property
+    def broken(self) -> bool:
+        """Whether a claim failed."""
+        return self.claimed and not self.report.passed
+
+
+def _path_sgd(**options: Any) -> Candidate:
+    def build(model: nn.Module, network: Any) -> optim.Optimizer:
+        from pathspace.optim import PathSGD
+
+        return PathSGD(model.parameters(), network, **{"lr": 0.05, **options})
+
+    return Candidate(build, invariant=True)
+
+
+CANDIDATES = {
+    "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
+    "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
+    "path-sgd": _path_sgd(),
+    "path-sgd, momentum": _path_sgd(lr=0.02, momentum=0.9),
+    "path-sgd, nesterov": _path_sgd(lr=0.02, momentum=0.9, nesterov=True),
+    "path-sgd, decay": _path_sgd(weight_decay=0.01),
+    "path-sgd, clipping": _path_sgd(clip_norm=0.1),
+    "path-sgd, stale": _path_sgd(refresh_every=10),
+}
+
+
+def check_all(
+    optimizers: Sequence[str],
+    networks: Sequence[str],
+    *,
+    steps: int = 100,
+    seed: int = 0,
+    told: Callable[[Verdict], None] = lambda _verdict: None,
+) -> list[Verdict]:
+    """Check every optimizer on every network, in float32 with random powers of two between 2^-10 and 2^10.
+
+    Args:
+        optimizers: Names in `CANDIDATES`.
+        networks: Names in `zoo.NETWORKS`.
+        steps: Training steps of each check.
+        seed: Decides weights, inputs and factors.
+        told: Called with every verdict as it comes in.
+    """
+    from pathspace.rescaling import check_invariance
+
+    verdicts = []
+    for network in networks:
+        model, example = build_network(network, seed)
+        for optimizer in optimizers:
+            candidate = CANDIDATES[optimizer]
+            report = check_invariance(model, example, example_loss, candidate.build, steps=steps, seed=seed)
+            verdicts.append(Verdict(optimizer, network, candidate.invariant, report))
+            told(verdicts[-1])
+    return verdicts
+
+
+def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
+    """Print one row per optimizer and one column per network, with the largest difference of the outputs."""
+    networks = list(dict.fromkeys(verdict.network for verdict in verdicts))
+    table = Table(
+        title="Largest difference of the outputs after training from a rescaled start", title_justify="left"
+    )
+    table.add_column("optimizer")
+    table.add_column("claims invariance")
+    for network in networks:
+        table.add_column(network, justify="right")
+    for optimizer in dict.fromkeys(verdict.optimizer for verdict in verdicts):
+        row = {verdict.network: verdict for verdict in verdicts if verdict.optimizer == optimizer}
+        claimed = any(verdict.claimed for verdict in row.values())
+        table.add_row(optimizer, "yes" if claimed else "no", *(_cell(row[network]) for network in networks))
+    console.print(table)
+    broken = [verdict for verdict in verdicts if verdict.broken]
+    for verdict in broken:
+        console.print(f"[red]{verdict.optimizer} on {verdict.network}: {_reason(verdict.report)}")
+    if not broken:
+        console.print("Every optimizer that claims invariance kept it, bitwise.")
+
+
+def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return the verdicts as plain values."""
+    return [
+        {
+            "optimizer": verdict.optimizer,
+            "network": verdict.network,
+            "claims_invariance": verdict.claimed,
+            "passed": verdict.report.passed,
+            "outputs_equal": verdict.report.outputs_equal,
+            # As text: a difference may be infinite or not a number, for which JSON has no word.
+            "largest_output_difference": repr(verdict.report.largest_output_difference),
+            "weights_equal": verdict.report.weights_equal,
+            "largest_weight_difference": repr(verdict.report.largest_weight_difference),
+            "differs_from_sgd": verdict.report.differs_from_sgd,
+            "steps": verdict.report.steps,
+        }
+        for verdict in verdicts
+    ]
+
+
+def _cell(verdict: Verdict) -> str:
+    difference = verdict.report.largest_output_difference
+    text = "0.0" if verdict.report.outputs_equal else f"{difference:.2g}"
+    if verdict.broken:
+        return f"[red]{text} ✗"
+    return f"[green]{text} ✓" if verdict.report.passed else text
+
+
+def _reason(report: Any) -> str:
+    if not report.outputs_equal:
+        return f"outputs differ by up to {report.largest_output_difference:.2g}."
+    if not report.weights_equal:
+        return f"weights differ by up to {report.largest_weight_difference:.2g} after undoing the rescaling."
+    return "its steps equal those of plain SGD, so nothing was shown."
+
+
+__all__ = ["CANDIDATES", "NETWORKS", "Candidate", "Verdict", "as_json", "check_all", "print_verdicts"]
