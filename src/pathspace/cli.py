@@ -1,0 +1,372 @@
+"""The command `pathspace`; nothing heavy is imported until a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        "Error: the command line needs more packages: pip install 'pathspace[experiments]'"
+    ) from error
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import METHODS, method
+from pathspace.experiments.starts import STARTS, check_start
+from pathspace.experiments.tasks import TASKS
+
+WRONG_USE, INTERRUPTED = 2, 130
+COMMAND_LINE = "the command line"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train ReLU and recurrent networks in a geometry free of how their weights are scaled.",
+)
+
+TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="Folder for runs and report.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder with the data sets (MNIST in `mnist`); default PATHSPACE_DATA."),
+]
+EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
+BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
+SeedsOption = Annotated[int | None, typer.Option("--seeds", help="Runs per row of the table.")]
+MethodsOption = Annotated[
+    str | None, typer.Option("--methods", help=f"Separated by commas: {', '.join(METHODS)}.")
+]
+RatesOption = Annotated[
+    str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. Repeatable."
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue what was stopped in the --output folder.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start over, even if the folder holds unfinished runs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import pathspace
+
+        typer.echo(f"pathspace {pathspace.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def compare(
+    task: TaskOption = None,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchOption = None,
+    learning_rates: RatesOption = None,
+    settings: SetOption = None,
+    output: OutputOption = Path("runs/compare"),
+    data_dir: DataOption = None,
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    resume: ResumeOption = False,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train one network by several optimizers from two starts of the same function, and report.
+
+    \b
+    Examples:
+      pathspace compare
+      pathspace compare --task mnist --data-dir data
+      pathspace compare --task mnist --set task_options.steps=98 --set task_options.permuted=true
+      pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
+      pathspace compare --resume --output runs/compare
+    """  # noqa: D301 (click wants the character, not the letters)
+    with _clear_errors("compare", output):
+        from pathspace.experiments.commands import run_compare
+
+        options = _options(
+            settings,
+            task=task,
+            methods=_names(methods, "--methods"),
+            seeds=seeds,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rates=_numbers(learning_rates, "--learning-rates"),
+            threads=threads,
+        )
+        run_compare(
+            (COMMAND_LINE, options), _surroundings(output, data_dir, resume, fresh, workers, threads, as_json)
+        )
+
+
+@app.command()
+def train(
+    task: TaskOption = None,
+    method_name: Annotated[
+        str | None, typer.Option("--method", help=f"{', '.join(METHODS)}; default path-sgd.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help=f"{', '.join(STARTS)}; default default.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; default by method.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Decides weights and batches; default 0.")
+    ] = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchOption = None,
+    settings: SetOption = None,
+    output: OutputOption = Path("runs/train"),
+    data_dir: DataOption = None,
+    threads: ThreadsOption = None,
+    resume: ResumeOption = False,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
+
+    \b
+    Examples:
+      pathspace train --method path-sgd --lr 0.3
+      pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
+      pathspace train --resume --output runs/train
+    """  # noqa: D301 (click wants the character, not the letters)
+    with _clear_errors("train", output):
+        from pathspace.experiments.commands import run_train
+
+        options = _options(settings, task=task, epochs=epochs, batch_size=batch_size, threads=threads)
+        chosen = method(method_name or "path-sgd", "--method")
+        check_start(start or "default", "--start")
+        run_train(
+            method_name or "path-sgd",
+            start or "default",
+            chosen.learning_rate if learning_rate is None else learning_rate,
+            seed or 0,
+            (COMMAND_LINE, options),
+            _surroundings(output, data_dir, resume, fresh, 1, threads, as_json),
+            given=any(value is not None for value in (method_name, start, learning_rate, seed)),
+        )
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The recipe; without it, all of them are listed.")
+    ] = None,
+    size: Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")] = "",
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    settings: SetOption = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Default runs/NAME.")] = None,
+    data_dir: DataOption = None,
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    resume: ResumeOption = False,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a published experiment and set the published numbers beside ours.
+
+    \b
+    Examples:
+      pathspace reproduce
+      pathspace reproduce mnist-rows --data-dir data
+      pathspace reproduce adding --size paper-100
+    """  # noqa: D301 (click wants the character, not the letters)
+    if name is None:
+        _list_recipes()
+        return
+    folder = output or Path("runs") / name
+    with _clear_errors(f"reproduce {name}", folder):
+        from pathspace.experiments.commands import run_reproduce
+
+        options = _options(settings, seeds=seeds, epochs=epochs, threads=threads)
+        run_reproduce(
+            name,
+            size,
+            (COMMAND_LINE, options),
+            _surroundings(folder, data_dir, resume, fresh, workers, threads, as_json),
+        )
+
+
+@app.command("check-invariance")
+def check_invariance(
+    optimizers: Annotated[
+        str | None, typer.Option("--optimizers", help="Separated by semicolons; default all.")
+    ] = None,
+    networks: Annotated[
+        str | None, typer.Option("--networks", help="Separated by commas; default all.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each check.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", help="Decides weights, inputs and factors.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Check which optimizers train alike from a rescaled start, on small networks of every kind.
+
+    Every network is trained twice, the second time after a random rescaling by powers of two between 2^-10
+    and 2^10. The exit code is 1 when an optimizer that claims invariance fails.
+
+    \b
+    Examples:
+      pathspace check-invariance
+      pathspace check-invariance --networks rnn,stacked-rnn --steps 20
+      pathspace check-invariance --optimizers "sgd; path-sgd, momentum" --json
+    """  # noqa: D301 (click wants the character, not the letters)
+    with _clear_errors("check-invariance", None):
+        import json
+
+        from rich.console import Console
+
+        from pathspace.experiments.errors import unknown_name
+        from pathspace.experiments.invariance import CANDIDATES, NETWORKS, check_all, print_verdicts
+        from pathspace.experiments.invariance import as_json as plain
+
+        chosen = _names(optimizers, "--optimizers", ";") or list(CANDIDATES)
+        checked = _names(networks, "--networks") or list(NETWORKS)
+        for kind, asked, known in (("optimizer", chosen, CANDIDATES), ("network", checked, NETWORKS)):
+            for item in asked:
+                if item not in known:
+                    raise unknown_name(kind, item, known, f"--{kind}s")
+        progress = Console(stderr=True)
+        with progress.status("Checking") as status:
+            verdicts = check_all(
+                chosen,
+                checked,
+                steps=steps,
+                seed=seed,
+                told=lambda verdict: status.update(f"Checked {verdict.optimizer} on {verdict.network}"),
+            )
+        if as_json:
+            typer.echo(json.dumps(plain(verdicts), indent=2))
+        else:
+            print_verdicts(verdicts, Console())
+        if any(verdict.broken for verdict in verdicts):
+            raise typer.Exit(1)
+
+
+if (Path(__file__).parent / "sequences" / "cli.py").exists():
+
+    @app.command(
+        "sequence",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def sequence(context: typer.Context) -> None:
+        """Model, generate and compress symbolic sequences."""
+        # Handed on as a whole: its imports are too heavy to pay for in every other command.
+        with _clear_errors("sequence", None):
+            import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")
+
+
+@contextmanager
+def _clear_errors(command: str, output: Path | None) -> Iterator[None]:
+    """Turn the errors that a user can mend into one sentence and an exit code."""
+    try:
+        yield
+    except ConfigurationError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pathspace"):
+            raise
+        typer.echo(
+            f"Error: the package {error.name!r} is missing: pip install 'pathspace[experiments]'", err=True
+        )
+        raise typer.Exit(WRONG_USE) from None
+    except KeyboardInterrupt:
+        continued = (
+            "" if output is None else f" Continue with: pathspace {command} --resume --output {output}"
+        )
+        typer.echo(f"Stopped.{continued}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
+    from pathspace.experiments.commands import parse_settings
+
+    return {**parse_settings(assignments or []), **{name: v for name, v in named.items() if v is not None}}
+
+
+def _surroundings(
+    output: Path,
+    data_dir: Path | None,
+    resume: bool,
+    fresh: bool,
+    workers: int | None,
+    threads: int | None,
+    as_json: bool,
+) -> Any:
+    from pathspace.experiments.commands import Surroundings
+
+    if workers is not None and workers < 1:
+        raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
+    if workers is None:
+        workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
+    return Surroundings(output, data_dir, resume, fresh, workers, as_json)
+
+
+def _names(text: str | None, where: str, separator: str = ",") -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(separator) if name.strip()]
+    if not names:
+        raise ConfigurationError(f"The option {where} is empty: give at least one name.")
+    return names
+
+
+def _numbers(text: str | None, where: str) -> list[float] | None:
+    try:
+        return None if text is None else [float(part) for part in _names(text, where) or []]
+    except ValueError:
+        raise ConfigurationError(
+            f"The option {where} is {text!r}: give numbers separated by commas, such as 0.03,0.1,0.3."
+        ) from None
+
+
+def _list_recipes() -> None:
+    from pathspace.experiments.recipes import load_recipe, recipe_names
+
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        sizes = f" (sizes: {', '.join(recipe.sizes)})" if recipe.sizes else ""
+        typer.echo(f"{name:<14} {recipe.title}{sizes}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
