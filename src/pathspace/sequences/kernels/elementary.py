@@ -1,0 +1,81 @@
+"""Exponential and hyperbolic tangent that the compiler can turn into vector instructions.
+
+The library calls behind ``np.exp`` and ``np.tanh`` stop vectorisation. These are branch-free: reduction to
+|r| <= log(2)/2, a polynomial for exp(r) - 1, and the power of two put together from its bits. Relative error
+below 4e-16; NaN stays NaN.
+
+``fastmath=False`` is said aloud because Numba lets a function inherit the option from whoever calls it first,
+and reordering would cancel the addition and subtraction of _SHIFT.
+"""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_LOG2E = 1.0 / math.log(2.0)
+_LN2_HIGH = 6.93147180369123816490e-01  # log(2) rounded to 32 bits: k * _LN2_HIGH is exact
+_LN2_LOW = 1.90821492927058770002e-10
+_SHIFT = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer, kept in the low bits
+_C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11, _C12, _C13 = (
+    1.0 / math.factorial(n) for n in range(2, 14)
+)
+
+
+@intrinsic
+def _bits(typingctx, x):  # noqa: ARG001
+    """Reinterpret a float64 as an int64."""
+
+    def codegen(context, builder, signature, arguments):  # noqa: ARG001
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), codegen
+
+
+@intrinsic
+def _float(typingctx, k):  # noqa: ARG001
+    """Reinterpret an int64 as a float64."""
+
+    def codegen(context, builder, signature, arguments):  # noqa: ARG001
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _power_and_expm1(x):
+    """Return 2^k and exp(r) - 1 with x = k log 2 + r; |x| at most 700."""
+    shifted = x * _LOG2E + _SHIFT
+    k = shifted - _SHIFT
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    r2 = r * r
+    r4 = r2 * r2
+    low = (0.5 + r * _C3) + r2 * (_C4 + r * _C5)
+    middle = (_C6 + r * _C7) + r2 * (_C8 + r * _C9)
+    high = (_C10 + r * _C11) + r2 * (_C12 + r * _C13)
+    p = r + r2 * (low + r4 * (middle + r4 * high))
+    return _float((_bits(shifted) + 1023) << 52), p  # pyright: ignore[reportCallIssue]
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def exponential(x):
+    """Return exp(x), with x cut to [-700, 700]."""
+    x = -700.0 if x < -700.0 else x
+    x = 700.0 if x > 700.0 else x
+    scale, p = _power_and_expm1(x)  # pyright: ignore[reportGeneralTypeIssues]
+    return scale + scale * p
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def hyperbolic_tangent(x):
+    """Return tanh(x)."""
+    # tanh x = e / (e + 2),  e = exp(2x) - 1; equal to 1 in float64 from |x| = 20 on
+    z = 2.0 * x
+    z = -40.0 if z < -40.0 else z
+    z = 40.0 if z > 40.0 else z
+    scale, p = _power_and_expm1(z)  # pyright: ignore[reportGeneralTypeIssues]
+    e = scale * p + (scale - 1.0)
+    return e / (e + 2.0)

@@ -1,0 +1,227 @@
+"""Texts as numbers: the alphabet, and sequences laid out for the compiled passes.
+
+Alphabet of this module: A symbols, S sequences, T symbols in all of them together, R = T + S rows of states,
+P predicted positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+Text = str | bytes
+
+
+class UnseenSymbolError(ValueError):
+    """A text has a symbol that the alphabet of the model lacks."""
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The symbols a model knows, in order: characters of a str, or values of bytes.
+
+    Args:
+        symbols: the sorted distinct characters (str) or byte values (bytes).
+
+    Example:
+        >>> Alphabet.of(["abba"]).encode("ab").tolist()
+        [0, 1]
+    """
+
+    symbols: Text
+
+    @classmethod
+    def of(cls, texts: Iterable[Text]) -> Alphabet:
+        """Return the alphabet of all symbols in some texts.
+
+        Raises:
+            ValueError: if there is no symbol at all.
+            TypeError: if str and bytes are mixed.
+        """
+        texts = list(texts)
+        kinds = {type(text) for text in texts}
+        if not kinds <= {str, bytes} or len(kinds) > 1:
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise TypeError(f"texts must be all str or all bytes, got {found}")
+        if not any(texts):
+            raise ValueError("the text is empty: there is no symbol to learn from")
+        if kinds == {bytes}:
+            return cls(bytes(sorted({value for text in texts if isinstance(text, bytes) for value in text})))
+        return cls("".join(sorted({value for text in texts if isinstance(text, str) for value in text})))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def _codes(self) -> IntArray:
+        if isinstance(self.symbols, bytes):
+            return np.frombuffer(self.symbols, np.uint8).astype(np.int64)
+        return np.array([ord(symbol) for symbol in self.symbols], dtype=np.int64)
+
+    def _numbers(self, text: Text) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Return the number of each symbol, and whether it is one of the alphabet."""
+        if type(text) is not type(self.symbols):
+            known, given = type(self.symbols).__name__, type(text).__name__
+            raise TypeError(f"the model reads {known}, the text is {given}")
+        if isinstance(text, bytes):
+            codes = np.frombuffer(text, np.uint8).astype(np.int64)
+        else:
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
+        order = np.argsort(self._codes)
+        place = np.minimum(np.searchsorted(self._codes[order], codes), len(self) - 1)
+        x = order[place]
+        return x.astype(np.int64), self._codes[x] == codes
+
+    def known(self, text: Text) -> NDArray[np.bool_]:
+        """Return, for each symbol of the text, whether the alphabet has it."""
+        return self._numbers(text)[1]
+
+    def encode(self, text: Text) -> IntArray:
+        """Return the numbers 0..A-1 of the symbols of a text.
+
+        Raises:
+            UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its place.
+        """
+        x, known = self._numbers(text)
+        if not known.all():
+            at = int(np.argmin(known))
+            missing = len(known) - int(known.sum())
+            raise UnseenSymbolError(
+                f"symbol {text[at : at + 1]!r} at position {at} is not one of the {len(self)} symbols the "
+                f"model was trained on ({missing} such positions); fit with a larger `alphabet`"
+            )
+        return x
+
+    def decode(self, x: Iterable[int]) -> Text:
+        """Return the text with these numbers."""
+        if isinstance(self.symbols, bytes):
+            return bytes(self.symbols[int(y)] for y in x)
+        return "".join(self.symbols[int(y)] for y in x)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A stretch of a text with its positions sorted by symbol.
+
+    Args:
+        begin: first t.
+        end: last t plus one.
+        by_symbol: (end - begin,) rows of the positions, those with symbol 0 first.
+        offsets: (A+1,) where each symbol begins in ``by_symbol``.
+    """
+
+    begin: int
+    end: int
+    by_symbol: IntArray
+    offsets: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Sequences of symbols laid out one after the other.
+
+    Args:
+        x: (T,) symbols.
+        bounds: (S+1,) where each sequence begins, and T.
+        chi: (T,) True where the symbol is to be predicted.
+        A: number of symbols of the alphabet.
+    """
+
+    x: IntArray
+    bounds: IntArray
+    chi: NDArray[np.bool_]
+    A: int
+
+    @classmethod
+    def of(
+        cls, sequences: Sequence[IntArray], A: int, masks: Sequence[NDArray[np.bool_]] | None = None
+    ) -> Corpus:
+        """Lay out encoded sequences; a mask tells which of its symbols are to be predicted (default: all).
+
+        Empty sequences are left out.
+
+        Raises:
+            ValueError: if there is no symbol, none is to be predicted, or a mask has another length.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        if masks is not None and [len(mask) for mask in masks] != lengths:
+            raise ValueError("each mask needs one entry for each symbol of its text")
+        bounds = np.concatenate([[0], np.cumsum([length for length in lengths if length])]).astype(np.int64)
+        if bounds[-1] == 0:
+            raise ValueError("the text is empty: there is no symbol to learn from")
+        x = np.concatenate(sequences).astype(np.int64)
+        chi = np.ones(len(x), bool)
+        if masks is not None:
+            chi = np.concatenate([np.asarray(mask, bool) for mask in masks])
+        if not chi.any():
+            raise ValueError("the mask leaves no symbol to be predicted")
+        return cls(x, bounds, chi, A)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of states, R = T + S."""
+        return len(self.x) + len(self.bounds) - 1
+
+    @cached_property
+    def row(self) -> IntArray:
+        """(T,) row of the state before each symbol."""
+        sequence = np.repeat(np.arange(len(self.bounds) - 1), np.diff(self.bounds))
+        return np.arange(len(self.x)) + sequence
+
+    @property
+    def starts(self) -> IntArray:
+        """(S,) row of the first state of each sequence."""
+        return self.bounds[:-1] + np.arange(len(self.bounds) - 1)
+
+    @cached_property
+    def _parts(self) -> dict[int, list[Part]]:
+        return {}
+
+    def parts(self, size: int) -> list[Part]:
+        """Return the text in parts of ``size`` symbols, each sorted by symbol."""
+        if size not in self._parts:
+            self._parts[size] = [
+                self._part(begin, min(begin + size, len(self.x))) for begin in range(0, len(self.x), size)
+            ]
+        return self._parts[size]
+
+    def _part(self, begin: int, end: int) -> Part:
+        x = self.x[begin:end]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(x, minlength=self.A))])
+        by_symbol = self.row[begin:end][np.argsort(x, kind="stable")]
+        return Part(begin, end, by_symbol, offsets.astype(np.int64))
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """(A,) how often each symbol occurs, predicted or not."""
+        return np.bincount(self.x, minlength=self.A).astype(np.int64)
+
+    @property
+    def frequencies(self) -> NDArray[np.float64]:
+        """(A,) share of each symbol among all symbols, in [0, 1]."""
+        return self.counts / len(self.x)
+
+    @cached_property
+    def positions(self) -> IntArray:
+        """(P,) the t of the symbols that are to be predicted, increasing."""
+        return np.flatnonzero(self.chi)
+
+    @cached_property
+    def predicted(self) -> IntArray:
+        """(P,) rows before the symbols that are to be predicted, increasing."""
+        return self.row[self.chi]
+
+    @cached_property
+    def expected(self) -> IntArray:
+        """(P,) the symbols that are to be predicted."""
+        return self.x[self.chi]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one sequence with every symbol to be predicted."""
+        return len(self.bounds) == 2 and len(self.predicted) == len(self.x)
