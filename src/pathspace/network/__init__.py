@@ -1,1 +1,8 @@
-"""TODO."""
+"""What a rescalable network is: tracing, unit classes, and the squared network."""
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.network import Network
+from pathspace.network.trace import trace
+from pathspace.network.units import Edge, EdgeLabels, UnitClass
+
+__all__ = ["Edge", "EdgeLabels", "Network", "UnitClass", "UntraceableError", "trace"]

@@ -1,0 +1,27 @@
+"""What tracing says when it meets something that has no place in path geometry."""
+
+from __future__ import annotations
+
+
+class UntraceableError(ValueError):
+    """A model contains an operation that node-wise rescaling does not commute with, or that has no rule.
+
+    The message names the operation, the module in which it was called and the reason, and says what to do.
+
+    Attributes:
+        operation: name of the operation, e.g. ``"tanh"``.
+        module: path of the module that called it, e.g. ``"encoder.0"``; empty for the model itself.
+        reason: why it cannot be traced.
+    """
+
+    def __init__(self, operation: str, module: str, reason: str, advice: str | None = None) -> None:
+        self.operation, self.module, self.reason = operation, module, reason
+        place = f"module '{module}'" if module else "the model's own forward"
+        advice = advice or (
+            f"Replace it, or leave that part to the plain rule with outside=['{module or '...'}']."
+        )
+        super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice}")
+
+
+class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing attempts, not a user's error
+    """The dimension taken for the batch is used as something else (time, features)."""

@@ -1,0 +1,96 @@
+"""A traced network: what every other part of the library is a function of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.network.tape import Tape
+from pathspace.network.units import EdgeLabels, UnitClass
+
+
+@dataclass(frozen=True)
+class NodeLabels:
+    """Values of units in the squared network: a slot of the tape and the class label of each of its elements."""
+
+    slot: int
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.
+
+    It refers to the model's own parameters, so what is computed from it follows training.
+
+    Attributes:
+        model: the traced model.
+        parameters: name -> parameter, for those that are edges of the graph.
+        outside: names of the model's other parameters; they take the plain rule of an optimizer's family.
+        edges: name -> the unit classes at the two ends of every element.
+        num_classes: how many unit classes there are.
+        class_names: where each was made.
+        tape: the squared network.
+        nodes: unit values on the tape, for measures of a unit class as a whole.
+    """
+
+    model: nn.Module = field(repr=False)
+    parameters: Mapping[str, nn.Parameter] = field(repr=False)
+    outside: tuple[str, ...]
+    edges: Mapping[str, EdgeLabels] = field(repr=False)
+    num_classes: int
+    class_names: tuple[str, ...] = field(repr=False)
+    tape: Tape = field(repr=False)
+    nodes: tuple[NodeLabels, ...] = field(repr=False)
+
+    @cached_property
+    def unit_classes(self) -> tuple[UnitClass, ...]:
+        """The unit classes, in the order in which the network makes them."""
+        shapes = MappingProxyType({name: p.shape for name, p in self.parameters.items()})
+        return tuple(UnitClass(i, name, self.edges, shapes) for i, name in enumerate(self.class_names))
+
+    def buffer(self, name: str) -> Tensor:
+        """A live buffer of the model."""
+        return self.model.get_buffer(name).detach()
+
+    def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
+        return self.tape.run(parameters, self.buffer)[0]
+
+    def edge_factors(self, name: str, factors: Tensor) -> Tensor:
+        """s_target / s_source for every element of a parameter.
+
+        Args:
+            name: a parameter of the network.
+            factors: one positive scale per unit class, shape ``[num_classes]``.
+
+        Returns:
+            A tensor broadcastable to the parameter's shape.
+        """
+        edges = self.edges[name]
+        return scale_of(factors, edges.target) / scale_of(factors, edges.source)
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.parameters.values())
+        outside = f", {len(self.outside)} parameters outside" if self.outside else ""
+        return f"Network({size} weights in {len(self.parameters)} parameters, {self.num_classes} unit classes{outside})"
+
+
+def scale_of(scales: Tensor, labels: Tensor) -> Tensor:
+    """The scale that each label of an :class:`EdgeLabels` stands for.
+
+    Args:
+        scales: one positive scale per unit class, shape ``[num_classes]``.
+        labels: labels of any shape.
+
+    Returns:
+        1, a scale, or the inverse of one, of the shape of ``labels``.
+    """
+    labels = labels.to(scales.device)
+    scale = torch.cat([scales.new_ones(1), scales])[labels.abs()]
+    return torch.where(labels < 0, scale.reciprocal(), scale)

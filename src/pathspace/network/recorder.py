@@ -1,0 +1,507 @@
+"""Runs a model once on tensors without data and records its squared network and its scales.
+
+The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta`` device: nothing
+is computed, the user's model, gradients, buffers and random state stay untouched, and a trace costs about as much
+as the Python of one forward pass. Every torch function the copy calls arrives in ``Recorder.__torch_function__``,
+which hands it to the rule of that operation (see ``rules``) or refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.reasons import BOUNDED, REASONS, SIGNED
+from pathspace.network.scales import FIXED, WILD, Scales
+from pathspace.network.tape import Instruction, Leaf
+
+
+@dataclass(eq=False)
+class AliasGroup:
+    """Tensors that share one storage in the real model; writing into one of several is refused."""
+
+    members: int = 1
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of one tensor of the traced forward pass.
+
+    Attributes:
+        slot: where the squared network keeps it.
+        labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
+            index of every element in the parameter.
+        kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
+            or ``"tail"`` (a softmax at the end, which nothing may use any more).
+        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail.
+        batch: the dimension that holds the batch, if known.
+        module: for a tail, the module that made it.
+        state: True for the last hidden state of a recurrent layer, which is not an output of the network.
+    """
+
+    slot: int
+    labels: Tensor
+    kind: str = "hidden"
+    name: str = ""
+    batch: int | None = None
+    state: bool = False
+    module: str = ""
+    alias: AliasGroup = field(default_factory=AliasGroup)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor, for one example."""
+        return self.labels.shape
+
+
+@dataclass
+class ParameterUse:
+    """One use of (a view of) a parameter as edges: their target and source scales."""
+
+    index: Tensor  # flat index in the parameter of every element used
+    target: Tensor  # labels, broadcastable to index.shape
+    source: Tensor
+    column: int | None  # dimension of the parameter along which the target varies; None if that means nothing
+    bias: bool  # its edges come from the bias node
+
+
+class Recorder(TorchFunctionMode):
+    """Interprets torch functions on values; one object per trace."""
+
+    def __init__(self, rules: dict[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.rules = rules
+        self.scales = Scales()
+        self.leaves: list[Leaf] = []
+        self.instructions: list[Instruction] = []
+        self.uses: dict[str, list[ParameterUse]] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        self.numeric: dict[str, Tensor] = {}  # real data of the parameters, for checks of sign
+        self.extra_outputs: list[Value] = []  # what flows into parts left outside
+        self.unit_values: list[Value] = []  # values of units, right after their ReLU
+        self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
+        self.paused = False
+        self.module_path: list[str] = []
+        self._values: dict[int, tuple[Tensor, Value]] = {}  # keeps the tensors alive, so that ids stay unique
+        self._slots = 0
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def new_slot(self) -> int:
+        """A fresh slot of the squared network."""
+        self._slots += 1
+        return self._slots - 1
+
+    def bind(self, tensor: Tensor, value: Value) -> Tensor:
+        """From now on ``tensor`` has this value."""
+        self._values[id(tensor)] = (tensor, value)
+        return tensor
+
+    def known(self, tensor: Any) -> Value | None:
+        """The value of a tensor, or None for a constant and for what is no tensor."""
+        entry = self._values.get(id(tensor))
+        return entry[1] if entry is not None else None
+
+    def value(self, tensor: Tensor) -> Value:
+        """The value of a tensor; a constant becomes a leaf of the squared network."""
+        known = self.known(tensor)
+        if known is not None:
+            return known
+        if tensor.is_meta:
+            self.refuse("an untraced tensor", "it was made by code that tracing does not see")
+        data = tensor.detach().clone()
+        slot = self.new_slot()
+        self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
+        labels = torch.where(
+            data == 0, WILD, FIXED
+        )  # a constant zero fits every scale: the start of a recurrence
+        return Value(slot, labels, kind="input")
+
+    def add_leaf(self, tensor: Tensor, kind: str, name: str = "", batch: int | None = None) -> Tensor:
+        """Bind a tensor to a new leaf: an input, a parameter or a buffer."""
+        slot = self.new_slot()
+        self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
+        if kind == "parameter":
+            index = torch.arange(tensor.numel()).reshape(tensor.shape)
+            self.shapes[name] = tensor.shape
+            return self.bind(tensor, Value(slot, index, "parameter", name))
+        fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
+        return self.bind(tensor, Value(slot, fixed, kind, name, batch))
+
+    def emit(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Value],
+        labels: Tensor,
+        *,
+        name: str,
+        dtype: torch.dtype,
+        batch: int | None = None,
+        kind: str = "hidden",
+        parameter: str = "",
+    ) -> Tensor:
+        """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
+        slot = self.new_slot()
+        of_parameter = kind == "parameter"
+        slots = tuple(v.slot for v in inputs)
+        self.instructions.append(Instruction(function, slots, (slot,), self.where(name), of_parameter))
+        tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
+        return self.bind(tensor, Value(slot, labels, kind, parameter, batch))
+
+    def emit_many(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Value],
+        results: Sequence[Value],
+        *,
+        name: str,
+        dtype: torch.dtype,
+        recurrent: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Record a function with several results; ``results`` have their slots already."""
+        made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
+        of_parameter = results[0].kind == "parameter"
+        self.instructions.append(Instruction(function, used, made, self.where(name), of_parameter, recurrent))
+        return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
+
+    def note_unit(self, tensor: Tensor) -> Tensor:
+        """Remember that this tensor holds unit values (after a ReLU)."""
+        self.unit_values.append(self.value(tensor))
+        return tensor
+
+    def note_linear(self, tensor: Tensor) -> Tensor:
+        """Remember that this tensor holds the values of a linear map."""
+        self.linear_values.append(self.value(tensor))
+        return tensor
+
+    # -- parameters as edges ----------------------------------------------------------------------------------
+
+    def use(
+        self,
+        parameter: Value,
+        target: Tensor,
+        source: Tensor,
+        target_dim: int | None = None,
+        *,
+        bias: bool = False,
+    ) -> None:
+        """Record that elements of a parameter are edges from ``source`` to ``target`` scales.
+
+        A tied parameter has one rescaling factor s_target / s_source, whichever of its uses is looked at. Two uses
+        with the target along the same dimension get equal targets and equal sources; a parameter used both ways
+        round (tied input and output embeddings) gets target' = 1/source and source' = 1/target.
+        """
+        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
+        new = ParameterUse(
+            parameter.labels, self.scales.resolve(target), self.scales.resolve(source), column, bias
+        )
+        for old in self.uses.setdefault(parameter.name, []):
+            if _same_index(old.index, new.index):
+                self._tie(old, new.target, new.source, new.column)
+                return
+        for old in self.uses[
+            parameter.name
+        ]:  # another view of the same parameter: compare where they overlap
+            size = math.prod(self.shapes[parameter.name])
+            places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
+            (t_old, s_old), (t_new, s_new) = places
+            self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
+        self.uses[parameter.name].append(new)
+
+    def earlier_target(self, parameter: Value, source: Tensor, target_dim: int = 0) -> Tensor | None:
+        """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.
+
+        It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
+        """
+        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
+        for old in self.uses.get(parameter.name, []):
+            if old.column == column and _same_index(old.index, parameter.labels):
+                known, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
+                if known.numel() == wanted.numel() and bool((known.flatten() == wanted.flatten()).all()):
+                    return self.scales.resolve(old.target).reshape(-1)
+        return None
+
+    def apply(self, name: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Interpret one more operation, for rules that are written in terms of others."""
+        return self.rules[name](self, name, func, *args, **kwargs)
+
+    def _tie(self, old: ParameterUse, target: Tensor, source: Tensor, column: int | None) -> None:
+        unify = self.scales.unify
+        if old.column == column:
+            old.target, old.source = unify(old.target, target), unify(old.source, source)
+        else:
+            old.target, old.source = unify(old.target, _inverse(source)), unify(old.source, _inverse(target))
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Path of the module that is running; empty for the model itself."""
+        return self.module_path[-1] if self.module_path else ""
+
+    def where(self, name: str) -> str:
+        """The operation and the module that is running."""
+        return f"{name} in '{self.path}'" if self.path else name
+
+    def refuse(self, operation: str, reason: str, advice: str | None = None) -> Any:
+        """Raise UntraceableError for the module that is running."""
+        raise UntraceableError(operation, self.path, reason, advice)
+
+    def refuse_negative(self, operation: str, value: Value) -> None:
+        """Fixed and learned scales must not be negative."""
+        data = self.numeric[value.name]
+        if bool((data.flatten()[value.labels] if value.kind == "parameter" else data).lt(0).any()):
+            self.refuse(operation, f"the scale '{value.name}' has negative elements: {SIGNED}")
+
+    def wrong_batch(self, name: str) -> Any:
+        """The batch dimension turned out to be another one."""
+        raise WrongBatchDimension(self.where(name))
+
+    # -- the mode ---------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = _short_name(func)
+        if name in _METADATA:
+            return func(*args, **kwargs)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if not any(id(t) in self._values for t in tensors):
+            return self._constant(name, func, args, kwargs)
+        values = [self._values[id(t)][1] for t in tensors if id(t) in self._values]
+        for value in values:
+            if value.kind == "tail" and name not in _TAIL_MOVES:
+                raise UntraceableError(value.name, value.module, f"{BOUNDED} ('{name}' uses its result)")
+        if name in _SHAPED_FACTORIES:
+            return self._shaped_factory(name, args, kwargs)
+        rule = self.rules.get(name)
+        if rule is not None:
+            return rule(self, name, func, *args, **kwargs)
+        if all(v.kind in ("input", "buffer") for v in values) and name not in _READS:
+            return self.preprocess(func, args, kwargs, values)
+        reason, advice = _explain(name)
+        return self.refuse(name, reason, advice)
+
+    def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of constants only: computed for real, so that its values are known."""
+        if name in _RANDOM:
+            self.refuse(name, "it draws random numbers, so the network differs from one pass to the next")
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
+
+    def _shaped_factory(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """``x.new_zeros(...)``, ``torch.zeros_like(x)``: a real constant of the right type."""
+        like, rest = args[0], args[1:]
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format")}
+        kwargs.setdefault("dtype", like.dtype)
+        if name.endswith("_like"):
+            return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
+        return getattr(torch.empty(0), name)(*rest, **kwargs)
+
+    def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]) -> Any:
+        """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
+        batch = next((v.batch for v in values if v.batch is not None), None)
+        return self._as_inputs(func, args, kwargs, batch)
+
+    def _as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
+        """Run a function without recording it; its results are inputs of the network."""
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
+        )
+        paused, self.paused = self.paused, True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.paused = paused
+
+        def bind(tensor: Tensor) -> Tensor:
+            keeps = batch is not None and tensor.dim() > batch and tensor.shape[batch] == 1
+            return self.add_leaf(tensor, "input", batch=batch if keeps else None)
+
+        return pytree.tree_map_only(Tensor, bind, result)
+
+    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
+        batch = None
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            value = self.known(tensor)
+            if value is not None:
+                batch = value.batch if batch is None else batch
+                if value.kind == "hidden":
+                    self.extra_outputs.append(value)
+        return self._as_inputs(forward, args, kwargs, batch)
+
+
+def common_kind(values: Sequence[Value]) -> str:
+    """The kind of a result: hidden as soon as a parameter had a part in it."""
+    kinds = {v.kind for v in values}
+    if kinds == {"buffer"}:
+        return "buffer"
+    return "input" if kinds <= {"input", "buffer"} else "hidden"
+
+
+def _same_index(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and bool((a == b).all()))
+
+
+def _inverse(labels: Tensor) -> Tensor:
+    return torch.where(labels == WILD, labels, -labels)
+
+
+def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | None:
+    """The dimension of the parameter along which dimension ``dim`` of a view runs."""
+    if dim is None or len(shape) < 2:
+        return None
+    dim %= index.dim()
+    if index.shape[dim] < 2:  # one row: nothing varies; take the view as untransposed
+        return dim if index.shape == shape else None
+    step = int((index.select(dim, 1) - index.select(dim, 0)).flatten()[0])
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    return next((d for d, stride in enumerate(strides) if step >= stride), None)
+
+
+def _scatter(size: int, index: Tensor, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    result = []
+    for labels in (target, source):
+        flat = torch.full((size,), WILD)
+        flat[index.reshape(-1)] = labels.expand(index.shape).reshape(-1)
+        result.append(flat)
+    return result[0], result[1]
+
+
+_NAMES: dict[Any, str] = {}
+
+
+def _short_name(func: Callable[..., Any]) -> str:
+    """The operation's own name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
+    name = _NAMES.get(func)
+    if name is None:
+        full = resolve_name(func) or getattr(func, "__name__", str(func))
+        parts = full.split(".")
+        name = ".".join(parts[-2:]) if parts[-1] == "__get__" else parts[-1]
+        _NAMES[func] = name
+    return name
+
+
+_METADATA = frozenset(
+    [
+        "size",
+        "dim",
+        "ndim.__get__",
+        "shape.__get__",
+        "dtype.__get__",
+        "device.__get__",
+        "layout.__get__",
+        "numel",
+        "nelement",
+        "stride",
+        "is_floating_point",
+        "is_complex",
+        "is_contiguous",
+        "is_cuda.__get__",
+        "is_nested.__get__",
+        "is_sparse.__get__",
+        "is_meta.__get__",
+        "requires_grad.__get__",
+        "is_leaf.__get__",
+        "grad_fn.__get__",
+        "get_device",
+        "is_cpu.__get__",
+        "_set_grad_enabled",
+        "__len__",
+        "is_quantized.__get__",
+        "is_mkldnn.__get__",
+        "names.__get__",
+        "element_size",
+        "is_tensor",
+        "is_storage",
+        "_parse_to",
+        "_has_compatible_shallow_copy_type",
+        "is_grad_enabled",
+        "flatten_parameters",
+        "storage_offset",
+        "type_as_dtype",
+        "__hash__",
+        "requires_grad_",
+    ]
+)
+_TAIL_MOVES = frozenset(
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "permute",
+        "float",
+        "to",
+        "contiguous",
+    ]
+)
+_SHAPED_FACTORIES = frozenset(
+    ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like", "empty_like"]
+)
+_RANDOM = frozenset(
+    [
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "normal",
+        "bernoulli",
+        "multinomial",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal_",
+        "uniform_",
+        "bernoulli_",
+        "exponential_",
+    ]
+)
+_READS = frozenset(
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "__contains__",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__array__",
+        "cpu_item",
+        "nonzero",
+        "masked_select",
+        "unique",
+    ]
+)
+
+
+def _explain(name: str) -> tuple[str, str | None]:
+    if name in _READS:
+        return (
+            "the forward pass depends on the data it sees, so it has no single graph",
+            "Trace a part of the model whose steps do not depend on the data, or leave that module outside",
+        )
+    return REASONS.get(name, "tracing has no rule for this operation"), None

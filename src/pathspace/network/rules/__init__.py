@@ -1,0 +1,35 @@
+"""One rule for every operation that tracing knows.
+
+A rule is a function ``rule(recorder, name, func, *args, **kwargs)`` with the arguments of the torch function it
+stands for. It says three things: what the operation does to the scales of units, what it does in the squared
+network, and which tensor comes out. ``RULES`` maps the operation's name to its rule; what is not in it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pathspace.network.rules import (
+    convolution,
+    elementwise,
+    embedding,
+    linear,
+    movement,
+    normalization,
+    output,
+    pooling,
+    recurrent,
+)
+
+RULES: dict[str, Callable[..., Any]] = {
+    **movement.RULES,
+    **elementwise.RULES,
+    **linear.RULES,
+    **convolution.RULES,
+    **pooling.RULES,
+    **normalization.RULES,
+    **embedding.RULES,
+    **recurrent.RULES,
+    **output.RULES,
+}

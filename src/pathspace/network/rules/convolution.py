@@ -1,0 +1,89 @@
+"""Convolutions: one parameter per channel pair and tap, tied over all positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder, Value
+from pathspace.network.rules.elementwise import add_bias
+from pathspace.network.rules.linear import require_parameter
+from pathspace.network.scales import WILD
+
+_FUNCTIONS = {
+    "conv1d": F.conv1d,
+    "conv2d": F.conv2d,
+    "conv3d": F.conv3d,
+    "conv_transpose1d": F.conv_transpose1d,
+    "conv_transpose2d": F.conv_transpose2d,
+    "conv_transpose3d": F.conv_transpose3d,
+}
+
+
+def convolution(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Convolution and its transpose; all positions of a channel share one scale."""
+    del func
+    function = _FUNCTIONS[name]
+    transposed = "transpose" in name
+    x, w = recorder.value(input), require_parameter(recorder, name, weight)
+    space = w.labels.dim() - 2
+    if x.batch is not None and x.batch != (0 if x.labels.dim() == space + 2 else None):
+        recorder.wrong_batch(name)
+    # stride, padding, dilation, groups; or stride, padding, output_padding, groups, dilation
+    groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
+    channel = x.labels.dim() - space - 1
+    source = recorder.scales.unify_over(x.labels, (channel,))  # [C_in]
+    count = w.shape[1] * groups if transposed else w.shape[0]
+    target = _targets(recorder, name, source, count, w, transposed, groups)
+
+    meta = function(
+        torch.empty(x.shape, device="meta"), torch.empty(w.shape, device="meta"), None, *args, **kwargs
+    )  # for its shape alone
+    labels = target
+    values = [x, w]
+    if bias is not None:
+        b = require_parameter(recorder, name, bias)
+        labels = add_bias(recorder, name, b, labels)
+        values.append(b)
+    labels = labels.reshape(-1, *([1] * space)).expand(meta.shape)
+
+    def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
+        return function(h, q, c, *args, **kwargs)
+
+    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch)
+    return recorder.note_linear(out)
+
+
+def _targets(
+    recorder: Recorder, name: str, source: Tensor, count: int, w: Value, transposed: bool, groups: int
+) -> Tensor:
+    zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
+    target = torch.full((count,), WILD) if zero else recorder.scales.fresh(count, recorder.where(name))
+    ones = [1] * (w.labels.dim() - 2)
+    if transposed:  # weight [C_in, C_out / groups, ...]
+        per_group = target.reshape(groups, -1).repeat_interleave(w.shape[0] // groups, 0)
+        recorder.use(
+            w, per_group.reshape(*per_group.shape, *ones), source.reshape(-1, 1, *ones), target_dim=1
+        )
+    else:  # weight [C_out, C_in / groups, ...]
+        per_group = source.reshape(groups, -1).repeat_interleave(count // groups, 0)
+        recorder.use(
+            w, target.reshape(-1, 1, *ones), per_group.reshape(*per_group.shape, *ones), target_dim=0
+        )
+    return recorder.scales.resolve(target)
+
+
+RULES: dict[str, Callable[..., Any]] = dict.fromkeys(_FUNCTIONS, convolution)

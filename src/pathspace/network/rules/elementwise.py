@@ -1,0 +1,225 @@
+"""Operations on single elements: ReLUs, sums and products.
+
+Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.reasons import BOUNDED, GATED, SIGNED
+from pathspace.network.recorder import Recorder, Value, common_kind
+from pathspace.network.scales import FIXED, WILD
+
+_IN_PLACE = frozenset(["add_", "mul_", "div_", "__iadd__", "__imul__", "__itruediv__"])
+
+
+def homogeneous(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """ReLU, LeakyReLU, absolute value: f(s x) = s f(x) for s > 0. In place or not makes no difference here."""
+    return recorder.note_unit(unchanged(recorder, name, func, input))
+
+
+def unchanged(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Dropout: all paths count, so it is the identity in the squared network."""
+    del name, func
+    value = recorder.value(input)
+    value.alias.members += 1  # it may have worked in place
+    return recorder.bind(torch.empty(value.shape, dtype=input.dtype, device="meta"), value)
+
+
+def clamp(
+    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, min: Any = None, max: Any = None
+) -> Tensor:
+    """``clamp(min=0)`` is a ReLU; any other bound is a constant that does not scale."""
+    if isinstance(min, (int, float)) and min == 0 and max is None:
+        return homogeneous(recorder, name, func, x)
+    return recorder.refuse(name, BOUNDED)
+
+
+def prelu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, weight: Tensor) -> Tensor:
+    """PReLU: its slope is no edge; rescaling leaves it and its gradient alone, so it takes the plain rule."""
+    del weight
+    return homogeneous(recorder, name, func, input)
+
+
+def add(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    x: Any,
+    y: Any,
+    *,
+    alpha: float = 1,
+    out: Any = None,
+) -> Tensor:
+    """A sum: both terms have the same scale. A parameter in it is a bias; a constant fixes the scale at 1."""
+    del func
+    if alpha < 0:
+        recorder.refuse(name, SIGNED)
+    if out is not None:
+        recorder.refuse(name, "it writes its result into another tensor (out=)")
+    a, b = (recorder.value(t if isinstance(t, Tensor) else torch.tensor(float(t))) for t in (x, y))
+    if a.kind == b.kind == "parameter":
+        recorder.refuse(name, "it adds two parameters, which are then no longer separate edges")
+    if "parameter" in (a.kind, b.kind):
+        bias, other = (a, b) if a.kind == "parameter" else (b, a)
+        labels = add_bias(recorder, name, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
+    else:
+        labels = recorder.scales.unify(a.labels, b.labels)
+    weight = alpha**2
+
+    def squared(u: Tensor, v: Tensor) -> Tensor:
+        return u + v if weight == 1 else u + weight * v
+
+    return _finish(recorder, name, squared, (x, y), (a, b), labels)
+
+
+def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tensor:
+    """Edges from the bias node to units with these labels; returns the labels of the sum."""
+    n, own = labels.dim(), bias.labels.dim()
+    keep = tuple(d for d in range(n - own, n) if bias.shape[d - n] > 1)
+    target = recorder.scales.unify_over(labels, keep)
+    if bool((target == WILD).any()):  # zero plus a bias is a unit of its own
+        made = recorder.scales.fresh(target.numel(), recorder.where(name)).reshape(target.shape)
+        target = torch.where(target == WILD, made, target)
+    target = target.reshape([labels.shape[d] if d in keep else 1 for d in range(n)])
+    of_bias = target.reshape(target.shape[n - own :])
+    recorder.use(bias, of_bias, torch.full_like(of_bias, FIXED), bias=True)
+    return recorder.scales.resolve(target).expand(labels.shape)
+
+
+def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y: Any) -> Tensor:
+    """A product with a non-negative constant (a fixed weight) or with a parameter (one edge per element)."""
+    a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
+    if "div" in name:
+        if b is not None:
+            recorder.refuse(name, "it divides by a traced tensor, which is not positively homogeneous")
+        return _scaled(
+            recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else torch.tensor(float(y)))
+        )
+    if a is None or b is None:
+        traced, constant = (x, y) if a is not None else (y, x)
+        constant = constant if isinstance(constant, Tensor) else torch.tensor(float(constant))
+        return _scaled(recorder, name, traced, (x, y), constant)
+    kinds = {a.kind, b.kind}
+    if kinds <= {"input", "buffer"}:
+        return recorder.preprocess(func, (x, y), {}, [a, b])
+    if "parameter" in kinds and kinds != {"parameter"}:
+        weight, other = (a, b) if a.kind == "parameter" else (b, a)
+        if other.kind == "buffer":
+            recorder.refuse_negative(name, other)
+            labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+            return _finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
+        return learned_scale(recorder, name, (x, y), other, weight)
+    if "buffer" in kinds:
+        activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
+        recorder.refuse_negative(name, constant_value)
+        labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+        return _finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
+    if "input" in kinds:
+        recorder.refuse(name, "it multiplies an activation by an input, so its weights depend on the data")
+    return recorder.refuse(name, GATED)
+
+
+def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
+    value = recorder.value(traced)
+    if bool((constant < 0).any()):
+        recorder.refuse(name, SIGNED)
+    square = constant.detach().double().square()
+
+    def squared(t: Tensor) -> Tensor:
+        return t * square.to(dtype=t.dtype, device=t.device)
+
+    labels = value.labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
+    return _finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
+
+
+def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
+    """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
+    recorder.refuse_negative(name, weight)
+    shape = torch.broadcast_shapes(other.shape, weight.shape)
+    n, own = len(shape), weight.labels.dim()
+    keep = tuple(d for d in range(n) if d >= n - own and weight.shape[d - n] == shape[d])
+    source = recorder.scales.unify_over(other.labels.expand(shape), keep)
+    target = recorder.scales.fresh(source.numel(), recorder.where(name))
+    full = [shape[d] if d in keep else 1 for d in range(n)]
+    source, target = source.reshape(full), target.reshape(full)
+    recorder.use(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
+    labels = recorder.scales.resolve(target).expand(shape)
+    return recorder.note_linear(_finish(recorder, name, torch.mul, operands, (other, weight), labels))
+
+
+def maximum(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+    """The larger of two: a path may leave through either, so the squared network adds them."""
+    del func
+    a, b = recorder.value(x), recorder.value(y)
+    if "parameter" in (a.kind, b.kind):
+        recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
+    labels = recorder.scales.unify(a.labels, b.labels)
+    return recorder.note_unit(_finish(recorder, name, torch.add, (x, y), (a, b), labels))
+
+
+def _finish(
+    recorder: Recorder,
+    name: str,
+    squared: Callable[..., Tensor],
+    operands: tuple[Any, Any],
+    values: tuple[Value, ...],
+    labels: Tensor,
+    kind: str | None = None,
+) -> Tensor:
+    """Emit the result of an operation on two operands, in place where its name says so."""
+    batch = None
+    for value in values:
+        if value.batch is not None and value.kind != "parameter":
+            batch = value.batch + labels.dim() - value.labels.dim()
+    kind = kind or common_kind(values)
+    types = [t.dtype for t in operands if isinstance(t, Tensor)]
+    dtype = torch.promote_types(types[0], types[-1])
+    parameter = values[0].name if kind == "parameter" else ""
+    out = recorder.emit(
+        squared, values, labels, name=name, dtype=dtype, batch=batch, kind=kind, parameter=parameter
+    )
+    if name in _IN_PLACE:
+        target = operands[0]
+        if recorder.value(target).alias.members > 1:
+            recorder.refuse(name, "it changes in place a tensor that shares memory with another one")
+        recorder.bind(target, recorder.value(out))
+        return target
+    return out
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["relu", "relu_", "leaky_relu", "leaky_relu_", "abs", "absolute"], homogeneous),
+    **dict.fromkeys(["clamp", "clamp_", "clamp_min", "clamp_min_"], clamp),
+    **dict.fromkeys(
+        ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], unchanged
+    ),
+    "prelu": prelu,
+    **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
+    **dict.fromkeys(
+        [
+            "mul",
+            "mul_",
+            "multiply",
+            "__mul__",
+            "__rmul__",
+            "__imul__",
+            "div",
+            "div_",
+            "true_divide",
+            "__truediv__",
+            "__itruediv__",
+        ],
+        multiply,
+    ),
+    "maximum": maximum,
+}

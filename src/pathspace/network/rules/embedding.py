@@ -1,0 +1,48 @@
+"""Embeddings: a linear map of one-hot inputs, whose every coordinate is an input node with gamma^2 = 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.linear import require_parameter
+from pathspace.network.scales import FIXED
+
+
+def embedding(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Rows of a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
+    del func, padding_idx
+    if max_norm is not None:
+        recorder.refuse(name, "max_norm rescales the rows that are looked up, which changes the parameters")
+    tokens, table = recorder.value(input), require_parameter(recorder, name, weight)
+    if tokens.kind not in ("input", "buffer"):
+        recorder.refuse(name, "the rows it looks up depend on activations")
+    rows, width = table.shape
+    target = recorder.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
+    if target is None:
+        target = recorder.scales.fresh(width, recorder.where(name))
+    recorder.use(table, target.reshape(1, -1), torch.full((rows, 1), FIXED), target_dim=1)
+    labels = recorder.scales.resolve(target).expand(*tokens.shape, width)
+
+    def squared(_: Tensor, q: Tensor) -> Tensor:
+        return q.sum(0).expand(labels.shape)
+
+    out = recorder.emit(squared, [tokens, table], labels, name=name, dtype=weight.dtype, batch=tokens.batch)
+    return recorder.note_linear(out)
+
+
+RULES: dict[str, Callable[..., Any]] = {"embedding": embedding}

@@ -1,0 +1,276 @@
+"""Operations that only move values: views, slices, joins, padding.
+
+They act on scale labels, on parameter indices and in the squared network exactly as on values, so each rule
+applies the same torch function everywhere. Only the position of the batch dimension needs thought.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.recorder import AliasGroup, Recorder, Value, common_kind
+from pathspace.network.scales import WILD
+
+
+def _reads_traced(recorder: Recorder, rest: Any) -> bool:
+    return any(recorder.known(x) is not None for x in pytree.tree_leaves(rest) if isinstance(x, Tensor))
+
+
+def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
+    try:
+        return function(labels)
+    except (RuntimeError, NotImplementedError):  # e.g. reflection padding knows no integers
+        moved = function(labels.double())
+        return pytree.tree_map(lambda t: t.round().long(), moved)
+
+
+def move_one(
+    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """A movement of one tensor, with one result or a tuple of results."""
+    value = recorder.value(x)
+    if _reads_traced(recorder, (args, kwargs)):
+        recorder.refuse(name, "its indices or sizes depend on the data, so the network has no single graph")
+    if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
+        dims = tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)
+        args = (dims,)
+
+    def move(t: Tensor) -> Any:
+        return func(t, *args, **kwargs)
+
+    moved = _on_labels(move, value.labels)
+    many = not isinstance(moved, Tensor)
+    results = []
+    for labels in moved if many else [moved]:
+        batch = _batch_after(recorder, name, value, labels.shape, args, kwargs)
+        value.alias.members += 1
+        kind = value.kind
+        results.append(
+            Value(recorder.new_slot(), labels, kind, value.name, batch, value.state, alias=value.alias)
+        )
+    out = recorder.emit_many(
+        (lambda t: tuple(move(t))) if many else move, [value], results, name=name, dtype=x.dtype
+    )
+    if not many:
+        return out[0]
+    return list(out) if isinstance(moved, list) else out
+
+
+def join(
+    recorder: Recorder, name: str, func: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Concatenation and stacking."""
+    values = [recorder.value(t) for t in tensors]
+    if any(v.kind == "parameter" for v in values):
+        recorder.refuse(name, "it joins parameters, which are then no longer separate edges")
+
+    def move(*parts: Tensor) -> Tensor:
+        return func(parts, *args, **kwargs)
+
+    labels = move(*(v.labels for v in values))
+    dim = kwargs.get("dim", args[0] if args else 0)
+    batch = next((v.batch for v in values if v.batch is not None), None)
+    if batch is not None:
+        if name == "stack":
+            batch += (dim % labels.dim()) <= batch
+        elif name in ("cat", "concat", "concatenate") and dim % labels.dim() == batch:
+            recorder.wrong_batch(name)
+        elif name in ("hstack", "vstack"):
+            batch = None
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
+    return recorder.emit(move, values, labels, name=name, dtype=dtype, batch=batch, kind=common_kind(values))
+
+
+_TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+_TYPES |= {"long": torch.int64, "int": torch.int32}
+
+
+def cast(
+    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Changes of type or device, and copies: the same value."""
+    del func
+    value = recorder.value(x)
+    dtype = _TYPES.get(name, x.dtype)
+    for item in (*args, *kwargs.values()):
+        dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
+    if value.kind != "input" and not dtype.is_floating_point:
+        recorder.refuse(name, "it rounds activations to integers")
+    if name == "clone":
+        value = replace(value, alias=AliasGroup())
+    else:
+        value.alias.members += 1
+    return recorder.bind(torch.empty(value.shape, dtype=dtype, device="meta"), value)
+
+
+def like_other(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, other: Tensor) -> Tensor:
+    """``view_as``, ``expand_as``, ``reshape_as``: only the other's shape is read."""
+    del func
+    plain = {"view_as": "reshape", "expand_as": "expand", "reshape_as": "reshape"}[name]
+    return move_one(recorder, plain, getattr(torch.Tensor, plain), x, tuple(other.shape))
+
+
+def pad(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    pad: Any,
+    mode: str = "constant",
+    value: float | None = None,
+) -> Tensor:
+    """Padding: zeros fit every scale, copied values keep theirs."""
+    del func
+    if value:
+        recorder.refuse(
+            name, f"it pads with the constant {value}, which does not scale with the units beside it"
+        )
+    known = recorder.value(input)
+
+    fill = mode == "constant"
+
+    def move(t: Tensor) -> Tensor:
+        return F.pad(t, pad, mode, 0.0 if fill else None)
+
+    labels = F.pad(known.labels, pad, mode, WILD) if fill else _on_labels(move, known.labels)
+    if known.batch is not None and known.batch >= known.labels.dim() - len(pad) // 2:
+        recorder.wrong_batch(name)
+    return recorder.emit(
+        move, [known], labels, name=name, dtype=input.dtype, batch=known.batch, kind=known.kind
+    )
+
+
+def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any, item: Any) -> None:
+    """``x[index] = item``: a copy of x with some elements replaced."""
+    del func
+    base = recorder.value(x)
+    if base.alias.members > 1:
+        recorder.refuse(
+            name, "it writes into a tensor that shares memory with another one", "Write into a clone()"
+        )
+    if _reads_traced(recorder, index):
+        recorder.refuse(name, "its indices depend on the data, so the network has no single graph")
+    source = recorder.value(item if isinstance(item, Tensor) else torch.tensor(float(item)))
+    labels = recorder.scales.resolve(base.labels).clone()
+    labels[index] = recorder.scales.resolve(source.labels)
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        result = old.clone()
+        result[index] = new
+        return result
+
+    slot = recorder.new_slot()
+    made = Value(slot, labels, common_kind((base, source)), batch=base.batch)
+    recorder.emit_many(put, [base, source], [made], name="item assignment", dtype=x.dtype)
+    recorder.bind(x, made)
+
+
+def nearest(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Upsampling by repetition."""
+    mode = kwargs.get("mode", args[2] if len(args) > 2 else "nearest")
+    if mode not in ("nearest", "nearest-exact"):
+        recorder.refuse(name, f"mode '{mode}' mixes neighbours with fixed weights; only 'nearest' is known")
+    return move_one(recorder, name, func, input, *args, **kwargs)
+
+
+def _batch_after(
+    recorder: Recorder,
+    name: str,
+    value: Value,
+    after: torch.Size,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> int | None:
+    """Where the batch dimension is after a movement; None where that is not known."""
+    batch, before = value.batch, value.shape
+    if batch is None:
+        return None
+    n = len(before)
+    arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "dims", "shape") if k in kwargs]
+    arguments = [*args, *arguments]
+    if name in ("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "interpolate", "upsample"):
+        return batch
+    if name in ("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__"):
+        if name == "T.__get__":
+            return n - 1 - batch
+        a, b = (arguments[0] % n, arguments[1] % n) if len(arguments) > 1 else (n - 2, n - 1)
+        return {a: b, b: a}.get(batch, batch)
+    if name == "permute":
+        dims = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
+        return [d % n for d in dims].index(batch)
+    if name == "unsqueeze":
+        return batch + (arguments[0] % (n + 1) <= batch)
+    if name == "squeeze":
+        dims = arguments[0] if isinstance(arguments[0], tuple) else (arguments[0],)
+        gone = {d % n for d in dims if before[d % n] == 1}
+        return None if batch in gone else batch - sum(d < batch for d in gone)
+    if name in ("unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"):
+        position = 1 if name in ("split", "chunk", "tensor_split") else 0
+        dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
+        if dim == batch:
+            recorder.wrong_batch(name)
+        return batch - (dim < batch) if name in ("unbind", "select") else batch
+    if name == "__getitem__":
+        return _batch_after_getitem(recorder, batch, n, args[0])
+    if name in ("view", "reshape", "flatten", "unflatten"):
+        lead = math.prod(before[:batch])
+        running = 1
+        for d, size in enumerate(after):
+            if running == lead:
+                return d if size == 1 else None  # size > 1: the batch was merged with what follows it
+            running *= size
+        return None
+    if name in ("expand", "broadcast_to"):
+        return batch + len(after) - n
+    return None
+
+
+def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> int | None:
+    index = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, (Tensor, list)) for i in index):
+        return None
+    given = sum(i is not None and i is not Ellipsis for i in index)
+    old = new = 0
+    for item in index:
+        if item is None:
+            new += 1
+        elif item is Ellipsis:
+            skip = n - given
+            if old <= batch < old + skip:
+                return new + batch - old
+            old, new = old + skip, new + skip
+        else:
+            whole = isinstance(item, slice) and item == slice(None)
+            if old == batch:
+                return new if whole else recorder.wrong_batch("indexing")
+            old, new = old + 1, new + isinstance(item, slice)
+    return new + batch - old
+
+
+_ONE = (
+    "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
+    "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
+    "index_select T.__get__ mT.__get__ unfold pixel_shuffle channel_shuffle diagonal"
+)
+_SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_ONE.split(), move_one),
+    **dict.fromkeys(["cat", "concat", "concatenate", "stack", "hstack", "vstack"], join),
+    **dict.fromkeys(_SAME.split(), cast),
+    **dict.fromkeys(["view_as", "expand_as", "reshape_as"], like_other),
+    "pad": pad,
+    "__setitem__": write,
+    "interpolate": nearest,
+    "upsample": nearest,
+}

@@ -1,0 +1,226 @@
+"""Pooling and reductions.
+
+Max-pooling: a path may leave through any input of the window, so the squared network *sums* the window.
+Average pooling: every input of a window of n has the fixed weight 1/n, squared 1/n^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder, Value
+from pathspace.network.scales import WILD
+
+_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_ADAPTIVE_MAX = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+_ADAPTIVE_AVERAGE = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+
+
+def _tuple(value: Any, n: int) -> tuple[int, ...]:
+    value = tuple(value) if isinstance(value, Sequence) else (value,)
+    return tuple(int(v) for v in (value * n if len(value) == 1 else value))
+
+
+def pooled_labels(recorder: Recorder, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
+    """Labels after pooling with windows for which ``largest`` takes the maximum; a window's inputs share a scale."""
+    while True:
+        labels = recorder.scales.resolve(labels)
+        wild = labels == WILD
+        high = largest(labels.double().masked_fill(wild, -math.inf))
+        low = -largest((-labels.double()).masked_fill(wild, -math.inf))
+        empty = torch.isinf(high)
+        high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
+        if bool((high == low).all()):
+            return high
+        recorder.scales.unify(high, low)
+
+
+def _check_batch(recorder: Recorder, name: str, x: Value, space: int) -> None:
+    if x.batch is not None and x.batch >= x.labels.dim() - space - 1:
+        recorder.wrong_batch(name)
+
+
+def max_pool(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    """Max-pooling of one, two or three dimensions."""
+    del func
+    n = int(next(c for c in name if c.isdigit()))
+    if return_indices:
+        recorder.refuse(name, "the indices it returns depend on the data")
+    x = recorder.value(input)
+    _check_batch(recorder, name, x, n)
+    kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
+    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+
+    def largest(t: Tensor) -> Tensor:
+        return _MAX[n](t, kernel, stride, padding, dilation, ceil_mode)
+
+    labels = pooled_labels(recorder, x.labels, largest)
+    out_size = labels.shape[-n:]
+
+    def squared(t: Tensor) -> Tensor:
+        return window_sum(t, kernel, stride, padding, dilation, tuple(out_size))
+
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    return recorder.note_unit(out)
+
+
+def window_sum(
+    t: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    out_size: tuple[int, ...],
+) -> Tensor:
+    """Sum over the windows of a pooling, as a convolution with ones; shape ``[..., *space]``."""
+    n = len(kernel)
+    edges: list[
+        int
+    ] = []  # what the last window reaches beyond the right edge (ceil_mode), last dimension first
+    for d in reversed(range(n)):
+        reach = (out_size[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
+        right = max(0, reach - t.shape[t.dim() - n + d] - padding[d])
+        edges += [padding[d], right]
+    wide = F.pad(t, edges)
+    lead, space = wide.shape[: wide.dim() - n], wide.shape[wide.dim() - n :]
+    ones = torch.ones((1, 1, *kernel), dtype=t.dtype, device=t.device)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
+    summed = convolve(wide.reshape(-1, 1, *space), ones, stride=stride, dilation=dilation)
+    summed = summed[(..., *(slice(size) for size in out_size))]
+    return summed.reshape(*lead, *out_size)
+
+
+def avg_pool(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Average pooling, with every way of counting the padding."""
+    del func
+    n = int(next(c for c in name if c.isdigit()))
+    x = recorder.value(input)
+    _check_batch(recorder, name, x, n)
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    kernel, padding = _tuple(given["kernel_size"], n), _tuple(given.get("padding", 0), n)
+    stride = given.get("stride")
+    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+    ceil = bool(given.get("ceil_mode", False))
+
+    def largest(t: Tensor) -> Tensor:
+        return _MAX[n](t, kernel, stride, padding, 1, ceil)
+
+    labels = pooled_labels(recorder, x.labels, largest)
+
+    def average(t: Tensor) -> Tensor:
+        return _AVERAGE[n](t, *args, **kwargs)
+
+    ones = torch.ones(x.shape[-n - 1 :], dtype=torch.float64)[:1]
+    members = window_sum(ones, kernel, stride, padding, (1,) * n, tuple(labels.shape[-n:]))
+    weight = average(ones) / members  # 1/n of each window: average(1) = members / n
+    return _averaged(recorder, name, input, x, labels, average, weight)
+
+
+def _averaged(
+    recorder: Recorder,
+    name: str,
+    input: Tensor,
+    x: Value,
+    labels: Tensor,
+    average: Callable[[Tensor], Tensor],
+    weight: Tensor,
+) -> Tensor:
+    def squared(t: Tensor) -> Tensor:
+        return average(t) * weight.to(dtype=t.dtype, device=t.device)  # sum over the window of h / n^2
+
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    return recorder.note_linear(out)
+
+
+def _adaptive_weight(size: int, out: int) -> Tensor:
+    """1/n for the windows [floor(i S / O), ceil((i+1) S / O)) of adaptive pooling."""
+    return torch.tensor(
+        [1.0 / (-(-(i + 1) * size // out) - i * size // out) for i in range(out)], dtype=torch.float64
+    )
+
+
+def adaptive_pool(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, output_size: Any, *args: Any
+) -> Tensor:
+    """Adaptive average and maximum pooling."""
+    del func
+    n = int(next(c for c in name if c.isdigit()))
+    x = recorder.value(input)
+    _check_batch(recorder, name, x, n)
+    if args and args[0]:
+        recorder.refuse(name, "the indices it returns depend on the data")
+    given = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
+    size = tuple(s if o is None else int(o) for o, s in zip(given, x.shape[-n:], strict=True))
+    labels = pooled_labels(recorder, x.labels, lambda t: _ADAPTIVE_MAX[n](t, size))
+    weight = torch.ones((), dtype=torch.float64)
+    for d in range(n):
+        own = _adaptive_weight(x.shape[d - n], size[d])
+        weight = weight[..., None] * own
+    if "avg" in name:
+        return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
+
+    def squared(t: Tensor) -> Tensor:
+        return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
+
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    return recorder.note_unit(out)
+
+
+def reduce(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> Tensor:
+    """``sum``, ``mean`` and ``amax`` over dimensions."""
+    del func, dtype
+    x = recorder.value(input)
+    n = x.labels.dim()
+    dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))
+    if x.kind == "parameter":
+        recorder.refuse(name, "it reduces a parameter, whose elements are then no edges")
+    if x.batch in dims:
+        recorder.wrong_batch(name)
+    labels = pooled_labels(recorder, x.labels, lambda t: t.amax(dims, keepdim))
+    weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if name == "mean" else 1.0
+
+    def squared(t: Tensor) -> Tensor:
+        return t.sum(dims, keepdim) * weight
+
+    batch = x.batch
+    if batch is not None and not keepdim:
+        batch -= sum(d < batch for d in dims)
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
+    return recorder.note_unit(out) if name == "amax" else recorder.note_linear(out)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **{f"{prefix}max_pool{n}d": max_pool for n in (1, 2, 3) for prefix in ("", "_")},
+    **{f"avg_pool{n}d": avg_pool for n in (1, 2, 3)},
+    **{f"adaptive_{kind}_pool{n}d": adaptive_pool for n in (1, 2, 3) for kind in ("avg", "max")},
+    **dict.fromkeys(["sum", "mean", "amax"], reduce),
+}

@@ -1,0 +1,201 @@
+"""Recurrent layers: ``nn.RNN(nonlinearity="relu")`` and ``nn.RNNCell`` as whole layers.
+
+Units are tied over time. The start h_0 counts as zero (P16 lists it among the inputs; as ones it would destroy the
+invariance). An initial state that is an input of the model is a state carried over from earlier data: it scales
+with the units, so it may be anything and is zero here. An initial state that is a parameter is a bias edge into
+the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recurrence import linear_recurrence
+from pathspace.network.rules.elementwise import add_bias
+from pathspace.network.rules.linear import map_units, require_parameter
+from pathspace.network.scales import FIXED, WILD
+from pathspace.network.tape import Tap
+
+
+def rnn(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    hx: Tensor,
+    params: Any,
+    *args: Any,
+) -> tuple[Tensor, Tensor]:
+    """A (stacked, bidirectional) ReLU RNN: returns the output sequence and the last states."""
+    del func
+    if isinstance(params, Tensor):
+        recorder.refuse(
+            name, "packed sequences have lengths that depend on the data", "Pad the sequences instead"
+        )
+    has_biases, layers, _dropout, _train, bidirectional, batch_first = args
+    directions = 2 if bidirectional else 1
+    x = recorder.value(input)
+    batched = x.labels.dim() == 3
+    batch_dim = (0 if batch_first else 1) if batched else None
+    if x.batch is not None and x.batch != batch_dim:
+        recorder.wrong_batch(name)
+    time_dim = 1 if batched and batch_first else 0
+    steps = x.shape[time_dim]
+
+    per_cell = 4 if has_biases else 2
+    weights: list[Tensor] = list(params)
+    cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
+    source = recorder.scales.unify_over(x.labels, (-1,))
+    inputs: list[Value] = [x]
+    final: list[Tensor] = []
+    starts: list[bool] = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            cell = layer * directions + direction
+            origin = f"{name} layer {layer}" + (" reversed" if direction else "")
+            labels = _cell_labels(recorder, origin, cells[cell], source)
+            start = _start_value(recorder, hx, cell, labels)
+            starts.append(start is not None)
+            inputs += [*(recorder.value(p) for p in cells[cell]), *([start] if start is not None else [])]
+            outputs.append(recorder.scales.resolve(labels))
+        source = torch.cat(outputs)
+        final += outputs
+
+    recurrent_names = [recorder.value(cell[1]).name for cell in cells]
+
+    def squared(h: Tensor, *slots: Tensor, taps: list[Tap] | None = None) -> tuple[Tensor, Tensor]:
+        sequence = h.select(1 - time_dim, 0) if batched else h  # [T, D]
+        inside: list[tuple[Tensor, Tensor, Tensor]] = []
+        sequence, last = stacked_recurrence(sequence, slots, per_cell, starts, layers, directions, inside)
+        if taps is not None:
+            taps += [Tap(n, *states) for n, states in zip(recurrent_names, inside, strict=True)]
+        if batched:
+            return sequence.unsqueeze(1 - time_dim), last.unsqueeze(1)
+        return sequence, last
+
+    labels = source.expand(steps, -1)
+    last_labels = torch.stack(final)
+    if batched:
+        labels, last_labels = labels.unsqueeze(1 - time_dim), last_labels.unsqueeze(1)
+    results = [
+        Value(recorder.new_slot(), labels, batch=x.batch),
+        Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
+    ]
+    out = recorder.emit_many(squared, inputs, results, name=name, dtype=input.dtype, recurrent=True)
+    return out[0], out[1]
+
+
+def stacked_recurrence(
+    x: Tensor,
+    slots: Sequence[Tensor],
+    per_cell: int,
+    starts: Sequence[bool],
+    layers: int,
+    directions: int,
+    inside: list[tuple[Tensor, Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
+
+    For every cell, the states before and after each transition and what enters it are appended to ``inside``.
+    """
+    last = []
+    position = 0
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            cell = slots[position : position + per_cell]
+            position += per_cell
+            start = None
+            if starts[layer * directions + direction]:
+                start, position = slots[position].reshape(-1), position + 1
+            bias = cell[2] + cell[3] if per_cell == 4 else None
+            constant = (
+                x.shape[0] > 1 and x.stride(0) == 0
+            )  # the same input at every step: one product is enough
+            u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
+            u = u.flip(0) if direction else u
+            h = linear_recurrence(cell[1], u, start)
+            first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
+            inside.append((torch.cat([first, h[:-1]]), h, u))
+            last.append(h[-1])
+            outputs.append(h.flip(0) if direction else h)
+        x = torch.cat(outputs, 1) if directions > 1 else outputs[0]
+    return x, torch.stack(last)
+
+
+def _cell_labels(recorder: Recorder, origin: str, cell: Sequence[Tensor], source: Tensor) -> Tensor:
+    """Labels of the hidden units of one cell whose inputs have labels ``source``."""
+    w_in, w_rec, *biases = [require_parameter(recorder, origin, p) for p in cell]
+    hidden = w_rec.shape[0]
+    labels = map_units(recorder, origin, w_in, hidden, source)
+    if bool((labels == WILD).all()):
+        labels = recorder.scales.fresh(hidden, recorder.where(origin))
+    recorder.use(w_rec, labels.reshape(-1, 1), labels.reshape(1, -1), target_dim=0)
+    for bias in biases:
+        labels = add_bias(recorder, origin, bias, recorder.scales.resolve(labels))
+    return recorder.scales.resolve(labels)
+
+
+def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tensor) -> Value | None:
+    """What the initial state adds to the squared network; None for zero and for a carried state."""
+    known = recorder.known(hx)
+    if known is None:
+        if not bool(hx.any()):
+            return None
+        recorder.scales.unify(labels, torch.full_like(labels, FIXED))  # a constant start does not scale
+    elif known.kind == "input" or bool((recorder.scales.resolve(known.labels) == WILD).all()):
+        return None
+    own = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
+    value = recorder.value(own)
+    if value.kind == "parameter":
+        recorder.use(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
+    elif value.kind == "hidden":
+        recorder.scales.unify(labels, value.labels)
+    else:
+        recorder.scales.unify(labels, torch.full_like(labels, FIXED))
+    return value
+
+
+def rnn_cell(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """One step of a ReLU RNN."""
+    del func
+    x = recorder.value(input)
+    if x.batch is not None and (x.labels.dim() == 1 or x.batch != 0):
+        recorder.wrong_batch(name)
+    biases = [b for b in (b_ih, b_hh) if b is not None]
+    source = recorder.scales.unify_over(x.labels, (-1,))
+    labels = _cell_labels(recorder, name, [w_ih, w_hh, *biases], source)
+    start = _start_value(recorder, hx, None, labels)
+    labels = recorder.scales.resolve(labels)
+    inputs = [x, *(recorder.value(p) for p in (w_ih, w_hh, *biases)), *([start] if start is not None else [])]
+
+    def squared(h: Tensor, s_in: Tensor, s_rec: Tensor, *rest: Tensor) -> Tensor:
+        out = F.linear(h, s_in)
+        for bias in rest[: len(biases)]:
+            out = out + bias
+        return out + F.linear(rest[-1].expand(out.shape), s_rec) if start is not None else out
+
+    out = recorder.emit(
+        squared, inputs, labels.expand(*x.shape[:-1], -1), name=name, dtype=input.dtype, batch=x.batch
+    )
+    return recorder.note_unit(out)
+
+
+RULES: dict[str, Callable[..., Any]] = {"rnn_relu": rnn, "rnn_relu_cell": rnn_cell}

@@ -1,0 +1,215 @@
+"""Path-SGD: steepest descent in the geometry of the path norm.
+
+P16: Neyshabur, Wu, Salakhutdinov, Srebro, "Path-Normalized Optimization of Recurrent Neural Networks with ReLU
+Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer, v velocity, eta lr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.path_metric import normalizers, parameter_names, safe_divisor_
+from pathspace.paths.kappa import first_term, kappa_of
+from pathspace.paths.norm import widened
+
+
+class PathSGD(torch.optim.Optimizer):
+    r"""Path-SGD with momentum, invariant under node-wise rescaling of the network.
+
+    .. code-block:: text
+
+        d = c g / kappa                              (P16 Section 3: p <- p - (eta / kappa) g)
+        v = momentum v + d
+        p = (1 - eta weight_decay) p - eta v
+
+    kappa is the diagonal of half the Hessian of the squared path norm. (P16 Eqs. (5) and (7) as printed would give
+    eta / (2 kappa).) Two networks that differ by a node-wise rescaling stay so, step by step: bitwise, if the factors
+    are powers of two.
+
+    Parameters that do not belong to the network take the plain rule, d = g, with the same options.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        lr: learning rate eta. With a normalizer it has about the size that SGD's has on a balanced network.
+        momentum: factor of the velocity v, which is kept on d.
+        nesterov: take the step with d + momentum v.
+        weight_decay: decoupled decay of every parameter, times lr.
+        path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
+        clip_norm: largest norm of g / sqrt(kappa / c) over all parameters (of g, outside the network); longer
+            gradients are scaled down to it. The norm does not depend on the scaling of the weights.
+        refresh_every: steps between two computations of kappa; stale values stay invariant.
+        second_term: use kappa1 + kappa2 instead of kappa1 alone.
+        normalization: ``"frozen"``: c is computed at the first step; ``"refreshed"``: whenever kappa is;
+            ``"none"``: c = 1, the paper's rule, whose learning rate has another unit for every network.
+        damping: added to kappa / c in the balanced gauge (relative to its mean of 1 there); stays invariant.
+        maximize: ascend instead.
+
+    Raises:
+        ValueError: an option is out of its range, or no parameter belongs to the network.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1, momentum=0.9)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        network: Network,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        path_decay: float = 0.0,
+        clip_norm: float | None = None,
+        refresh_every: int = 1,
+        second_term: bool = False,
+        normalization: Literal["frozen", "refreshed", "none"] = "frozen",
+        damping: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        for name, value in (("path_decay", path_decay), ("damping", damping)):
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+        if refresh_every < 1:
+            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+        if normalization not in ("frozen", "refreshed", "none"):
+            raise ValueError(f"normalization must be 'frozen', 'refreshed' or 'none', got {normalization!r}")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "path_decay": path_decay,
+            "maximize": maximize,
+        }
+        self.network = network
+        self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
+        self.normalization, self.damping = normalization, damping
+        super().__init__(params, defaults)
+        parameter_names(network, (p for group in self.param_groups for p in group["params"]))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, _ in active:
+            if p.grad.is_sparse:
+                raise RuntimeError("PathSGD does not support sparse gradients; use Embedding(sparse=False)")
+        if not active:
+            return loss
+        names = parameter_names(self.network, (p for p, _ in active))
+        metrics = self._metrics(names)
+        gradients = [self._gradient(p, group, names) for p, group in active]
+        directions = [
+            g.clone() if p not in metrics else torch.div(g, metrics[p]).to(p.dtype)
+            for (p, _), g in zip(active, gradients, strict=True)
+        ]
+        if self.clip_norm is not None:
+            _clip_(gradients, directions, self.clip_norm)
+        for (p, group), d in zip(active, directions, strict=True):
+            _update_(p, d, group, self.state[p])
+        return loss
+
+    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Tensor]:
+        """Kappa / c of every parameter of the network, computed afresh when it is due."""
+        if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
+            for p in names:
+                self.state[p]["age"] += 1
+            return {p: self.state[p]["metric"] for p in names}
+        kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
+        if self.normalization == "refreshed" or any("normalizer" not in self.state[p] for p in names):
+            self._normalize(names, kappa)
+        metrics = {}
+        for p, name in names.items():
+            state, dtype = self.state[p], widened(p).dtype
+            metric = kappa[name] if state["normalizer"] == 1.0 else kappa[name].div_(state["normalizer"])
+            metric = metric.to(dtype)  # a kappa beyond the range of float32 came in float64
+            if self.damping:
+                metric.addcmul_(state["target_gauge"], state["source_gauge"], value=self.damping)
+            metrics[p] = safe_divisor_(metric)
+            if self.refresh_every > 1:
+                state["metric"], state["age"] = metric, 1
+        return metrics
+
+    def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
+        """Set the numbers c, and the gauge of the damping, from the network as it is now."""
+        if self.normalization == "none" and not self.damping:
+            for p in names:
+                self.state[p]["normalizer"] = 1.0
+            return
+        found = normalizers(self.network, kappa)
+        for p, name in names.items():
+            state, own = self.state[p], found[name]
+            state["normalizer"] = 1.0 if self.normalization == "none" else own.mean
+            if self.damping:
+                state["target_gauge"] = own.target * (own.mean / state["normalizer"])
+                state["source_gauge"] = own.source
+
+    def _gradient(self, p: Tensor, group: dict[str, Any], names: dict[Tensor, str]) -> Tensor:
+        """The gradient to descend, with the path regularizer's; never the user's own tensor if it was changed."""
+        g = p.grad
+        assert g is not None
+        if group["maximize"]:
+            g = -g
+        if group["path_decay"] and p in names:
+            kappa1 = first_term(self.network, names=[names[p]])[names[p]]
+            # d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p
+            g = torch.addcmul(g, kappa1.to(g.dtype), p, value=group["path_decay"])
+        return g
+
+
+def _clip_(gradients: list[Tensor], directions: list[Tensor], largest: float) -> None:
+    """Scale directions down so that ||g / sqrt(kappa / c)||, the root of the sum of g d, is at most ``largest``."""
+    device = directions[0].device
+    pairs = zip(gradients, directions, strict=True)
+    square = sum(torch.dot(g.reshape(-1), d.reshape(-1)).to(device, torch.float64) for g, d in pairs)
+    factor = (largest / torch.as_tensor(square).sqrt()).clamp(max=1.0)
+    for d in directions:
+        d.mul_(factor.to(d.device, d.dtype))
+
+
+def _update_(p: Tensor, d: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    """V = momentum v + d;  p = (1 - eta weight_decay) p - eta v."""
+    lr, momentum = float(group["lr"]), group["momentum"]
+    if group["weight_decay"]:
+        p.mul_(1 - lr * group["weight_decay"])
+    if momentum:
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = d.clone() if group["nesterov"] else d
+        else:
+            state["momentum_buffer"].mul_(momentum).add_(d)
+        velocity = state["momentum_buffer"]
+        d = d.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+    p.add_(d, alpha=-lr)

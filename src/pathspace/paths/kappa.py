@@ -1,0 +1,115 @@
+"""kappa, the metric of Path-SGD: half the second derivative of the squared path norm (P16 Section 3).
+
+    kappa_i  = 1/2 d^2 gamma_net^2 / dp_i^2 = kappa1_i + kappa2_i
+    kappa1_i = dG / d(p_i^2)                  G(p^2) = gamma_net^2, the squared network
+    kappa2_i = 2 p_i^2 d^2 G / d(p_i^2)^2
+
+kappa1 counts every edge of a parameter by itself; kappa2 the ordered pairs of distinct edges of one parameter on
+one path, twice (P16 Eq. (10) lacks that factor 2, and Eq. (11), read as a sum over pairs with e before e', lacks a
+factor 4). kappa2 is zero for parameters that occur at most once on every path.
+
+Letters: p parameter, q = p^2, G squared network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.paths.norm import widened
+from pathspace.paths.pairs import second_term
+
+
+def kappa(
+    network: Network, second_term: bool = False, parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The metric of Path-SGD for every parameter of a network.
+
+    Args:
+        network: a traced network.
+        second_term: add kappa2, which is large for recurrent weights near the identity (4 (T-2)/3 times kappa1 on
+            the diagonal for W_rec = I) and costs more.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type (float32 for
+        half-precision parameters). Where that overflows, the computation is repeated in float64, and if a value
+        exceeds what the type can hold, all of kappa is returned in float64.
+
+    Raises:
+        FloatingPointError: kappa is not finite even in float64.
+        KeyError: ``parameters`` lacks a parameter of the network.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1)
+        >>> ps.paths.kappa(ps.trace(model, torch.zeros(1, 2)))
+        {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
+    """
+    return kappa_of(network, list(network.parameters), second_term=second_term, parameters=parameters)
+
+
+def kappa_of(
+    network: Network,
+    names: Sequence[str],
+    *,
+    second_term: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """:func:`kappa` of some parameters of a network."""
+    source = network.parameters if parameters is None else parameters
+    source = {name: widened(source[name].detach()) for name in network.parameters}
+    result = _compute(network, source, names, second_term)
+    if all_finite(result.values()):
+        return result
+    wide = {name: p.double() for name, p in source.items()}
+    result = _compute(network, wide, names, second_term)
+    if not all_finite(result.values()):
+        worst = next(name for name, k in result.items() if not bool(torch.isfinite(k).all()))
+        raise FloatingPointError(
+            f"kappa of '{worst}' is not finite even in float64: the weights are not finite, or a recurrent layer "
+            "grows beyond 1e308 over its time steps. Use a smaller start for the recurrent weights."
+        )
+    if all(bool(k.max() <= torch.finfo(source[name].dtype).max) for name, k in result.items()):
+        return {name: k.to(source[name].dtype) for name, k in result.items()}
+    return result
+
+
+def _compute(
+    network: Network, parameters: Mapping[str, Tensor], names: Sequence[str], both: bool
+) -> dict[str, Tensor]:
+    first = first_term(network, parameters, names)
+    if not both:
+        return first
+    second = second_term(network, parameters)
+    return {name: first[name] + second[name] for name in first}
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all elements are finite; one reduction a tensor (a sum of non-negative numbers hides no infinity)."""
+    return all(bool(torch.isfinite(t.sum())) for t in tensors)
+
+
+def first_term(
+    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+        names: the parameters to return; all of the network's if None.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape; inf where the type overflows.
+    """
+    source = network.parameters if parameters is None else parameters
+    names = list(network.parameters) if names is None else names
+    with torch.enable_grad():
+        q = {name: widened(source[name].detach()).square() for name in network.parameters}
+        wanted = [q[name].requires_grad_() for name in names]
+        gradients = torch.autograd.grad(network.squared(q), wanted)
+    return dict(zip(names, gradients, strict=True))

@@ -1,0 +1,73 @@
+"""Path mass into and out of unit classes, the gauge that makes scale-dependent quantities comparable.
+
+For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time steps and positions), gamma_out,c the sum
+of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise rescaling they become s_c^2 gamma_in and
+gamma_out / s_c^2, so their product is invariant, and (gamma_in / gamma_out)^(1/4) tells how far c is from balance.
+
+Letters: c unit class, h value of a node in the squared network, delta = dG/dh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.tape import Tap
+from pathspace.paths.norm import widened
+
+
+@dataclass(frozen=True)
+class NodeMass:
+    """Path mass of every unit class, float64, shape ``[num_classes]`` each."""
+
+    into: Tensor
+    out_of: Tensor
+
+    def gauge(self) -> Tensor:
+        """The scales s_c = (gamma_in / gamma_out)^(1/4) at which each class stands; 1 for a class without paths."""
+        alive = (self.into > 0) & (self.out_of > 0)
+        ratio = torch.where(alive, self.into, 1.0) / torch.where(alive, self.out_of, 1.0)
+        return ratio.sqrt().sqrt()
+
+
+def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
+    """Path mass into and out of every unit class.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        The two masses.
+
+    Raises:
+        FloatingPointError: a mass is not finite in float64.
+    """
+    source = network.parameters if parameters is None else parameters
+    with torch.enable_grad():
+        q = {n: widened(source[n].detach()).double().square().requires_grad_() for n in network.parameters}
+        device = next(iter(q.values())).device
+        taps: list[Tap] = []
+        total, values = network.tape.run(q, network.buffer, [node.slot for node in network.nodes], taps)
+        labels = [node.labels for node in network.nodes] + [network.edges[t.recurrent].target.T for t in taps]
+        entering = values + [tap.entering for tap in taps]  # dG/d(entering) = dG/d(state)
+        deltas = torch.autograd.grad(total, entering, allow_unused=True) if entering else []
+    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=device)
+    out_of = torch.zeros_like(into)
+    for label, value, delta in zip(labels, values + [tap.states for tap in taps], deltas, strict=True):
+        flat = label.to(device).expand(value.shape).reshape(-1)
+        h = value.detach().reshape(-1)
+        d = torch.zeros_like(h) if delta is None else delta.reshape(-1)
+        inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
+        into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
+        out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
+    into, out_of = into[1:], out_of[1:]
+    if not bool(torch.isfinite(into.sum() + out_of.sum())):
+        raise FloatingPointError(
+            "the path mass of a unit class is not finite in float64: the weights are too large"
+        )
+    return NodeMass(into, out_of)

@@ -1,0 +1,46 @@
+"""The path norm of a network (P16 Section 2: Neyshabur, Wu, Salakhutdinov, Srebro 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+
+
+def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The squared path norm gamma_net^2, the sum over all paths of the product of their squared weights.
+
+    gamma_v^2 = 1 at inputs and at the bias node; gamma_v^2 = sum over edges u -> v of gamma_u^2 w_uv^2;
+    gamma_net^2 is the sum over the outputs for one example. It does not change under node-wise rescaling.
+    P16 lists the initial state h_0 among the inputs; it counts as 0 here, because as ones it would destroy the
+    invariance.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        A 0-dim tensor, differentiable in the parameters any number of times, so it serves as a regularizer. In
+        float32 it overflows to inf beyond 3e38 (long unstable recurrences); give parameters in float64 then.
+
+    Raises:
+        KeyError: ``parameters`` lacks a parameter of the network.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+        >>> ps.paths.squared_path_norm(ps.trace(model, torch.zeros(1, 2))).item()
+        18.0
+    """
+    source = network.parameters if parameters is None else parameters
+    squared = {name: widened(source[name]).square() for name in network.parameters}
+    return network.squared(squared)
+
+
+def widened(parameter: Tensor) -> Tensor:
+    """Half-precision parameters are squared in float32: 1e-4^2 is zero in float16."""
+    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter

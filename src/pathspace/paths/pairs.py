@@ -1,0 +1,93 @@
+"""The second term of kappa: pairs of distinct edges of one parameter on one path (P16 Section 3, Eq. (10), (11)).
+
+    kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 = 2 p_i^2 * (sum over ORDERED pairs of distinct edges of i on one path)
+
+P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form (see ``recurrent``); other parameters that
+occur more than once on a path take the diagonal of the Hessian of G, one Hessian-vector product an element.
+
+Letters: q = p^2, G squared network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.tape import Tap
+from pathspace.paths.norm import widened
+from pathspace.paths.recurrent import recurrent_second_term
+
+_CHUNK = 64  # Hessian-vector products at a time
+
+
+def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 for every parameter.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape; zeros where no path meets a parameter twice. Exact. The
+        recurrent matrix of an ``nn.RNN`` costs T products of H x H matrices; a parameter of n elements that a
+        hand-written loop reuses costs n Hessian-vector products.
+    """
+    source = network.parameters if parameters is None else parameters
+    with torch.enable_grad():
+        q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
+        taps: list[Tap] = []
+        total, _ = network.tape.run(q, network.buffer, taps=taps)
+        result = {name: torch.zeros_like(value) for name, value in q.items()}
+        uses = parameter_uses(network)
+        closed = [tap for tap in taps if uses[tap.recurrent] == 1]
+        if closed:
+            deltas = torch.autograd.grad(total, [tap.entering for tap in closed], retain_graph=True)
+            for tap, delta in zip(closed, deltas, strict=True):
+                S, before = q[tap.recurrent].detach(), tap.before.detach()
+                result[tap.recurrent] = recurrent_second_term(S, before, delta)
+        repeated = [name for name in q if uses[name] > 1]
+        if repeated:
+            first = torch.autograd.grad(total, [q[n] for n in repeated], create_graph=True)
+            for name, gradient in zip(repeated, first, strict=True):
+                if gradient.requires_grad:
+                    diagonal = _hessian_diagonal(gradient, q[name], batched=not taps)
+                    result[name] = 2 * q[name].detach() * diagonal
+    return result
+
+
+def parameter_uses(network: Network) -> Counter[str]:
+    """How many operations use each parameter; views of it are followed."""
+    names = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
+    count: Counter[str] = Counter()
+    for instruction in network.tape.instructions:
+        for slot in instruction.inputs:
+            if slot in names:
+                if instruction.of_parameter:
+                    names.update(dict.fromkeys(instruction.outputs, names[slot]))
+                else:
+                    count[names[slot]] += 1
+    return count
+
+
+def _hessian_diagonal(gradient: Tensor, q: Tensor, *, batched: bool) -> Tensor:
+    """D gradient_i / d q_i for every element; ``batched`` takes several at a time."""
+    flat = gradient.reshape(-1)
+    diagonal = torch.zeros_like(flat)
+    (probe,) = torch.autograd.grad(flat.sum(), q, retain_graph=True, allow_unused=True)
+    if probe is None or not bool(
+        probe.any()
+    ):  # non-negative terms: no pair of edges of this parameter on one path
+        return diagonal.reshape(q.shape)
+    chunk = _CHUNK if batched else 1
+    for start in range(0, flat.numel(), chunk):
+        index = torch.arange(start, min(start + chunk, flat.numel()), device=flat.device)
+        rows = torch.zeros(len(index), flat.numel(), dtype=flat.dtype, device=flat.device)
+        rows[torch.arange(len(index), device=flat.device), index] = 1
+        rows = rows if batched else rows[0]
+        (products,) = torch.autograd.grad(flat, q, rows, retain_graph=True, is_grads_batched=batched)
+        diagonal[index] = products.reshape(len(index), -1).gather(1, index[:, None])[:, 0]
+    return diagonal.reshape(q.shape)

@@ -1,0 +1,176 @@
+"""Does an optimizer see how the weights of a network are scaled? A check that anyone can run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pathspace.network import Network, trace
+from pathspace.rescaling.rescale import random_rescale_
+
+
+@dataclass(frozen=True)
+class InvarianceReport:
+    """What :func:`check_invariance` found.
+
+    Attributes:
+        steps: how many steps both copies took.
+        outputs_equal: whether all outputs along the way were bitwise equal.
+        largest_output_difference: largest absolute difference of outputs, relative to the largest output.
+        weights_equal: whether the weights, the rescaling undone, were bitwise equal after the last step.
+        largest_weight_difference: largest absolute difference of those, relative to each parameter's largest element.
+        differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate.
+        finite: whether all outputs stayed finite.
+    """
+
+    steps: int
+    outputs_equal: bool
+    largest_output_difference: float
+    weights_equal: bool
+    largest_weight_difference: float
+    differs_from_sgd: bool
+    finite: bool
+
+    @property
+    def passed(self) -> bool:
+        """Bitwise the same function and weights along the way, finite, and not by being plain SGD."""
+        return self.outputs_equal and self.weights_equal and self.differs_from_sgd and self.finite
+
+    def within(self, tolerance: float) -> bool:
+        """Like ``passed``, with relative differences up to ``tolerance`` (for factors that are no powers of two)."""
+        largest = max(self.largest_output_difference, self.largest_weight_difference)
+        return self.finite and self.differs_from_sgd and largest <= tolerance
+
+
+def check_invariance(
+    model: nn.Module,
+    example_input: Any,
+    loss: Callable[[Any], Tensor],
+    make_optimizer: Callable[[nn.Module, Network], torch.optim.Optimizer],
+    steps: int = 100,
+    low: float = 2.0**-10,
+    high: float = 2.0**10,
+    powers_of_two: bool = True,
+    seed: int = 0,
+    **trace_options: Any,
+) -> InvarianceReport:
+    """Train a network and a rescaled copy of it side by side, and compare.
+
+    Args:
+        model: the network; it is copied, not changed.
+        example_input: the batch both copies are trained on: a tensor, a tuple of arguments or a dict of them.
+        loss: from what the model returns to a scalar.
+        make_optimizer: from a model and its traced network to an optimizer of the model's parameters.
+        steps: optimizer steps.
+        low: smallest rescaling factor.
+        high: largest rescaling factor.
+        powers_of_two: rescale by whole powers of two, so that an invariant optimizer agrees bitwise.
+        seed: seed of the factors, and of dropout in both copies; torch's random state is restored at the end.
+        trace_options: keyword arguments of :func:`pathspace.trace` other than ``outside``, which is taken by name.
+
+    Returns:
+        The report; ``report.passed`` is the verdict.
+
+    Raises:
+        UntraceableError: the model cannot be traced.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> ps.rescaling.check_invariance(
+        ...     model, torch.randn(16, 4), lambda out: out.square().mean(),
+        ...     lambda m, network: ps.optim.PathSGD(m.parameters(), network, lr=0.01),
+        ... ).passed
+        True
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    # The copies train: an optimizer that keeps state on the caller's tensors would show here.
+    ours, rescaled, plain = (copy.deepcopy(model) for _ in range(3))
+    networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
+    factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
+    optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
+    rates = {id(p): g["lr"] for g in optimizers[0].param_groups for p in g["params"]}
+    names = {id(p): name for name, p in ours.named_parameters()}
+    by_name = {names[i]: float(rate) for i, rate in rates.items() if i in names}
+
+    output_difference, equal, finite = 0.0, True, True
+    for step in range(steps):
+        outputs = []
+        for m, optimizer in zip((ours, rescaled), optimizers, strict=True):
+            outputs.append(_step(m, example_input, loss, optimizer, seed + step))
+        ours_flat, rescaled_flat = outputs
+        finite = finite and bool(torch.isfinite(ours_flat).all() and torch.isfinite(rescaled_flat).all())
+        equal = equal and torch.equal(ours_flat, rescaled_flat)
+        difference = (ours_flat - rescaled_flat).abs().max() / ours_flat.abs().max().clamp_min(1e-300)
+        output_difference = max(output_difference, float(difference.nan_to_num(float("inf"), float("inf"))))
+
+    weight_difference, weights_equal = 0.0, True
+    for name, parameter in ours.named_parameters():
+        other = rescaled.get_parameter(name).detach().double()
+        if name in networks[1].parameters:
+            other = other / networks[1].edge_factors(name, factors.to(other.device))
+        mine = parameter.detach().double()
+        weights_equal = weights_equal and torch.equal(mine, other)
+        largest = mine.abs().max().clamp_min(1e-300)
+        difference = float(((mine - other).abs().max() / largest).nan_to_num(float("inf"), float("inf")))
+        weight_difference = max(weight_difference, difference)
+
+    return InvarianceReport(
+        steps=steps,
+        outputs_equal=equal,
+        largest_output_difference=output_difference,
+        weights_equal=weights_equal,
+        largest_weight_difference=weight_difference,
+        differs_from_sgd=_differs_from_sgd(ours, plain, by_name, example_input, loss, seed, steps),
+        finite=finite,
+    )
+
+
+def _call(model: nn.Module, example_input: Any) -> Any:
+    if isinstance(example_input, dict):
+        return model(**example_input)
+    return model(*example_input) if isinstance(example_input, (tuple, list)) else model(example_input)
+
+
+def _step(
+    model: nn.Module,
+    example_input: Any,
+    loss: Callable[[Any], Tensor],
+    optimizer: torch.optim.Optimizer,
+    seed: int,
+) -> Tensor:
+    """One optimizer step; returns the outputs before it, as one vector."""
+    optimizer.zero_grad()
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        output = _call(model, example_input)
+    loss(output).backward()
+    optimizer.step()
+    # A model may also return hidden states, which do change with the scale: its outputs come first.
+    return next(t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)).detach().reshape(-1)
+
+
+def _differs_from_sgd(
+    trained: nn.Module,
+    plain: nn.Module,
+    rates: dict[str, float],
+    example_input: Any,
+    loss: Callable[[Any], Tensor],
+    seed: int,
+    steps: int,
+) -> bool:
+    """Whether plain SGD with the same learning rates ends elsewhere (the published Path-SGD code does not)."""
+    groups = [{"params": [p], "lr": rates[n]} for n, p in plain.named_parameters() if n in rates]
+    sgd = torch.optim.SGD(groups, lr=0.1)
+    for step in range(steps):
+        _step(plain, example_input, loss, sgd, seed + step)
+    pairs = zip(trained.parameters(), plain.parameters(), strict=True)
+    return any(not torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,85 @@
+"""Node-wise rescaling: another member of the class of weights that compute the same function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+
+
+@torch.no_grad()
+def rescale_(network: Network, factors: Tensor) -> None:
+    """Multiply what goes into each unit class c by s_c and divide what comes out by s_c, in place.
+
+    Every weight u -> v becomes (s_v / s_u) w, with s = 1 at inputs, bias node and outputs. The function of the
+    network stays the same, exactly so for powers of two.
+
+    Args:
+        network: a traced network, whose model's parameters are changed.
+        factors: s, one positive finite number per unit class, shape ``[num_classes]``.
+
+    Raises:
+        ValueError: ``factors`` has another shape, or an element that is not positive and finite.
+        OverflowError: a weight would overflow, or become zero; nothing has been changed then.
+    """
+    factors = torch.as_tensor(factors)
+    if factors.shape != (network.num_classes,):
+        raise ValueError(
+            f"factors has shape {tuple(factors.shape)}, expected ({network.num_classes},): one per class"
+        )
+    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
+        raise ValueError("factors must be positive and finite")
+    changed: dict[str, Tensor] = {}
+    for name, parameter in network.parameters.items():
+        scale = network.edge_factors(name, factors.to(parameter.device, torch.float64))
+        new = (parameter.double() * scale).to(parameter.dtype)
+        lost = torch.isfinite(parameter) & ((new == 0) != (parameter == 0)) | ~torch.isfinite(new)
+        if bool((lost & torch.isfinite(parameter)).any()):
+            raise OverflowError(
+                f"rescaling would overflow or underflow '{name}' in {parameter.dtype}; "
+                "use factors nearer to one, or float64"
+            )
+        changed[name] = new
+    for name, new in changed.items():
+        network.parameters[name].copy_(new)
+
+
+def random_rescale_(
+    network: Network,
+    low: float = 1e-3,
+    high: float = 1e3,
+    powers_of_two: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Rescale a network by random factors, log-uniform in [low, high]; the function stays the same.
+
+    Args:
+        network: a traced network, whose model's parameters are changed.
+        low: smallest factor.
+        high: largest factor.
+        powers_of_two: use whole powers of two only. Then nothing is rounded, and an invariant method gives bitwise
+            the same outputs from both members of the class.
+        generator: source of the random numbers; torch's default if None.
+
+    Returns:
+        The factors, float64, shape ``[num_classes]``.
+
+    Raises:
+        ValueError: not 0 < low <= high, or no power of two lies between them.
+        OverflowError: see :func:`rescale_`.
+    """
+    if not 0 < low <= high < float("inf"):
+        raise ValueError(f"need 0 < low <= high, got low={low}, high={high}")
+    ends = torch.log2(torch.tensor([low, high], dtype=torch.float64))
+    if powers_of_two:
+        first, last = int(torch.ceil(ends[0])), int(torch.floor(ends[1]))
+        if first > last:
+            raise ValueError(f"no power of two lies between {low} and {high}")
+        exponents = torch.randint(first, last + 1, (network.num_classes,), generator=generator).double()
+    else:
+        u = torch.rand(network.num_classes, dtype=torch.float64, generator=generator)
+        exponents = ends[0] + (ends[1] - ends[0]) * u
+    factors = torch.exp2(exponents)
+    rescale_(network, factors)
+    return factors
