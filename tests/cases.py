@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import pathspace as ps
 from oracles.squared import Oracle
 
 
@@ -64,8 +65,16 @@ def oracle(case: Case, model: nn.Module | None = None) -> Oracle:
 
 
 def call(model: nn.Module, example: Any) -> Any:
-    """Run a model on an example: a tuple holds positional arguments, anything else is the one argument."""
+    """Run a model: a tuple holds positional arguments, a dictionary keyword arguments."""
+    if isinstance(example, dict):
+        return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def trace(case: Case, model: nn.Module, *, batch: int = 3, **options: Any) -> Any:
+    """The traced network of a case, found from an example of `batch` in the model's precision."""
+    example = case.example(batch, dtype=next(model.parameters()).dtype)
+    return ps.trace(model, example, output=case.output, **options)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -491,6 +500,7 @@ ZOO: list[Case] = [
     Case("deep residual", DeepResidual, _normal(3), 4 + 15),
     Case("functional", FunctionalOps, _normal(3), 15),
     Case("siamese", Siamese, lambda n: (torch.randn(n, 3), torch.randn(n, 3)), 8),
+    Case("siamese by keyword", Siamese, lambda n: {"left": torch.randn(n, 3), "right": torch.randn(n, 3)}, 8),
     Case(
         "siamese sum of a dictionary",
         SiameseSum,

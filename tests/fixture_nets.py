@@ -62,6 +62,14 @@ class Loop(nn.Module):
         return emitted[-1] if self.emit == "last" else torch.stack(emitted, 1)
 
 
+def loop_entry(key: tuple) -> tuple[str, tuple]:
+    """Parameter name and index of a `Loop` for a key of `oracles.graph.recurrent`."""
+    if key[0].startswith("out"):
+        return ("out.bias" if key[0] == "out bias" else "out.weight"), key[1:]
+    name = {"in": "read.{}.weight", "rec": "step.{}.weight", "bias": "read.{}.bias"}[key[0]]
+    return name.format(key[1]), key[2:]
+
+
 class Convolutions(nn.Module):
     """Two convolutions over three positions; the read-out sums over the positions."""
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from cases import ZOO, call, mlp, oracle
-from fixture_nets import NETS, NN_RNN, Loop, as_tensors, load, load_rnn
+from fixture_nets import NETS, NN_RNN, Loop, as_tensors, load, load_rnn, loop_entry
 from oracles import graph
 from oracles.squared import Oracle
 
@@ -77,16 +77,6 @@ def test_enumeration_and_squared_forward_agree_on_layers(widths, bias, seed):
         assert kappa1[named[p]][at].item() == pytest.approx(graph.kappa1(paths, weights)[index], rel=1e-12)
 
 
-RECURRENT_KEYS = {"in": "read.{}.weight", "rec": "step.{}.weight", "bias": "read.{}.bias"}
-
-
-def recurrent_entry(key):
-    """Parameter name and index of `fixture_nets.Loop` for a key of `graph.recurrent`."""
-    if key[0].startswith("out"):
-        return ("out.bias" if key[0] == "out bias" else "out.weight"), key[1:]
-    return RECURRENT_KEYS[key[0]].format(key[1]), key[2:]
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     hidden=st.lists(st.integers(1, 2), min_size=1, max_size=2),
@@ -98,7 +88,7 @@ def test_enumeration_and_squared_forward_agree_on_loops(hidden, steps, emit, see
     torch.manual_seed(seed)
     model = Loop(1, hidden, 2, emit=emit).double()
     paths, number = graph.recurrent(1, hidden, 2, steps, emit=emit)
-    entries = {index: recurrent_entry(key) for key, index in number.items()}
+    entries = {index: loop_entry(key) for key, index in number.items()}
     state = dict(model.named_parameters())
     weights = [state[entries[index][0]][entries[index][1]].item() for index in range(len(number))]
     computed = Oracle(model, torch.zeros(1, steps, 1))

@@ -1,0 +1,99 @@
+"""The report that anyone can run on their own model and optimizer."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, INVARIANCE
+
+
+def path_sgd(model, network):
+    return ps.optim.PathSGD(model.parameters(), network, lr=0.05)
+
+
+def sgd(model, network):
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def adam(model, network):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def check(case, make_optimizer, **options):
+    return ps.rescaling.check_invariance(case.model(), case.example(4), case.loss, make_optimizer, **options)
+
+
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+def test_passes_path_sgd(case):
+    report = check(case, path_sgd, steps=20)
+    assert report.passed
+    assert report.outputs_equal
+    assert report.weights_equal
+    assert report.differs_from_sgd
+    assert report.largest_output_difference == 0
+    assert report.largest_weight_difference == 0
+    assert report.steps == 20
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam], ids=["SGD", "Adam"])
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+def test_fails_methods_that_depend_on_the_scales(case, make_optimizer):
+    report = check(case, make_optimizer, steps=10, low=0.5, high=2)
+    assert not report.passed
+    assert not report.outputs_equal
+    assert report.largest_output_difference != 0
+    assert report.differs_from_sgd is (make_optimizer is adam)
+
+
+def test_fails_a_step_that_is_none():
+    """An optimizer whose update loop never runs is invariant and useless: it is plain SGD, or nothing."""
+
+    def idle(model, network):
+        return torch.optim.SGD(model.parameters(), lr=0.0)
+
+    assert not check(BY_NAME["mlp"], idle, steps=5).passed
+
+
+def test_arbitrary_factors_are_compared_to_rounding():
+    case = BY_NAME["mlp"]
+    report = ps.rescaling.check_invariance(
+        case.model(torch.float64),
+        case.example(4, torch.float64),
+        case.loss,
+        path_sgd,
+        steps=50,
+        low=1e-3,
+        high=1e3,
+        powers_of_two=False,
+    )
+    assert report.largest_output_difference < 1e-12
+    assert report.largest_weight_difference < 1e-12
+
+
+def test_leaves_the_model_and_the_random_state_alone():
+    case = BY_NAME["rnn"]
+    model = case.model()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    ps.rescaling.check_invariance(model, case.example(4), case.loss, path_sgd, steps=3)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_follows_its_seed():
+    def differences(seed):
+        report = check(BY_NAME["mlp"], sgd, steps=3, low=0.5, high=2, seed=seed)
+        return report.largest_output_difference, report.largest_weight_difference
+
+    assert differences(1) == differences(1)
+    assert differences(1) != differences(2)
+
+
+def test_report_is_frozen():
+    report = check(BY_NAME["mlp"], path_sgd, steps=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.passed = False
