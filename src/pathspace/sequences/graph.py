@@ -64,6 +64,8 @@ class Graph:
         Raises:
             ValueError: if ``degree`` is not in 1..N.
         """
+        if units < 1:
+            raise ValueError(f"a network needs at least one unit, got units={units}")
         if not 1 <= degree <= units:
             raise ValueError(f"each of {units} units can feed 1 to {units} units, got connectivity {degree}")
         edges = []

@@ -145,6 +145,8 @@ def start(
     Source:
         O13, the section on initialization; of the two signs of beta that fit, the negative one is meant.
     """
+    if squash not in get_args(Squash):
+        raise ValueError(f"unknown squash {squash!r}, choose from {get_args(Squash)}")
     N, A = graph.units, corpus.A
     u = rng.random((N + 1, A)) if isinstance(rng, np.random.Generator) else rng
     nu = np.bincount(corpus.expected, minlength=A) / len(corpus.expected)

@@ -45,7 +45,8 @@ class Forward:
     log_likelihood: float
 
 
-def _predicting(a: Array, corpus: Corpus) -> Array:
+def predicting(a: Array, corpus: Corpus) -> Array:
+    """Return the rows of a, (P, N+1), before the symbols that are to be predicted."""
     return a[:-1] if corpus.is_plain else a[corpus.predicted]
 
 
@@ -79,7 +80,7 @@ def forward(
     if a is None:
         a = activities(model, corpus, buffers)
     pi = (buffers or Buffers()).array("pi", len(corpus.expected), corpus.A)
-    log_seen = output.predictions(_predicting(a, corpus), model.w, corpus.expected, pi)
+    log_seen = output.predictions(predicting(a, corpus), model.w, corpus.expected, pi)
     return Forward(a, pi, float(log_seen.sum()))
 
 
@@ -96,7 +97,7 @@ def writing_direction(
         step: "qdh" or "dh".
         damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16.
     """
-    a = _predicting(state.a, corpus)
+    a = predicting(state.a, corpus)
     W = output.writing_gradient(a, state.pi, corpus.expected)
     h, h0 = output.writing_metric(a, state.pi)
     # eps_y = frequency of y + 2.2e-16, on the entry i = 0 too
@@ -258,7 +259,8 @@ def transition_direction(
         return _frequency_adjusted(model, corpus, sums)
     # V0_j moves by B_j^0 / (m_j^0 + eps)
     V0 = np.zeros(model.units + 1)
-    V0[1:] = sums.B0[1:] / (sums.m0[1:] + damping)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        V0[1:] = sums.B0[1:] / (sums.m0[1:] + damping)
     if detail == 2:
         step = np.empty_like(sums.G)
         solve_packed(sums.G, sums.M, model.graph.first, model.graph.triangle, damping, step)

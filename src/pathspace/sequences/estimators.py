@@ -1,0 +1,343 @@
+"""PCNN, CNN and RNN in scikit-learn's manner: fit, then bits, predict, sample, save.
+
+Alphabet of this module: N units, A symbols of the alphabet the model was fitted on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from threadpoolctl import threadpool_limits
+
+from . import storage
+from .evaluation import code_length
+from .merging import merge_parameters
+from .parameters import Kind, Parameters, Squash
+from .passes import Metric, WritingStep
+from .restarts import Architecture, race, train_all
+from .text import Alphabet, Corpus, Text
+from .training import Report, Settings, Training
+from .walk import Walk, sample
+
+Texts = Text | Sequence[Text]
+
+
+class NotFittedError(ValueError, AttributeError):
+    """A model is used before `fit`."""
+
+
+def _as_list(text: Texts) -> list[Text]:
+    return [text] if isinstance(text, str | bytes) else list(text)
+
+
+def _as_masks(mask: ArrayLike | Sequence[ArrayLike] | None, text: Texts) -> list[np.ndarray] | None:
+    if mask is None:
+        return None
+    masks = [mask] if isinstance(text, str | bytes) else list(mask)  # type: ignore[arg-type]
+    return [np.asarray(part, dtype=bool) for part in masks]
+
+
+class SequenceModel:
+    """What PCNN, CNN and RNN share; see `PCNN`."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        units: int = 32,
+        connectivity: int | None = 3,
+        *,
+        metric: Metric | None = None,
+        writing: WritingStep = "qdh",
+        squash: Squash = "tanh",
+        damping: float = 1.0,
+        rate: float | None = None,
+        passes: int = 1000,
+        seconds: float | None = None,
+        patience: int | None = 300,
+        validate_every: int = 2,
+        restarts: int = 1,
+        heat: int = 100,
+        jobs: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.units = units
+        self.connectivity = connectivity
+        self.metric: Metric | None = metric
+        self.writing: WritingStep = writing
+        self.squash: Squash = squash
+        self.damping = damping
+        self.rate = rate
+        self.passes = passes
+        self.seconds = seconds
+        self.patience = patience
+        self.validate_every = validate_every
+        self.restarts = restarts
+        self.heat = heat
+        self.jobs = jobs
+        self.seed = seed
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's signature
+        """Return the arguments of the constructor by name."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name != "self"}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments of the constructor by name.
+
+        Raises:
+            ValueError: if a name is unknown.
+        """
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise ValueError(f"{type(self).__name__} has no argument {name!r}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"{type(self).__name__}({shown})"
+
+    def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
+        return Settings(
+            metric=self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
+            writing=self.writing,
+            damping=self.damping,
+            passes=self.passes if passes is None else passes,
+            seconds=self.seconds if seconds is None else seconds,
+            patience=self.patience,
+            validate_every=self.validate_every,
+        )
+
+    def _corpora(
+        self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
+    ) -> tuple[Corpus, Corpus | None]:
+        texts, masks = _as_list(text), _as_masks(mask, text)
+        encoded = [self.alphabet_.encode(part) for part in texts]
+        A = len(self.alphabet_)
+        if validation is None:
+            return Corpus.of(encoded, A, masks), None
+        if isinstance(validation, int | float):
+            return _split(encoded, masks, float(validation), A)
+        held = [self.alphabet_.encode(part) for part in _as_list(validation)]
+        return Corpus.of(encoded, A, masks), Corpus.of(held, A, _as_masks(validation_mask, validation))
+
+    def fit(
+        self,
+        text: Texts,
+        validation: Texts | float | None = None,
+        *,
+        mask: Any = None,
+        validation_mask: Any = None,
+        alphabet: Text | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        resume: bool = False,
+        report: Report | None = None,
+    ) -> Self:
+        """Learn a text, or several.
+
+        Args:
+            text: str or bytes, or a list of them; the model begins anew with each.
+            validation: text to stop on and to choose the best by, or the share of the training text, from its
+                end, to be used for that; None trains on without looking.
+            mask: booleans, one for each symbol: which are to be predicted. A list of them for several texts.
+            validation_mask: the same for the validation text.
+            alphabet: symbols the model shall know beyond those of the texts.
+            passes: instead of the constructor's; counted from the very beginning, also when resuming.
+            seconds: likewise.
+            resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
+                text the result is the same, bit by bit, as if it had never stopped.
+            report: called with the `Training` after each pass.
+
+        Raises:
+            ValueError: if there is no symbol, none is to be predicted, or an argument is out of range.
+            UnseenSymbolError: if, when resuming, a symbol is new.
+            FloatingPointError: if a direction is not finite.
+        """
+        settings = self._settings(passes, seconds)
+        if resume:
+            training = self._fitted()
+            corpus, held = self._corpora(text, validation, mask, validation_mask)
+            done = train_all([training], corpus, [settings], held, report=report)
+        else:
+            parts = _as_list(text)
+            if validation is not None and not isinstance(validation, int | float):
+                parts = parts + _as_list(validation)
+            self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
+            corpus, held = self._corpora(text, validation, mask, validation_mask)
+            if self.restarts < 1:
+                raise ValueError(f"restarts must be at least 1, got {self.restarts}")
+            architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
+            seeds = [self.seed + k for k in range(self.restarts)]
+            done = race(architecture, seeds, corpus, settings, held, self.jobs, self.heat, report=report)
+        self.training_ = done[0]
+        return self
+
+    def _fitted(self) -> Training:
+        if not hasattr(self, "training_"):
+            raise NotFittedError(f"this {type(self).__name__} has not been fitted yet: call fit first")
+        return self.training_
+
+    @property
+    def parameters_(self) -> Parameters:
+        """The trained parameters: the best by the validation text, or the last."""
+        return self._fitted().result
+
+    def bits(self, text: Texts, mask: Any = None) -> float:
+        """Return the code length of a text in bits, each prediction mixed with 1/(t+2) of the uniform one.
+
+        Raises:
+            UnseenSymbolError: if a symbol is not in the alphabet of the model.
+            ValueError: if nothing is to be predicted.
+        """
+        parameters = self.parameters_
+        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
+        with threadpool_limits(1):
+            return code_length(parameters, Corpus.of(encoded, len(self.alphabet_), _as_masks(mask, text)))
+
+    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
+        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
+        return -self.bits(text) / sum(len(part) for part in _as_list(text))
+
+    def predict(self, context: Text) -> dict[str | int, float]:
+        """Return the probability of each symbol (of each byte value) after the context has been read."""
+        p = Walk(self.parameters_).read_all(self.alphabet_.encode(context)).predict()
+        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
+
+    def sample(
+        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
+    ) -> Text:
+        """Return text drawn from the model, which has read ``prompt`` first."""
+        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
+        rng = np.random.default_rng(seed)
+        drawn = sample(self.parameters_, length, rng, self.alphabet_.encode(prompt), temperature)
+        return self.alphabet_.decode(drawn)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model and its training to a safetensors file; an existing file is replaced at once."""
+        stored = storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())
+        storage.write_atomically(Path(path), storage.dump(stored))
+
+
+def _split(
+    encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int
+) -> tuple[Corpus, Corpus]:
+    """Keep back the last ``share`` of each text for validation."""
+    if not 0 < share < 1:
+        raise ValueError(f"the share for validation must lie between 0 and 1, got {share}")
+    cuts = [len(x) - int(len(x) * share) for x in encoded]
+    held = [x[cut:] for x, cut in zip(encoded, cuts, strict=True)]
+    if not any(len(x) for x in held):
+        raise ValueError(f"the text is too short to keep back {share:g} of it for validation")
+    kept_masks = None if masks is None else [m[:cut] for m, cut in zip(masks, cuts, strict=True)]
+    held_masks = None if masks is None else [m[cut:] for m, cut in zip(masks, cuts, strict=True)]
+    kept = [x[:cut] for x, cut in zip(encoded, cuts, strict=True)]
+    return Corpus.of(kept, A, kept_masks), Corpus.of(held, A, held_masks)
+
+
+class PCNN(SequenceModel):
+    r"""Persistent contextual neural network: units that keep what they know, rewired by each symbol read.
+
+    .. math:: V_j^{t+1} = V_j^t + \sum_i \tau_{ij x_t} s(V_i^t), \qquad
+        \pi_t(y) \propto \exp \sum_i w_{iy} s(V_i^t)
+
+    Args:
+        units: N.
+        connectivity: edges that leave each unit, its loop included, drawn at random; None for all N.
+        metric: of the transition steps: "rbp" or "rutsd", whole; "rbp-qd" or "rutsd-qd", quasi-diagonal; "fb",
+            frequency-adjusted backpropagation. None: "rbp", or "rbp-qd" for an RNN.
+        writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).
+        squash: "tanh" or "logistic"; invariant metrics learn the same with both, up to the damping.
+        damping: added to the diagonal of the transition metric.
+        rate: first learning rate, 1/N if None; it steers itself from there.
+        passes: most passes, each a step of the writing weights or of all others.
+        seconds: most seconds of training, all restarts together, or None.
+        patience: passes without a shorter validation text before it stops, or None.
+        validate_every: passes between two looks at the validation text.
+        restarts: trainings with seeds seed, seed + 1, ..., the best of which is kept.
+        heat: passes after which all but the better quarter of the restarts are dropped; 0 drops none.
+        jobs: processes for the restarts.
+        seed: of the random graph and the start values.
+
+    Example:
+        >>> model = PCNN(units=5, passes=20).fit("abcabcabcabcabc")
+        >>> round(sum(model.predict("ab").values()), 9)
+        1.0
+
+    Source:
+        Y. Ollivier, *Riemannian metrics for neural networks II*, there called gated leaky neural network too.
+    """
+
+    kind = "pcnn"
+
+
+class CNN(SequenceModel):
+    r"""Contextual neural network: the transition weights depend on the symbol read.
+
+    .. math:: V_j^{t+1} = \sum_i \tau_{ij x_t} s(V_i^t)
+
+    Arguments as for `PCNN`.
+    """
+
+    kind = "cnn"
+
+
+class RNN(SequenceModel):
+    r"""Recurrent neural network reading symbols.
+
+    .. math:: V_j^{t+1} = \rho_{j x_t} + \sum_i \tau_{ij} s(V_i^t)
+
+    Arguments as for `PCNN`, but the metric must be "rbp-qd", "rutsd-qd" or "fb".
+    """
+
+    kind = "rnn"
+
+
+_CLASSES: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
+
+
+def load(path: str | Path) -> SequenceModel:
+    """Return the model in a file written by `SequenceModel.save`.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ModelFileError: if it is no model file, of a later version, or damaged.
+    """
+    stored = storage.load(Path(path))
+    model = _CLASSES[stored.training.model.kind]()
+    known = model.get_params()
+    model.set_params(**{name: value for name, value in stored.options.items() if name in known})
+    model.alphabet_, model.training_ = stored.alphabet, stored.training
+    return model
+
+
+def merge(models: Sequence[SequenceModel], weights: Sequence[float] | None = None) -> SequenceModel:
+    """Return one model that predicts the normalised geometric mean of several.
+
+    pi(y) proportional to prod_k pi_k(y)^{c_k}, c_k = 1/K unless given; its units are those of all.
+
+    Args:
+        models: fitted models of one class, squash and alphabet.
+        weights: the c_k.
+
+    Raises:
+        ValueError: if there is none, or they do not fit together.
+        NotFittedError: if one is not fitted.
+    """
+    if not models:
+        raise ValueError("there is no network to merge")
+    parameters = merge_parameters([model.parameters_ for model in models], weights)
+    alphabets = {model.alphabet_.symbols for model in models}
+    if len(alphabets) > 1:
+        raise ValueError("networks to merge must share their alphabet")
+    merged = type(models[0])(**models[0].get_params())
+    merged.set_params(units=parameters.units, restarts=1)
+    merged.alphabet_ = models[0].alphabet_
+    merged.training_ = Training.begin(parameters, merged.rate)
+    return merged

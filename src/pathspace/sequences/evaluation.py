@@ -1,0 +1,52 @@
+"""Code lengths of texts under a model.
+
+Alphabet of this module: A symbols, P predicted positions, t position inside a sequence, from 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import output
+from .layout import Buffers
+from .parameters import Parameters
+from .passes import activities, predicting
+from .text import Corpus
+
+Array = NDArray[np.float64]
+
+
+def mix_with_uniform(p: Array | float, t: NDArray[np.int64] | int, A: int) -> Array | float:
+    """Return (1 - 1/(t+2)) p + 1/((t+2) A), which keeps every code length finite.
+
+    Args:
+        p: probabilities of symbols at the times t.
+        t: time inside the sequence, from 0.
+        A: number of symbols.
+
+    Example:
+        >>> mix_with_uniform(0.0, 0, 4)
+        0.125
+    """
+    share = 1 / (t + 2)
+    return (1 - share) * p + share / A
+
+
+def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = None) -> float:
+    """Return the length in bits of the predicted symbols of a corpus, mixed with the uniform distribution.
+
+    bits = - sum_t chi_t log2( (1 - 1/(t+2)) pi_t(x_t) + 1/((t+2) A) ), t counted from 0 in each sequence.
+
+    Args:
+        model: the parameters.
+        corpus: the text.
+        buffers: memory to use.
+    """
+    buffers = buffers or Buffers()
+    a = predicting(activities(model, corpus, buffers), corpus)
+    pi = buffers.array("pi", len(corpus.expected), corpus.A)
+    seen = np.exp(output.predictions(a, model.w, corpus.expected, pi))
+    begin = np.repeat(corpus.bounds[:-1], np.diff(corpus.bounds))
+    t = (np.arange(len(corpus.x)) - begin)[corpus.chi]
+    return float(-np.log2(mix_with_uniform(seen, t, corpus.A)).sum())

@@ -1,0 +1,54 @@
+"""Merging trained networks into one whose prediction is the geometric mean of theirs.
+
+Alphabet of this module: K networks, N_k units of network k.
+
+The prediction is a softmax of a sum, so the normalised product of the K predictions, each to the power c_k, is
+again one network: the units side by side, the transition weights block by block, the writing weights times c_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .graph import Graph
+from .parameters import Parameters
+
+
+def merge_parameters(models: Sequence[Parameters], weights: Sequence[float] | None = None) -> Parameters:
+    """Return one network with pi(y) proportional to prod_k pi_k(y)^c_k.
+
+    Args:
+        models: networks of one kind, with one squash and one number of symbols.
+        weights: the c_k, 1/K each by default.
+
+    Raises:
+        ValueError: if there is no network, or they do not fit together.
+
+    Example:
+        >>> # half = merge_parameters([model, model]) predicts what model predicts
+    """
+    if not models:
+        raise ValueError("there is no network to merge")
+    shared = {(model.kind, model.squash, model.symbols) for model in models}
+    if len(shared) > 1:
+        raise ValueError(f"networks to merge must share kind, squash and alphabet, got {sorted(shared)}")
+    kind, squash, A = models[0].kind, models[0].squash, models[0].symbols
+    c = np.full(len(models), 1 / len(models)) if weights is None else np.asarray(weights, dtype=float)
+    if c.shape != (len(models),) or not np.isfinite(c).all():
+        raise ValueError(f"one finite weight for each of {len(models)} networks is needed, got {weights}")
+    shift = np.concatenate([[0], np.cumsum([model.units for model in models])])
+    edges, w, rho = [], np.zeros((shift[-1] + 1, A)), np.zeros((A if kind == "rnn" else 0, shift[-1] + 1))
+    V0 = np.zeros(shift[-1] + 1)
+    for model, offset, share in zip(models, shift, c, strict=False):
+        own = slice(offset + 1, offset + model.units + 1)
+        V0[own], rho[:, own] = model.V0[1:], model.rho[:, 1:]
+        w[own] = share * model.w[1:]
+        w[0] += share * model.w[0]
+        inner = model.graph.sources > 0
+        edges += zip(model.graph.sources[inner] + offset, model.graph.targets[inner] + offset, strict=True)
+    graph = Graph.from_edges(int(shift[-1]), edges)
+    # edges are sorted by target, so those of one network stay together and in their order
+    tau = np.concatenate([model.tau for model in models], axis=1)
+    return Parameters(kind, squash, graph, w, tau, rho, V0)

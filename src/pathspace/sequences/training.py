@@ -1,0 +1,227 @@
+"""Training: writing and transition steps in turn, rates that steer themselves, stopping on a validation text.
+
+Alphabet of this module: N units; a *pass* is one step that was kept, of w or of (tau, rho, V0).
+
+    try the step; if the log-likelihood falls or is not finite, undo it, halve that rate, try the same direction
+    again; if it rises, keep it and multiply the rate by 1.1. Rates start at 1/N. w comes first: with the start
+    values, where all w but the always-on unit's are zero, the transition metric would be singular.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import numpy as np
+
+from .evaluation import code_length
+from .layout import Buffers
+from .parameters import Parameters
+from .passes import Forward, Metric, WritingStep, activities, forward, transition_direction, writing_direction
+from .text import Corpus
+
+_RISE, _FALL = 1.1, 0.5
+_TRIES = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Args:
+        metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd" or "fb" for the transition steps.
+        writing: "qdh" or "dh" for the writing steps.
+        damping: eps of the transition metric.
+        passes: stop after this many passes.
+        seconds: stop after about this many seconds of training, or never if None.
+        patience: stop when the validation has not improved for this many passes, or never if None.
+        validate_every: passes between two looks at the validation text.
+
+    Raises:
+        ValueError: if a name is unknown or a number out of range.
+    """
+
+    metric: Metric = "rbp"
+    writing: WritingStep = "qdh"
+    damping: float = 1.0
+    passes: int = 1000
+    seconds: float | None = None
+    patience: int | None = 300
+    validate_every: int = 2
+
+    def __post_init__(self) -> None:
+        if self.metric not in get_args(Metric):
+            raise ValueError(f"unknown metric {self.metric!r}, choose from {get_args(Metric)}")
+        if self.writing not in get_args(WritingStep):
+            raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
+        if not self.damping >= 0:
+            raise ValueError(f"damping must be at least 0, got {self.damping}")
+        if self.passes < 0 or self.validate_every < 1:
+            raise ValueError("passes must be at least 0 and validate_every at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Where a training stands: all that is needed to go on exactly as if it had never stopped.
+
+    Args:
+        model: the parameters after the last pass.
+        rate_w: rate of the next writing step.
+        rate_tau: rate of the next transition step.
+        passes: passes so far; even: a writing step is next.
+        tries: passes over the text so far, those undone included.
+        seconds: training time so far.
+        log_likelihood: of the training text, in nats, NaN before the first pass.
+        best: the parameters with the shortest validation text, or those of the last pass without validation.
+        best_bits: length of the validation text in bits under them, infinite before the first look.
+        best_pass: the pass that made them.
+        validation_bits: length of the validation text at the last look, NaN before the first.
+    """
+
+    model: Parameters
+    rate_w: float
+    rate_tau: float
+    passes: int = 0
+    tries: int = 0
+    seconds: float = 0.0
+    log_likelihood: float = math.nan
+    best: Parameters | None = None
+    best_bits: float = math.inf
+    best_pass: int = 0
+    validation_bits: float = math.nan
+
+    @classmethod
+    def begin(cls, model: Parameters, rate: float | None = None) -> Training:
+        """Return a training at its beginning; the rates are 1/N unless given."""
+        rate = 1 / model.units if rate is None else rate
+        return cls(model, rate, rate)
+
+    @property
+    def result(self) -> Parameters:
+        """The parameters to keep."""
+        return self.model if self.best is None else self.best
+
+
+Report = Callable[[Training], None]
+
+
+class _Memory:
+    """Two sets of states: those of the parameters in force, and those of the step on trial."""
+
+    def __init__(self) -> None:
+        self.a, self.trial_a = Buffers(), Buffers()
+        self.pi, self.trial_pi = Buffers(), Buffers()
+        self.back, self.validation = Buffers(), Buffers()
+
+    def keep(self, new_activities: bool) -> None:
+        if new_activities:
+            self.a, self.trial_a = self.trial_a, self.a
+        self.pi, self.trial_pi = self.trial_pi, self.pi
+
+
+def advance(
+    training: Training, state: Forward, corpus: Corpus, settings: Settings, memory: _Memory
+) -> tuple[Training, Forward]:
+    """Make one pass: find the direction, then the largest rate on the ladder that does not lose.
+
+    Raises:
+        FloatingPointError: if the direction is not finite, as with a singular metric without damping.
+    """
+    writing = training.passes % 2 == 0
+    if writing:
+        direction = writing_direction(corpus, state, settings.writing)
+        rate = training.rate_w
+    else:
+        direction = transition_direction(
+            training.model, corpus, state, settings.metric, settings.damping, memory.back
+        )
+        rate = training.rate_tau
+    if not direction.is_finite:
+        raise FloatingPointError(
+            f"the direction of pass {training.passes} is not finite: the metric is singular, raise the damping"
+        )
+    model, tries = training.model, 0
+    while tries < _TRIES:
+        tries += 1
+        with np.errstate(all="ignore"):
+            trial = training.model.moved(direction, rate)
+            a = state.a if writing else activities(trial, corpus, memory.trial_a)
+            trial_state = forward(trial, corpus, a, memory.trial_pi)
+        # a NaN compares false
+        if trial_state.log_likelihood >= state.log_likelihood:
+            rate *= _RISE if trial_state.log_likelihood > state.log_likelihood else 1.0
+            model, state = trial, trial_state
+            memory.keep(new_activities=not writing)
+            break
+        rate *= _FALL
+    return (
+        replace(
+            training,
+            model=model,
+            rate_w=rate if writing else training.rate_w,
+            rate_tau=training.rate_tau if writing else rate,
+            passes=training.passes + 1,
+            tries=training.tries + tries,
+            log_likelihood=state.log_likelihood,
+        ),
+        state,
+    )
+
+
+def _look(training: Training, validation: Corpus | None, memory: _Memory) -> Training:
+    """Look at the validation text; keep the parameters if it has become shorter."""
+    if validation is None:
+        return replace(training, best=None, best_pass=training.passes)
+    bits = code_length(training.model, validation, memory.validation)
+    training = replace(training, validation_bits=bits)
+    if bits < training.best_bits:
+        training = replace(training, best=training.model, best_bits=bits, best_pass=training.passes)
+    return training
+
+
+def train(
+    training: Training,
+    corpus: Corpus,
+    settings: Settings,
+    validation: Corpus | None = None,
+    report: Report | None = None,
+) -> Training:
+    """Train until the passes, the time or the patience is spent.
+
+    Args:
+        training: where to begin, or to go on.
+        corpus: training text.
+        settings: how to train; passes and seconds count from the very beginning of the training.
+        validation: text to stop on, or None.
+        report: called after each pass.
+
+    Raises:
+        FloatingPointError: if the start values do not give the text a finite log-likelihood, or a direction is
+            not finite.
+    """
+    memory = _Memory()
+    began = time.perf_counter() - training.seconds
+    state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
+    if not math.isfinite(state.log_likelihood):
+        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
+    if training.passes == 0:
+        training = _look(training, validation, memory)
+    while training.passes < settings.passes:
+        if settings.seconds is not None and training.seconds >= settings.seconds:
+            break
+        if (
+            validation is not None
+            and settings.patience is not None
+            and training.passes - training.best_pass >= settings.patience
+        ):
+            break
+        training, state = advance(training, state, corpus, settings, memory)
+        if training.passes % settings.validate_every == 0:
+            training = _look(training, validation, memory)
+        training = replace(training, seconds=time.perf_counter() - began)
+        if report is not None:
+            report(training)
+    return training

@@ -1,0 +1,224 @@
+"""The classes a user meets: fit, bits, predict, sample, save, load, merge, resume, restarts."""
+
+import math
+
+import numpy as np
+import pytest
+import sklearn.base
+
+from pathspace import sequences
+from pathspace.sequences import CNN, PCNN, RNN, NotFittedError, UnseenSymbolError
+from pathspace.sequences.passes import forward
+from pathspace.sequences.text import Alphabet, Corpus
+
+TEXT = "a cat sat on the mat; " * 12
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return PCNN(units=8, passes=40).fit(TEXT)
+
+
+@pytest.mark.parametrize("kind", [PCNN, CNN, RNN])
+@pytest.mark.parametrize("text", [TEXT, TEXT.encode()])
+def test_fit_learns_and_every_method_works(kind, text):
+    model = kind(units=8, connectivity=2, passes=80, seed=1).fit(text)
+    uniform = len(text) * math.log2(len(set(text)))
+    assert model.bits(text) < uniform / 2
+    assert model.score(text) == pytest.approx(-model.bits(text) / len(text))
+    prediction = model.predict(text[:5])
+    assert set(prediction) == set(text)
+    assert sum(prediction.values()) == pytest.approx(1)
+    drawn = model.sample(30, seed=3)
+    assert type(drawn) is type(text)
+    assert len(drawn) == 30
+    assert drawn == model.sample(30, seed=3)
+    assert model.sample(30, seed=3, temperature=5.0) != model.sample(30, seed=4, temperature=5.0)
+
+
+def test_predict_agrees_with_the_forward_pass(fitted):
+    x = fitted.alphabet_.encode(TEXT)
+    pi = forward(fitted.parameters_, Corpus.of([x], len(fitted.alphabet_))).pi
+    prediction = fitted.predict(TEXT[:17])
+    assert np.abs(np.array(list(prediction.values())) - pi[17]).max() < 1e-12
+
+
+def test_a_trained_model_continues_what_it_has_seen():
+    model = PCNN(units=10, passes=300).fit("abcdefgh" * 40)
+    assert model.sample(8, prompt="abcdefgh" * 3, temperature=0.01) == "abcdefgh"
+
+
+@pytest.mark.parametrize("kind", [PCNN, RNN])
+def test_saved_and_loaded_models_are_the_same(kind, tmp_path):
+    text, held = TEXT[:150], TEXT[150:]
+    model = kind(units=6, passes=30, seed=2).fit(text, validation=held)
+    path = tmp_path / "model.safetensors"
+    model.save(path)
+    loaded = sequences.load(path)
+    assert type(loaded) is kind
+    assert loaded.get_params() == model.get_params()
+    assert loaded.bits(TEXT) == model.bits(TEXT)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+    # going on from the file is going on as if nothing had happened
+    whole = kind(units=6, passes=60, seed=2).fit(text, validation=held)
+    resumed = loaded.fit(text, validation=held, passes=60, resume=True)
+    assert np.array_equal(resumed.training_.model.w, whole.training_.model.w)
+    assert np.array_equal(resumed.parameters_.tau, whole.parameters_.tau)
+
+
+def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
+    path = tmp_path / "model"
+    fitted.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    with pytest.raises(sequences.ModelFileError, match="not a safetensors file"):
+        sequences.load(path)
+    path.write_bytes(
+        content.replace(b'\\"version\\":1', b'\\"version\\":9').replace(b'version\\": 1', b'version\\": 9')
+    )
+    with pytest.raises(sequences.ModelFileError, match="later version"):
+        sequences.load(path)
+    path.write_bytes(content.replace(b'units\\": 8', b'units\\": 9'))
+    with pytest.raises(sequences.ModelFileError, match="damaged"):
+        sequences.load(path)
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.zeros(3)}, path)
+    with pytest.raises(sequences.ModelFileError, match="no pathspace sequence model"):
+        sequences.load(path)
+    with pytest.raises(FileNotFoundError):
+        sequences.load(tmp_path / "nothing")
+
+
+def test_merged_models_predict_the_geometric_mean(fitted):
+    models = [PCNN(units=n, connectivity=2, passes=30, seed=n).fit(TEXT) for n in (3, 5, 4)]
+    context = TEXT[:31]
+    for weights in (None, [0.5, 0.2, 0.7]):
+        merged = sequences.merge(models, weights)
+        product = np.ones(len(set(TEXT)))
+        for model, c in zip(models, weights or [1 / 3] * 3, strict=True):
+            product *= np.array(list(model.predict(context).values())) ** c
+        expected = product / product.sum()
+        assert np.abs(np.array(list(merged.predict(context).values())) - expected).max() < 1e-12
+    assert merged.parameters_.units == 12
+    # it can be trained on
+    before = merged.bits(TEXT)
+    assert merged.fit(TEXT, passes=10, resume=True).bits(TEXT) < before
+
+
+def test_models_that_do_not_fit_together_are_not_merged(fitted):
+    with pytest.raises(ValueError, match="no network"):
+        sequences.merge([])
+    with pytest.raises(ValueError, match="share kind"):
+        sequences.merge([fitted, CNN(units=3, passes=2).fit(TEXT)])
+    other = PCNN(units=3, passes=2).fit(TEXT.upper())
+    with pytest.raises(ValueError, match="alphabet"):
+        sequences.merge([fitted, other])
+    with pytest.raises(ValueError, match="one finite weight"):
+        sequences.merge([fitted, fitted], [1.0])
+    with pytest.raises(NotFittedError):
+        sequences.merge([fitted, PCNN()])
+
+
+def test_restarts_keep_the_best_and_do_not_depend_on_processes():
+    arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 0, "seed": 5}
+    text, held = TEXT[:130], TEXT[130:]
+    alone = [PCNN(**(arguments | {"restarts": 1, "seed": seed})).fit(text, held) for seed in (5, 6, 7)]
+    best = min(alone, key=lambda model: model.training_.best_bits)
+    serial = PCNN(**arguments).fit(text, held)
+    assert np.array_equal(serial.parameters_.w, best.parameters_.w)
+
+
+@pytest.mark.slow
+def test_restarts_in_two_processes_give_the_same():
+    arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 8, "seed": 5}
+    serial, parallel = PCNN(**arguments).fit(TEXT), PCNN(**arguments, jobs=2).fit(TEXT)
+    assert np.array_equal(serial.parameters_.w, parallel.parameters_.w)
+
+
+def test_heats_drop_restarts_but_not_the_leader():
+    model = PCNN(units=5, passes=60, restarts=6, heat=10, seed=1).fit(TEXT)
+    single = PCNN(units=5, passes=60, seed=1).fit(TEXT)
+    assert model.training_.passes == 60
+    assert model.training_.log_likelihood >= single.training_.log_likelihood - 5
+
+
+def test_several_texts_masks_and_a_share_for_validation():
+    texts = ["ab" * 20, "abc" * 15, "c"]
+    model = PCNN(units=4, passes=30).fit(texts, validation=0.25)
+    assert model.bits(texts) == pytest.approx(sum(model.bits(text) for text in texts), rel=1e-12)
+    assert model.training_.best_bits < math.inf
+    mask = [t % 2 == 1 for t in range(40)]
+    masked = PCNN(units=4, passes=30).fit(texts[0], mask=mask)
+    assert masked.bits(texts[0], mask=mask) < 10
+    with pytest.raises(ValueError, match="one entry for each symbol"):
+        PCNN().fit("abc", mask=[True])
+    with pytest.raises(ValueError, match="no symbol to be predicted"):
+        PCNN().fit("abc", mask=[False] * 3)
+    with pytest.raises(ValueError, match="too short"):
+        PCNN().fit("abc", validation=0.1)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        PCNN().fit("abc", validation=1.5)
+
+
+def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):
+    for empty in ("", b"", [], ["", ""]):
+        with pytest.raises(ValueError, match="empty"):
+            PCNN().fit(empty)
+    for tiny in ("x", "xx", "x" * 50, b"\x00"):
+        model = PCNN(units=3, passes=12).fit(tiny)
+        assert model.bits(tiny) == 0
+        assert model.predict(tiny[:1]) == {tiny[0]: 1.0}
+        assert model.sample(4) == tiny[:1] * 4
+    two = PCNN(units=3, passes=12).fit("xy")
+    assert math.isfinite(two.bits("yx"))
+    with pytest.raises(TypeError, match="all str or all bytes"):
+        PCNN().fit(["a", b"b"])
+    with pytest.raises(TypeError, match="reads str"):
+        fitted.bits(b"a")
+    with pytest.raises(ValueError, match="empty"):
+        fitted.bits("")
+
+
+def test_unseen_symbols_are_an_error_or_finite_with_a_larger_alphabet(fitted):
+    with pytest.raises(UnseenSymbolError, match="'z' at position 2"):
+        fitted.bits("a z")
+    wide = PCNN(units=4, passes=20).fit(TEXT, alphabet="xyz")
+    assert len(wide.alphabet_) == len(set(TEXT)) + 3
+    assert math.isfinite(wide.bits("a zebra".replace("e", "y").replace("b", "x").replace("r", "z")))
+
+
+def test_scikit_learn_can_clone_and_set(fitted):
+    copy = sklearn.base.clone(fitted)
+    assert copy.get_params() == fitted.get_params()
+    with pytest.raises(NotFittedError, match="call fit first"):
+        copy.bits("a")
+    assert copy.set_params(units=3).units == 3
+    with pytest.raises(ValueError, match="no argument 'width'"):
+        copy.set_params(width=3)
+    assert sklearn.base.clone(RNN(units=4)).get_params()["units"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"units": 0}, "at least one unit"),
+        ({"units": 3, "connectivity": 7}, "connectivity 7"),
+        ({"metric": "x"}, "unknown metric"),
+        ({"squash": "relu"}, "unknown squash"),
+        ({"restarts": 0}, "restarts"),
+        ({"jobs": 0}, "jobs"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PCNN(**({"passes": 1} | arguments)).fit("abcabc")
+    with pytest.raises(ValueError, match="no whole rbp metric"):
+        RNN(metric="rbp", passes=2).fit("abcabc")
+
+
+def test_alphabets_encode_and_decode_any_text():
+    for text in ("häß\U0001f600\ud800x", bytes(range(256))):
+        alphabet = Alphabet.of([text])
+        assert alphabet.decode(alphabet.encode(text)) == text
+        assert alphabet.encode(text[:0]).size == 0

@@ -1,0 +1,123 @@
+"""Training against the exact trajectories; rates, stopping, resuming."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pathspace.sequences.evaluation import code_length
+from pathspace.sequences.graph import Graph
+from pathspace.sequences.parameters import start
+from pathspace.sequences.passes import forward
+from pathspace.sequences.text import Corpus
+from pathspace.sequences.training import Settings, Training, train
+
+from .fixture import assert_close, exact
+
+METRICS = {"full_rbpm": "rbp", "qd_rbpm": "rbp-qd", "qd_rutsd": "rutsd-qd"}
+
+
+@pytest.mark.parametrize("name", sorted(exact()["trajectory"]["runs"]))
+def test_trajectories_agree_with_exact_values(name):
+    data = exact()["trajectory"]
+    run = data["runs"][name]
+    x = np.array([data["alphabet"].index(symbol) for symbol in data["text"]])
+    corpus = Corpus.of([x], len(data["alphabet"]))
+    graph = Graph.from_edges(data["N"], data["edges_out"])
+    kind, _, metric = name.split("_", 2)
+    u = np.array(data["u[j][y] (row 0 unused)"])
+    training = Training.begin(start(kind, "tanh", graph, corpus, u))
+    seen = []
+    settings = Settings(metric=METRICS[metric], passes=len(run["log"]))
+    training = train(training, corpus, settings, report=seen.append)
+    tries = np.diff([0] + [record.tries for record in seen])
+    for record, expected, tried in zip(seen, run["log"], tries, strict=True):
+        assert record.log_likelihood == pytest.approx(expected["LL"], abs=1e-6)
+        assert record.rate_w == pytest.approx(expected["eta_w"], rel=1e-12)
+        assert record.rate_tau == pytest.approx(expected["eta_tau"], rel=1e-12)
+        assert tried == expected["tries"]
+    bits = code_length(training.model, corpus)
+    assert bits == pytest.approx(run["validation_bits_on_train_text"], abs=1e-5)
+
+
+def some_training(kind="pcnn", units=6, length=400, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.cumsum(rng.integers(0, 2, length)) % 4
+    corpus, validation = Corpus.of([x[: length // 2]], 4), Corpus.of([x[length // 2 :]], 4)
+    return Training.begin(start(kind, "tanh", Graph.random(units, 2, rng), corpus, rng)), corpus, validation
+
+
+@pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
+@pytest.mark.parametrize("writing", ["qdh", "dh"])
+def test_training_never_loses_and_learns(kind, writing):
+    training, corpus, _ = some_training(kind)
+    metric = "rbp-qd" if kind == "rnn" else "rbp"
+    trace = []
+    train(training, corpus, Settings(metric=metric, writing=writing, passes=60), report=trace.append)
+    values = [record.log_likelihood for record in trace]
+    assert np.all(np.diff(values) >= 0)
+    # two bits for each of four symbols to begin with, one bit in the end
+    assert values[-1] > forward(training.model, corpus).log_likelihood / 1.7
+
+
+def test_resumed_training_is_bit_by_bit_the_same():
+    training, corpus, validation = some_training()
+    whole = train(training, corpus, Settings(passes=41), validation)
+    half = train(training, corpus, Settings(passes=17), validation)
+    resumed = train(half, corpus, Settings(passes=41), validation)
+    for name in ("w", "tau", "V0"):
+        assert np.array_equal(getattr(whole.model, name), getattr(resumed.model, name))
+        assert np.array_equal(getattr(whole.result, name), getattr(resumed.result, name))
+    for name in ("rate_w", "rate_tau", "passes", "tries", "log_likelihood", "best_bits", "best_pass"):
+        assert getattr(whole, name) == getattr(resumed, name)
+
+
+def test_validation_keeps_the_best_and_patience_stops():
+    training, corpus, validation = some_training(units=12, length=120)
+    seen = []
+    done = train(training, corpus, Settings(passes=2000, patience=40), validation, seen.append)
+    looks = [record.validation_bits for record in seen if record.passes % 2 == 0]
+    assert done.passes < 2000
+    assert done.passes - done.best_pass >= 40
+    assert done.best_bits == min(looks)
+    assert code_length(done.result, validation) == done.best_bits
+    assert code_length(done.model, validation) > done.best_bits
+
+
+def test_no_time_means_no_pass():
+    training, corpus, _ = some_training()
+    assert train(training, corpus, Settings(seconds=0.0)).passes == 0
+
+
+def test_a_singular_metric_without_damping_is_reported():
+    training, corpus, _ = some_training()
+    model = replace(training.model, w=np.zeros_like(training.model.w))
+    with pytest.raises(FloatingPointError, match="damping"):
+        train(Training.begin(model, 1e-300), corpus, Settings(damping=0.0, passes=9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"metric": "hessian"}, "unknown metric 'hessian'"),
+        ({"writing": "x"}, "unknown writing step 'x'"),
+        ({"damping": -1.0}, "damping"),
+        ({"damping": float("nan")}, "damping"),
+        ({"validate_every": 0}, "validate_every"),
+    ],
+)
+def test_settings_are_checked(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**wrong)
+
+
+def test_code_length_counts_predicted_symbols_at_their_places():
+    training, corpus, _ = some_training()
+    model = training.model
+    x = corpus.x[:10]
+    chi = np.zeros(10, bool)
+    chi[[3, 7]] = True
+    pi = forward(model, Corpus.of([x], 4)).pi
+    expected = -sum(np.log2((1 - 1 / (t + 2)) * pi[t, x[t]] + 1 / (4 * (t + 2))) for t in (3, 7))
+    masked = Corpus.of([x, x], 4, [chi, chi])
+    assert_close(code_length(model, masked), 2 * expected, 1e-13)
