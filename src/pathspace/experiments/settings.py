@@ -9,9 +9,10 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.methods import METHODS, method
+from pathspace.experiments.models import check_model
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.starts import check_start
-from pathspace.experiments.tasks import preset
+from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
@@ -49,12 +50,12 @@ class Settings:
     starts: tuple[str, ...] = ("balanced", "rescaled")
     seeds: int = 3
     tuning_seeds: int = 1
-    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     epochs: int = 10
     batch_size: int = 32
     momentum: float = 0.0
     clip_norm: float = 0.0
-    rescale_exponent: int = 7
+    rescale_exponent: int = 5
     checkpoint_every: int = 200
     threads: int = 1
 
@@ -79,6 +80,8 @@ class Settings:
             method(name)
         for name in self.starts:
             check_start(name, "the setting 'starts'")
+        check_model(self.model, self.model_options)
+        check_task(self.task, self.task_options)
 
     def run_config(
         self, method: str, start: str, learning_rate: float, seed: int, *, evaluate_test: bool

@@ -36,9 +36,13 @@ def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir:
     Raises:
         ConfigurationError: The name or an option is unknown, a value is impossible, or the data is not there.
     """
-    build = _module(name).build
-    check_options(build, options or {}, f"task_options of the task {name!r}", reserved=("data_dir",))
-    return build(data_dir=data_dir, **(options or {}))
+    check_task(name, options or {})
+    return _module(name).build(data_dir=data_dir, **(options or {}))
+
+
+def check_task(name: str, options: Mapping[str, Any]) -> None:
+    """Raise a `ConfigurationError` unless there is such a task and it has these options."""
+    check_options(_module(name).build, options, f"task_options of the task {name!r}", reserved=("data_dir",))
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -70,4 +74,4 @@ def _module(name: str) -> Any:
     return import_module(TASKS[name])
 
 
-__all__ = ["TASKS", "ConfigurationError", "build_task", "check_options", "preset"]
+__all__ = ["TASKS", "ConfigurationError", "build_task", "check_options", "check_task", "preset"]

@@ -1,0 +1,75 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.selection import choose, tuning_runs
+from pathspace.experiments.settings import Settings
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def result(tiny_config: Make) -> Callable[..., RunResult]:
+    def make(
+        rate: float, error: float, loss: float = 1.0, *, seed: int = 0, diverged: bool = False
+    ) -> RunResult:
+        config = replace(tiny_config(rate=rate, seed=seed), evaluate_test=False)
+        validations = (Validation(0, 9.0, 90.0), Validation(4, loss, error))
+        return RunResult(config, (1.0, 0.5), validations, None, 2 if diverged else None, 0.1)
+
+    return make
+
+
+def test_the_least_mean_validation_error_is_chosen(result: Callable[..., RunResult]) -> None:
+    results = [
+        result(0.1, 4.0),
+        result(0.1, 6.0, seed=1),
+        result(0.2, 3.0),
+        result(0.2, 8.0, seed=1),
+        result(0.3, 5.1),
+    ]
+    choice = choose(results)["sgd", "balanced"]
+    assert choice.learning_rate == 0.1
+    assert choice.scores == {0.1: 5.0, 0.2: 5.5, 0.3: 5.1}
+    assert choice.at_edge
+
+
+def test_ties_go_to_the_least_validation_loss(result: Callable[..., RunResult]) -> None:
+    choice = choose([result(0.1, 4.0, 0.9), result(0.2, 4.0, 0.7), result(0.3, 4.0, 0.8)])["sgd", "balanced"]
+    assert choice.learning_rate == 0.2
+    assert not choice.at_edge
+
+
+def test_a_rate_that_diverged_once_is_not_chosen(result: Callable[..., RunResult]) -> None:
+    results = [
+        result(0.1, 50.0),
+        result(0.2, 1.0),
+        result(0.2, 1.0, seed=1, diverged=True),
+        result(0.3, 60.0),
+    ]
+    choice = choose(results)["sgd", "balanced"]
+    assert choice.learning_rate == 0.1
+    assert choice.scores[0.2] == math.inf
+
+
+def test_when_every_rate_diverges_the_smallest_is_taken_and_marked(result: Callable[..., RunResult]) -> None:
+    choice = choose([result(0.2, 1.0, diverged=True), result(0.1, 1.0, diverged=True)])["sgd", "balanced"]
+    assert choice.learning_rate == 0.1
+    assert choice.all_diverged
+
+
+def test_tuning_gives_everybody_the_same_grid_and_never_sees_test_data_or_reported_seeds(
+    tiny_settings: Callable[..., Settings],
+) -> None:
+    settings = tiny_settings(tuning_seeds=2, seeds=3)
+    runs = tuning_runs(settings)
+    assert len(runs) == len({run.key for run in runs}) == 3 * 2 * 2 * 2
+    assert not any(run.evaluate_test for run in runs)
+    assert {run.seed for run in runs}.isdisjoint(range(settings.seeds))
+    budgets = {(run.method, run.start): [] for run in runs}
+    for run in runs:
+        budgets[run.method, run.start].append((run.learning_rate, run.seed, run.epochs, run.batch_size))
+    assert len({tuple(budget) for budget in budgets.values()}) == 1

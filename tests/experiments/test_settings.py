@@ -1,0 +1,70 @@
+from typing import Any
+
+import pytest
+
+from pathspace.experiments.commands import parse_settings
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.settings import Settings, settings_from
+from pathspace.experiments.tasks import preset
+
+
+def test_later_layers_win_and_options_are_merged() -> None:
+    settings = settings_from(
+        ("a recipe", {"task": "mnist", "task_options": {"steps": 98}, "epochs": 7, "methods": ["sgd"]}),
+        ("the command line", {"epochs": 8, "task_options": {"permuted": True}}),
+    )
+    assert settings.epochs == 8
+    assert settings.methods == ("sgd",)
+    assert settings.task_options == {**preset("mnist")["task_options"], "steps": 98, "permuted": True}
+    assert settings.batch_size == preset("mnist")["batch_size"]
+    assert settings.momentum == Settings.momentum
+
+
+def test_settings_survive_json() -> None:
+    settings = settings_from(("a test", {"task": "adding", "learning_rates": [0.1, 1]}))
+    assert settings_from(("config.json", settings.as_dict())) == settings
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epoch": 3}, "Unknown setting 'epoch' in a test: choose from task, task_options"),
+        ({"epochs": 0}, "'epochs' is 0: give a whole number from 1 on"),
+        ({"seeds": 2.0}, "'seeds' is 2.0: give a whole number"),
+        ({"threads": True}, "'threads' is True: give a whole number"),
+        ({"momentum": 1.0}, r"'momentum' is 1.0: give one in \[0, 1\)"),
+        ({"clip_norm": -1}, "'clip_norm' is -1: give 0 or more"),
+        ({"learning_rates": []}, "one or more positive numbers"),
+        ({"learning_rates": [0.1, -1]}, "one or more positive numbers"),
+        ({"learning_rates": 0.1}, "give a list"),
+        ({"learning_rates": ["fast"]}, "one or more positive numbers"),
+        ({"methods": ["sgd", "sgd"]}, "each one once"),
+        ({"methods": ["lion"]}, "Unknown method 'lion'"),
+        ({"starts": ["somewhere"]}, "Unknown start 'somewhere' in the setting 'starts'"),
+        ({"starts": []}, "at least one"),
+        ({"task": "chess"}, "Unknown task 'chess'"),
+        ({"task": 3}, "give the name of one task"),
+        ({"task_options": 3}, "give a table"),
+        ({"model": "mlp"}, "Unknown model 'mlp'"),
+        ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
+        ({"model_options": {"width": 3}}, "Unknown option 'width' in model_options"),
+        ({"task_options": {"width": 3}}, "Unknown option 'width' in task_options"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        settings_from(("a test", change))
+
+
+def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
+    assignments = ["momentum=0.9", "task=mnist", "task_options.steps=98", "task_options.permuted=true"]
+    assert parse_settings([*assignments, 'starts=["balanced"]']) == {
+        "momentum": 0.9,
+        "task": "mnist",
+        "task_options": {"steps": 98, "permuted": True},
+        "starts": ["balanced"],
+    }
+    with pytest.raises(ConfigurationError, match="--set 'momentum' has no value"):
+        parse_settings(["momentum"])
+    with pytest.raises(ConfigurationError, match="'task_options' is given both"):
+        parse_settings(["task_options=3", "task_options.steps=98"])
