@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.pool import Monitor, Place, run_all
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import Choice, choose, tuning_runs
@@ -113,6 +114,7 @@ def compare(
         KeyboardInterrupt: The user stopped; the same call with `resume` continues.
     """
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    steps_per_epoch(settings.batch_size, task)  # refuses an impossible batch size before any worker starts
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
     tuning = run_all(
         tuning_runs(settings),
@@ -161,6 +163,7 @@ def train(
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    steps_per_epoch(settings.batch_size, task)  # refuses an impossible batch size before any worker starts
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")

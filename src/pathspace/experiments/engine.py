@@ -64,12 +64,6 @@ def run(
         InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
-    steps_per_epoch = len(task.train) // config.batch_size
-    if steps_per_epoch < 1:
-        raise ConfigurationError(
-            f"The batch size {config.batch_size} exceeds the {len(task.train)} training sequences of the "
-            f"task {task.name!r}: give a smaller one."
-        )
     with _isolated(config):
         state = _initial_state(
             config, task, chosen, fresh=not (resume and folder and checkpoint.exists(folder))
@@ -82,7 +76,7 @@ def run(
             config,
             task,
             state,
-            steps_per_epoch,
+            steps_per_epoch(config.batch_size, task),
             clip_norm=None if chosen.clips_itself else config.clip_norm,
             save=lambda: checkpoint.save(folder, config, state) if folder is not None else None,
             checkpoint_every=checkpoint_every,
@@ -102,9 +96,23 @@ def run(
     )
 
 
+def steps_per_epoch(batch_size: int, task: Task) -> int:
+    """Return how many whole batches the training split gives.
+
+    Raises:
+        ConfigurationError: Not a single one.
+    """
+    if batch_size > len(task.train):
+        raise ConfigurationError(
+            f"The batch size {batch_size} exceeds the {len(task.train)} training sequences of the task "
+            f"{task.name!r}: give a smaller one."
+        )
+    return len(task.train) // batch_size
+
+
 def total_steps(config: RunConfig, task: Task) -> int:
     """Return how many steps a run takes unless it diverges."""
-    return config.epochs * (len(task.train) // config.batch_size)
+    return config.epochs * steps_per_epoch(config.batch_size, task)
 
 
 def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool) -> RunState:
@@ -125,7 +133,7 @@ def _train(
     config: RunConfig,
     task: Task,
     state: RunState,
-    steps_per_epoch: int,
+    epoch_steps: int,
     *,
     clip_norm: float | None,
     save: Callable[[], None],
@@ -134,11 +142,11 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> None:
     last_report = 0.0
-    while state.diverged_at is None and state.step < config.epochs * steps_per_epoch:
+    while state.diverged_at is None and state.step < config.epochs * epoch_steps:
         if should_stop():
             save()
             raise InterruptedRunError
-        epoch, place = divmod(state.step, steps_per_epoch)
+        epoch, place = divmod(state.step, epoch_steps)
         if state.order is None or place == 0:
             state.order = epoch_order(len(task.train), config.seed, epoch)
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
@@ -152,7 +160,7 @@ def _train(
             break
         state.losses.append(loss)
         state.step += 1
-        if place == steps_per_epoch - 1:
+        if place == epoch_steps - 1:
             state.validations.append(_validate(state, task))
         if checkpoint_every and state.step % checkpoint_every == 0:
             save()
@@ -162,7 +170,7 @@ def _train(
 
 
 def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:
-    """Take one step and return the loss before it; no step and None when that loss is not finite."""
+    """Take one step and return the loss before it; None when the loss or the step is not finite."""
     state.optimizer.zero_grad()
     loss = task.loss(state.model(task.train.inputs[batch]), task.train.targets[batch])
     value = loss.item()
@@ -171,7 +179,10 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     loss.backward()
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), clip_norm)
-    state.optimizer.step()
+    try:
+        state.optimizer.step()
+    except FloatingPointError:  # how our optimizers refuse to spoil the weights
+        return None
     return value
 
 

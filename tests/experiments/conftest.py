@@ -1,0 +1,51 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathspace.experiments.run import RunConfig
+from pathspace.experiments.settings import Settings, settings_from
+from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks.task import Task
+
+# Real training, a hundredth of a second long.
+TINY: dict[str, Any] = {
+    "task": "adding",
+    "task_options": {"length": 6, "train_size": 64, "validation_size": 32, "test_size": 32},
+    "model_options": {"hidden": 6},
+    "methods": ["sgd", "path-sgd", "balanced-adam"],
+    "learning_rates": [0.01, 0.1],
+    "seeds": 2,
+    "epochs": 2,
+    "batch_size": 16,
+}
+
+
+@pytest.fixture
+def tiny_settings() -> Callable[..., Settings]:
+    return lambda **changes: settings_from(("a test", {**TINY, **changes}))
+
+
+@pytest.fixture
+def tiny_task() -> Task:
+    return build_task("adding", TINY["task_options"])
+
+
+@pytest.fixture
+def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConfig]:
+    def make(
+        method: str = "sgd", start: str = "balanced", rate: float = 0.05, seed: int = 0, **changes: Any
+    ) -> RunConfig:
+        return tiny_settings(**changes).run_config(method, start, rate, seed, evaluate_test=True)
+
+    return make
+
+
+@pytest.fixture
+def real_data() -> Path:
+    folder = os.environ.get("PATHSPACE_DATA")
+    if not folder or not (Path(folder) / "mnist").exists():
+        pytest.skip("PATHSPACE_DATA does not name a folder with the real MNIST files")
+    return Path(folder)

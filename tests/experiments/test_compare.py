@@ -1,0 +1,138 @@
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pathspace.experiments.compare import Row, compare, largest_difference
+from pathspace.experiments.live import Silent
+from pathspace.experiments.pool import RESULT, Place, run_all
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.settings import Settings
+
+Make = Callable[..., Settings]
+
+
+class Recorder(Silent):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int]] = []
+        self.begun: list[str] = []
+        self.done: list[str] = []
+
+    def stage(self, title: str, runs: int) -> None:
+        self.stages.append((title, runs))
+
+    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
+        self.begun.append(config.key)
+
+    def finished(self, result: RunResult) -> None:
+        self.done.append(result.config.key)
+
+
+def without_seconds(results: list[RunResult]) -> list[RunResult]:
+    return [replace(result, seconds=0.0) for result in results]
+
+
+def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(rescale_exponent=3)
+    recorder = Recorder()
+    comparison = compare(settings, tmp_path, recorder)
+    rows = {(row.method, row.start, row.rate_chosen_from): row for row in comparison.rows}
+    assert rows["path-sgd", "rescaled", "balanced"].difference == 0.0
+    assert rows["sgd", "rescaled", "balanced"].difference != 0.0
+    for method in settings.methods:
+        first = rows[method, "balanced", "balanced"]
+        assert first.difference is None
+        assert first.learning_rate == comparison.choices[method, "balanced"].learning_rate
+        assert rows[method, "rescaled", "balanced"].learning_rate == first.learning_rate
+        assert [run.config.seed for run in first.runs] == [0, 1]
+        own = comparison.choices[method, "rescaled"].learning_rate
+        assert ((method, "rescaled", "rescaled") in rows) == (own != first.learning_rate)
+    assert [runs for _, runs in recorder.stages] == [3 * 2 * 2, 2 * len(comparison.rows)]
+    assert sorted(recorder.done) == sorted(recorder.begun)
+
+
+def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings()
+    whole = compare(settings, tmp_path, Silent())
+    lost = sorted((tmp_path / "runs").glob(f"*/{RESULT}"))[::3]
+    for path in lost:
+        path.unlink()
+    recorder = Recorder()
+    again = compare(settings, tmp_path, recorder, resume=True)
+    assert sorted(recorder.begun) == sorted(path.parent.name for path in lost)
+    for one, other in zip(whole.rows, again.rows, strict=True):
+        assert without_seconds(list(one.runs)) == without_seconds(list(other.runs))
+        assert one.difference == other.difference
+
+
+def test_two_processes_give_what_one_gives(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings()
+    configs = [
+        settings.run_config(method, "rescaled", 0.01, seed, evaluate_test=True)
+        for method in settings.methods
+        for seed in range(2)
+    ]
+    recorder = Recorder()
+    alone = run_all(configs, Place(tmp_path / "one"), Silent(), title="One")
+    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", processes=2)
+    assert without_seconds(alone) == without_seconds(shared)
+    assert sorted(recorder.done) == sorted(config.key for config in configs)
+    assert recorder.begun
+
+
+def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Make, tmp_path: Path) -> None:
+    config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
+    run_all([config], Place(tmp_path), Silent(), title="")
+    path = tmp_path / config.key / RESULT
+    content = json.loads(path.read_text())
+    content["config"]["epochs"] += 1
+    content["test_error"] = -1.0
+    path.write_text(json.dumps(content))
+    (result,) = run_all([config], Place(tmp_path, resume=True), Silent(), title="")
+    assert result.test_error is not None
+    assert result.test_error >= 0
+
+
+@pytest.fixture
+def result(tiny_settings: Make) -> Callable[..., RunResult]:
+    config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
+
+    def make(
+        losses: tuple[float, ...], test_error: float | None = 1.0, diverged_at: int | None = None
+    ) -> RunResult:
+        return RunResult(config, losses, (), test_error, diverged_at, 2.0)
+
+    return make
+
+
+def test_the_largest_difference_is_over_all_steps(result: Callable[..., RunResult]) -> None:
+    one, other = result((3.0, 2.0, 1.0)), result((3.0, 2.5, 1.25))
+    assert largest_difference(one, other) == 0.5
+    assert largest_difference(one, one) == 0.0
+    assert largest_difference(one, result((3.0,), None, 1)) == math.inf
+    assert largest_difference(result((3.0,), None, 1), result((3.0,), None, 1)) == 0.0
+
+
+def row(runs: list[Any]) -> Row:
+    return Row("sgd", "balanced", 0.1, "balanced", tuple(runs), None)
+
+
+def test_mean_and_deviation_over_seeds(result: Callable[..., RunResult]) -> None:
+    runs = [result((1.0,), error) for error in (1.0, 2.0, 6.0)]
+    assert row(runs).mean_test_error == 3.0
+    assert row(runs).test_error_deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert row(runs[:1]).test_error_deviation is None
+    assert row(runs).mean_seconds == 2.0
+
+
+def test_a_diverged_run_leaves_no_mean(result: Callable[..., RunResult]) -> None:
+    runs = [result((1.0,), 1.0), result((1.0,), None, 1)]
+    assert row(runs).mean_test_error is None
+    assert row(runs).test_error_deviation is None
+    assert row(runs).diverged == 1

@@ -1,0 +1,191 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pathspace.experiments import checkpoint
+from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, total_steps
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.tasks.task import Task
+
+Config = Callable[..., RunConfig]
+
+
+class KilledError(Exception):
+    """Stands for the end of the process: nothing runs after it."""
+
+
+def same(one: RunResult, other: RunResult) -> bool:
+    return (one.losses, one.validations, one.test_error, one.diverged_at) == (
+        other.losses,
+        other.validations,
+        other.test_error,
+        other.diverged_at,
+    )
+
+
+def killed_at(step: int) -> Callable[[], bool]:
+    calls = iter(range(step + 1))
+
+    def check() -> bool:
+        if next(calls) == step:
+            raise KilledError
+        return False
+
+    return check
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_killed_run_resumes_exactly(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, momentum: float
+) -> None:
+    config = tiny_config(method, "rescaled", 0.01, epochs=4, momentum=momentum, clip_norm=1.0)
+    whole = run(config, tiny_task)
+    assert len(whole.losses) == total_steps(config, tiny_task) == 16
+    # Dies at step 7, in the middle of an epoch; the last checkpoint is from step 6; then again at step 12.
+    with pytest.raises(KilledError):
+        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=killed_at(7))
+    with pytest.raises(KilledError):
+        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, resume=True, should_stop=killed_at(6))
+    assert same(run(config, tiny_task, folder=tmp_path, resume=True), whole)
+
+
+def test_a_stopped_run_writes_a_checkpoint_of_the_last_step(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path
+) -> None:
+    config = tiny_config("path-sgd", epochs=3)
+    steps: list[int] = []
+    with pytest.raises(InterruptedRunError):
+        run(
+            config,
+            tiny_task,
+            folder=tmp_path,
+            checkpoint_every=1000,
+            report=lambda step, _loss: steps.append(step),
+            should_stop=lambda: len(steps) > 0,
+        )
+    content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)
+    assert content["step"] == steps[-1] == len(content["losses"])
+    assert same(run(config, tiny_task, folder=tmp_path, resume=True), run(config, tiny_task))
+
+
+def test_without_resume_an_old_checkpoint_is_ignored(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path
+) -> None:
+    config = tiny_config()
+    run(config, tiny_task, folder=tmp_path, checkpoint_every=3)
+    assert checkpoint.exists(tmp_path)
+    assert same(run(config, tiny_task, folder=tmp_path), run(config, tiny_task))
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": 0.06}, {"seed": 1}, {"batch_size": 8}, {"model_options": {"hidden": 7}}]
+)
+def test_a_checkpoint_of_another_configuration_is_refused(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run(tiny_config(), tiny_task, folder=tmp_path, checkpoint_every=3)
+    with pytest.raises(ConfigurationError, match="was written with"):
+        run(tiny_config(**change), tiny_task, folder=tmp_path, resume=True)
+
+
+def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_path: Path) -> None:
+    (tmp_path / checkpoint.FILE).write_bytes(b"nothing")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
+
+
+def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, tiny_task: Task) -> None:
+    torch.manual_seed(3)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    one = run(tiny_config(threads=threads + 1), tiny_task)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    torch.manual_seed(4)
+    assert same(one, run(tiny_config(threads=threads + 1), tiny_task))
+    assert not same(one, run(tiny_config(seed=1), tiny_task))
+
+
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.invariant])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "clip_norm": 0.5}])
+def test_invariant_methods_give_the_same_curve_from_a_rescaled_start(
+    tiny_config: Config, tiny_task: Task, method: str, options: dict[str, float]
+) -> None:
+    balanced, rescaled = (
+        run(tiny_config(method, start, 0.01, epochs=5, rescale_exponent=10, **options), tiny_task)
+        for start in ("balanced", "rescaled")
+    )
+    assert balanced.losses == rescaled.losses
+    assert balanced.validations == rescaled.validations
+
+
+def test_all_starts_are_the_same_function_but_not_the_same_weights(
+    tiny_config: Config, tiny_task: Task
+) -> None:
+    starts = [run(tiny_config("sgd", start), tiny_task) for start in ("default", "balanced", "rescaled")]
+    assert starts[1].validations[0] == starts[2].validations[0]
+    assert starts[0].validations[0].loss == pytest.approx(starts[1].validations[0].loss, rel=1e-5)
+    assert starts[1].losses[2] != starts[2].losses[2]
+
+
+def test_a_run_that_diverges_ends_there(tiny_config: Config, tiny_task: Task) -> None:
+    result = run(tiny_config("sgd", rate=1e20), tiny_task)
+    assert result.diverged_at is not None
+    assert len(result.losses) == result.diverged_at < total_steps(result.config, tiny_task)
+    assert torch.tensor(result.losses).isfinite().all()
+    assert result.test_error is None
+    assert result.validation_score == (float("inf"), float("inf"))
+    assert RunResult.from_dict(result.as_dict()) == result
+
+
+def test_divergence_that_only_validation_shows_counts(tiny_config: Config, tiny_task: Task) -> None:
+    # One step per epoch: the loss of the only batch is finite, the weights after it are not.
+    result = run(tiny_config("sgd", rate=1e30, epochs=1, batch_size=64), tiny_task)
+    assert len(result.losses) == 1
+    assert result.diverged_at == 1
+
+
+def test_a_run_learns(tiny_task: Task, tiny_config: Config) -> None:
+    result = run(tiny_config("adam", rate=0.01, epochs=40), tiny_task)
+    assert result.validations[-1].error < 0.5 * result.validations[0].error
+    assert [v.step for v in result.validations] == list(range(0, 161, 4))
+
+
+def test_the_test_split_is_looked_at_only_when_asked(
+    tiny_task: Task, tiny_config: Config, tiny_settings: Callable[..., Any]
+) -> None:
+    class Untouchable:
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError("the test split was touched")
+
+    from dataclasses import replace
+
+    task = replace(tiny_task, test=Untouchable())  # type: ignore[arg-type]
+    config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=False)
+    assert run(config, task).test_error is None
+    with pytest.raises(AssertionError, match="touched"):
+        run(replace(config, evaluate_test=True), task)
+
+
+def test_an_epoch_goes_through_every_sequence_once_in_an_order_of_its_own() -> None:
+    orders = [epoch_order(50, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(50))
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+
+
+def test_a_batch_larger_than_the_training_split_is_refused(tiny_config: Config, tiny_task: Task) -> None:
+    with pytest.raises(ConfigurationError, match="batch size 65 exceeds the 64 training sequences"):
+        run(tiny_config(batch_size=65), tiny_task)
+
+
+def test_the_gradient_of_plain_methods_is_clipped(tiny_config: Config, tiny_task: Task) -> None:
+    free, clipped = (run(tiny_config("sgd", rate=0.5, clip_norm=norm), tiny_task) for norm in (0.0, 1e-6))
+    assert clipped.losses[0] == free.losses[0]
+    assert clipped.validations[-1].loss == pytest.approx(clipped.validations[0].loss, rel=1e-4)
+    assert free.validations[-1].loss < 0.9 * free.validations[0].loss

@@ -1,0 +1,59 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pathspace.experiments import storage
+from pathspace.experiments.errors import ConfigurationError
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    storage.write_json(path, {"a": 1})
+
+    def fail(file: object) -> None:
+        file.write(b"half of")  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_atomically(path, fail)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_new_content_appears_by_a_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    storage.write_text(path, "old")
+    seen = []
+    replace = os.replace
+
+    def watched(source: Path, target: Path) -> None:
+        seen.append((Path(source).read_text(), Path(target).read_text()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    storage.write_text(path, "new")
+    assert seen == [("new", "old")]
+    assert path.read_text() == "new"
+
+
+def test_files_can_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        storage.write_text(tmp_path / "report.html", "page")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o640
+
+
+def test_json_refuses_what_json_cannot_say(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        storage.write_json(tmp_path / "result.json", {"a": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"of --output .*choose another folder"):
+        storage.writable_folder(tmp_path / "file" / "runs", "--output")
