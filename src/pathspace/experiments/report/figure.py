@@ -67,9 +67,10 @@ def _losses(axis: Axes, comparison: Comparison, method: str) -> None:
     for number, row in enumerate(rows):
         style: dict[str, Any] = FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
         steps, curves = averaged(row.runs)
-        label = f"{start_label(comparison, row)}"
-        axis.plot(steps, np.nanmean(curves, axis=0), label=label, zorder=2 + number, **style)
-        if len(row.runs) > 1:
+        # A mean of logarithms over seeds, too: one diverging seed must not hide the others.
+        middle = np.exp(np.nanmean(np.log(curves), axis=0)) if len(steps) else steps
+        axis.plot(steps, middle, label=start_label(comparison, row), zorder=2 + number, **style)
+        if len(row.runs) > 1 and len(steps):
             axis.fill_between(
                 steps, np.nanmin(curves, axis=0), np.nanmax(curves, axis=0), color=style["color"], alpha=0.15
             )
@@ -91,11 +92,11 @@ def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         The middle step of each window, shape (W,), and the means, shape (number of runs, W), NaN in windows
-        that a run did not reach. At least one run reaches each window.
+        that a run did not reach. At least one run reaches each window; W is 0 if no run made a step.
     """
     length = max(len(run.losses) for run in runs)
     width = max(1, math.ceil(length / WINDOWS))
-    windows = max(1, math.ceil(length / width))
+    windows = math.ceil(length / width)
     means = np.full((len(runs), windows), np.nan)
     for curve, run in zip(means, runs, strict=True):
         for window in range(math.ceil(len(run.losses) / width)):

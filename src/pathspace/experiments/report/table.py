@@ -92,7 +92,7 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
             METHODS[row.method].label,
             start_label(comparison, row),
             rate_label(comparison, row),
-            error_label(row),
+            error_label(comparison, row),
             f"{row.mean_seconds:.2f}",
             NOTHING if row.difference is None else ("yes" if row.difference == 0.0 else "no"),
             difference_label(row.difference),
@@ -116,7 +116,7 @@ def rate_label(comparison: Comparison, row: Row) -> str:
     return f"{row.learning_rate:g}{'*' if choice is not None and choice.at_edge else ''}"
 
 
-def error_label(row: Row) -> str:
+def error_label(comparison: Comparison, row: Row) -> str:
     """Print the mean test error ± its deviation, or how many runs diverged."""
     if row.diverged:
         return (
@@ -125,12 +125,9 @@ def error_label(row: Row) -> str:
     mean, deviation = row.mean_test_error, row.test_error_deviation
     if mean is None:
         return NOTHING
-    return number(mean) if deviation is None else f"{number(mean)} ± {number(deviation)}"
-
-
-def number(value: float) -> str:
-    """Print an error: two decimals for per cents, three digits for small squares."""
-    return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3g}"
+    # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
+    digits = ".2f" if "%" in comparison.metric else ".2e"
+    return f"{mean:{digits}}" + ("" if deviation is None else f" ± {deviation:{digits}}")
 
 
 def difference_label(difference: float | None) -> str:

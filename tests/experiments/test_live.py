@@ -1,0 +1,54 @@
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pathspace.experiments.live import Bars, PlainLines, monitor
+from pathspace.experiments.pool import Place, run_all
+from pathspace.experiments.settings import Settings
+
+
+def test_pipes_get_one_plain_line_per_run(tiny_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    settings = tiny_settings()
+    stream = io.StringIO()
+    display, watcher = monitor(Console(file=stream, width=60))
+    assert isinstance(watcher, PlainLines)
+    configs = [settings.run_config("sgd", "balanced", rate, 3, evaluate_test=True) for rate in (0.01, 1e30)]
+    with display:
+        run_all(configs, Place(tmp_path), watcher, title="Training")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "Training: 2 runs"
+    assert lines[1].startswith("  1/2  sgd, balanced, rate 0.01, seed 3: validation error ")
+    assert "test error" in lines[1]
+    assert lines[2].startswith("  2/2  sgd, balanced, rate 1e+30, seed 3: diverged at step ")
+    assert len(lines) == 3
+
+
+def test_terminals_get_bars_with_the_time_left(
+    tiny_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    stream = io.StringIO()
+    display, watcher = monitor(Console(file=stream, width=140, force_terminal=True))
+    assert isinstance(watcher, Bars)
+    assert isinstance(display, Progress)
+    config = tiny_settings().run_config("sgd", "balanced", 0.01, 0, evaluate_test=True)
+    (result,) = run_all([config], Place(tmp_path), PlainLines(Console(file=io.StringIO())), title="")
+    with display:
+        watcher.stage("Training", 2)
+        watcher.started(config, 8)
+        watcher.advanced(config, 5, 0.25)
+        shown = [
+            (task.description, task.completed, task.total, task.fields["note"]) for task in display.tasks
+        ]
+        assert shown == [("[bold]Training", 0, 2, ""), (f"  {config.label}", 5, 8, "loss 0.25")]
+        display.refresh()
+        watcher.finished(result)
+        # A result that was on disk already has no bar of its own.
+        watcher.finished(replace(result, config=replace(config, seed=9)))
+        assert [(task.completed, task.total) for task in display.tasks] == [(2, 2)]
+    text = stream.getvalue()
+    assert "5/8" in text
+    assert "left" in text

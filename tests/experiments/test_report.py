@@ -1,0 +1,237 @@
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from pathspace.experiments.compare import Comparison, Row, compare
+from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.live import Silent
+from pathspace.experiments.report import Published, build_table, print_table, write_report
+from pathspace.experiments.report.figure import WINDOWS, averaged
+from pathspace.experiments.report.files import as_json
+from pathspace.experiments.report.table import PublishedResult, difference_label, error_label
+from pathspace.experiments.run import RunResult, Validation
+from pathspace.experiments.settings import Settings
+
+PUBLISHED = Published(
+    "A paper <2016>.",
+    "After 400 epochs.",
+    (
+        PublishedResult("theirs", 0.125, "path-sgd", {"length": 6}),
+        PublishedResult("theirs, longer", 0.5, "path-sgd", {"length": 60}),
+        PublishedResult("another's", 0.25),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    from pathspace.experiments.settings import settings_from
+
+    from .conftest import TINY
+
+    settings = settings_from(("a test", {**TINY, "learning_rates": [0.03, 1e9]}))
+    return compare(settings, tmp_path_factory.mktemp("runs"), Silent())
+
+
+@pytest.fixture(scope="module")
+def output(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    configuration = Configuration("compare", "Two <starts>", comparison.settings)
+    write_report(
+        comparison, folder, title="Two <starts>", configuration=configuration.as_dict(), published=PUBLISHED
+    )
+    return folder
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_says_what_the_runs_gave(comparison: Comparison) -> None:
+    table = build_table(comparison)
+    assert table.columns[:4] == ("optimizer", "start", "rate", "test mean squared error")
+    for words, row in zip(table.rows, comparison.rows, strict=True):
+        assert words.cells[1].startswith(row.start)
+        assert words.cells[2].rstrip("*") == f"{row.learning_rate:g}"
+        if row.mean_test_error is not None:
+            assert float(words.cells[3].split(" ± ")[0]) == pytest.approx(row.mean_test_error, rel=0.01)
+    path = next(
+        words for words, row in zip(table.rows, comparison.rows, strict=True) if row.difference == 0.0
+    )
+    assert path.cells[-2:] == ("yes", "0.0")
+    assert path.verdict == "same"
+    text = " ".join(table.notes)
+    assert "validation split" in text
+    assert "0.03, 1e+09" in text
+    assert "between 2^-5 and 2^5" in text
+    assert "* at the edge of the grid" in text
+
+
+def test_published_numbers_stand_beside_the_same_method_and_options(comparison: Comparison) -> None:
+    table = build_table(comparison, PUBLISHED)
+    beside = {(row.cells[0], row.cells[1]): row.cells[-1] for row in table.rows}
+    assert beside["Path-SGD", "balanced"] == "0.125"
+    assert beside["Path-SGD", "rescaled"] == "–"  # noqa: RUF001
+    assert beside["SGD", "balanced"] == "–"  # noqa: RUF001
+
+
+def test_divergence_and_differences_in_words(comparison: Comparison) -> None:
+    row = comparison.rows[0]
+    gone = replace(row.runs[0], diverged_at=1, test_error=None)
+    assert error_label(comparison, replace(row, runs=(gone, gone))) == "diverged"
+    assert error_label(comparison, replace(row, runs=(gone, row.runs[1]))) == "diverged (1 of 2)"
+    labels = [difference_label(value) for value in (None, 0.0, 1e-300, 0.1234, float("inf"))]
+    assert labels == ["–", "0.0", "1e-300", "0.12", "one diverged"]  # noqa: RUF001
+
+
+def test_the_terminal_shows_every_row_and_note(comparison: Comparison) -> None:
+    console = Console(width=200, file=io.StringIO())
+    print_table(build_table(comparison, PUBLISHED), console, PUBLISHED)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in (
+        "SGD",
+        "Path-SGD",
+        "balanced once, then Adam",
+        "rescaled",
+        "validation split",
+        "another's",
+        "0.25",
+    ):
+        assert word in text
+
+
+class Links(HTMLParser):
+    """Collects what a page would load and checks that its tags close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and value and not value.startswith("#"):
+                self.loads.append(value)
+
+
+def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: Comparison) -> None:
+    page = (output / "report.html").read_text(encoding="utf-8")
+    parser = Links()
+    parser.feed(page)
+    assert parser.loads == []
+    assert not {"script", "link", "img", "iframe"} & set(parser.tags)
+    assert {"svg", "table"} <= set(parser.tags)
+    assert "url(http" not in page
+    assert "Two &lt;starts&gt;" in page
+    assert "A paper &lt;2016&gt;." in page
+    text = html.unescape(page)
+    for row in build_table(comparison, PUBLISHED).rows:
+        for cell in row.cells:
+            assert cell in text
+    for note in build_table(comparison, PUBLISHED).notes:
+        assert note in text
+    assert '"learning_rates": [' in text
+
+
+def test_the_figure_is_a_png_of_readable_size(output: Path) -> None:
+    content = (output / "curves.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    assert width > 1000
+    assert height > 500
+
+
+def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Comparison) -> None:
+    lines = read_csv(output / "curves.csv")
+    runs = [run for row in comparison.rows for run in row.runs]
+    assert [float(line["training_loss"]) for line in lines] == [loss for run in runs for loss in run.losses]
+    validation = read_csv(output / "validation.csv")
+    assert [float(line["validation_error"]) for line in validation] == [
+        entry.error for run in runs for entry in run.validations
+    ]
+
+
+def test_all_runs_are_listed_with_their_purpose(output: Path, comparison: Comparison) -> None:
+    lines = read_csv(output / "runs.csv")
+    tuning = [line for line in lines if line["purpose"] == "validation"]
+    final = [line for line in lines if line["purpose"] == "result"]
+    assert len(tuning) == len(comparison.tuning)
+    assert len(final) == sum(len(row.runs) for row in comparison.rows)
+    assert all(line["test_error"] == "" for line in tuning)
+    assert any(line["diverged_at"] for line in tuning)
+
+
+def test_the_table_is_written_as_it_is_shown(output: Path, comparison: Comparison) -> None:
+    with (output / "table.csv").open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    table = build_table(comparison, PUBLISHED)
+    assert tuple(columns) == table.columns
+    assert [tuple(row) for row in rows] == [row.cells for row in table.rows]
+
+
+def test_json_holds_the_rows_the_choices_and_the_configuration(output: Path, comparison: Comparison) -> None:
+    content = json.loads((output / "results.json").read_text())
+    assert len(content["rows"]) == len(comparison.rows)
+    for values, row in zip(content["rows"], comparison.rows, strict=True):
+        assert values["test_error_mean"] == row.mean_test_error
+        assert values["same_curve"] == (None if row.difference is None else row.difference == 0.0)
+    assert {choice["method"] for choice in content["learning_rates"]} == set(comparison.settings.methods)
+    configuration = content["configuration"]
+    assert configuration["settings"]["threads"] == 1
+    assert configuration["seeds"] == [0, 1]
+    assert re.fullmatch(r"\d+\.\d+.*", configuration["versions"]["torch"])
+    assert configuration["versions"]["pathspace"]
+    assert content["published"]["results"][0]["value"] == 0.125
+
+
+def test_an_infinite_difference_is_null_in_json(comparison: Comparison) -> None:
+    rows = (comparison.rows[0], replace(comparison.rows[1], difference=float("inf")))
+    content = as_json(replace(comparison, rows=rows), {})
+    assert content["rows"][1]["largest_difference"] is None
+    assert content["rows"][1]["same_curve"] is False
+    json.dumps(content, allow_nan=False)
+
+
+def test_curves_are_averaged_over_windows_and_stop_where_a_run_diverged(
+    tiny_settings: Callable[..., Settings],
+) -> None:
+    config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
+    start = (Validation(0, 1.0, 1.0),)
+    whole = RunResult(config, (2.0,) * 600, start, 1.0, None, 1.0)
+    short = RunResult(config, (2.0, 8.0), start, None, 2, 1.0)
+    steps, means = averaged([whole, short])
+    assert means.shape == (2, WINDOWS)
+    assert np.allclose(means[0], 2.0)
+    assert means[1, 0] == pytest.approx(4.0)  # the geometric mean
+    assert np.isnan(means[1, 1:]).all()
+    assert steps[0] == 5.0
+
+
+def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    gone = [replace(run, losses=(), diverged_at=0, test_error=None) for run in comparison.rows[0].runs]
+    rows = [
+        Row(method, start, 0.1, "balanced", tuple(gone), None if start == "balanced" else 0.0)
+        for method in comparison.settings.methods
+        for start in comparison.settings.starts
+    ]
+    write_report(
+        replace(comparison, rows=tuple(rows)),
+        tmp_path,
+        title="Nothing",
+        configuration=Configuration("compare", "Nothing", comparison.settings).as_dict(),
+    )
+    assert (tmp_path / "report.html").exists()
