@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import nn, optim
@@ -61,11 +62,11 @@ CANDIDATES = {
     "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
     "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
     "path-sgd": _path_sgd(),
-    "path-sgd, momentum": _path_sgd(lr=0.02, momentum=0.9),
-    "path-sgd, nesterov": _path_sgd(lr=0.02, momentum=0.9, nesterov=True),
-    "path-sgd, decay": _path_sgd(weight_decay=0.01),
-    "path-sgd, clipping": _path_sgd(clip_norm=0.1),
-    "path-sgd, stale": _path_sgd(refresh_every=10),
+    "path-sgd-momentum": _path_sgd(lr=0.02, momentum=0.9),
+    "path-sgd-nesterov": _path_sgd(lr=0.02, momentum=0.9, nesterov=True),
+    "path-sgd-decay": _path_sgd(weight_decay=0.01),
+    "path-sgd-clipping": _path_sgd(clip_norm=0.1),
+    "path-sgd-stale": _path_sgd(refresh_every=10),
 }
 
 
@@ -103,16 +104,20 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     """Print one row per optimizer and one column per network, with the largest difference of the outputs."""
     networks = list(dict.fromkeys(verdict.network for verdict in verdicts))
     table = Table(
-        title="Largest difference of the outputs after training from a rescaled start", title_justify="left"
+        title="Largest difference of the outputs, training from two starts of the same function",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("optimizer")
-    table.add_column("claims invariance")
+    table.add_column("invariant?")
     for network in networks:
         table.add_column(network, justify="right")
     for optimizer in dict.fromkeys(verdict.optimizer for verdict in verdicts):
         row = {verdict.network: verdict for verdict in verdicts if verdict.optimizer == optimizer}
         claimed = any(verdict.claimed for verdict in row.values())
-        table.add_row(optimizer, "yes" if claimed else "no", *(_cell(row[network]) for network in networks))
+        table.add_row(
+            optimizer, "claimed" if claimed else "no", *(_cell(row[network]) for network in networks)
+        )
     console.print(table)
     broken = [verdict for verdict in verdicts if verdict.broken]
     for verdict in broken:

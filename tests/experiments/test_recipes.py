@@ -1,0 +1,107 @@
+import re
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.published import load_published, parse_published
+from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
+from pathspace.experiments.settings import settings_from
+
+
+def lines(name: str) -> list[str]:
+    text = files("pathspace.experiments").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    return text.splitlines()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_size_of_every_recipe_gives_settings(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.title
+    for size in recipe.sizes or ("",):
+        settings_from(*recipe.layers(size))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_setting_of_a_recipe_has_its_reason(name: str) -> None:
+    for line in lines(name):
+        if "=" in line and not line.startswith("title"):
+            assert re.search(r"# \S+ \S+", line), f"no reason: {line}"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_published_numbers_name_methods_of_ours(name: str) -> None:
+    published = load_published(name)
+    if published is not None:
+        settings = settings_from(*load_recipe(name).layers(""))
+        assert {result.method for result in published.results} - {""} <= set(settings.methods)
+
+
+def test_every_expected_file_belongs_to_a_recipe() -> None:
+    folder = files("pathspace.experiments").joinpath("expected")
+    assert {item.name.removesuffix(".toml") for item in folder.iterdir()} <= set(recipe_names())
+
+
+def test_the_published_numbers_are_those_of_the_papers() -> None:
+    rows = load_published("mnist-rows")
+    assert rows is not None
+    assert {result.label: result.value for result in rows.results} == {
+        "SGD": 1.59,
+        "Path-SGD": 1.75,
+        "Adam": 1.72,
+    }
+    adding = load_published("adding")
+    assert adding is not None
+    by_label = {result.label: result.value for result in adding.results}
+    assert [by_label[f"RNN-Path, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0]
+    assert [by_label[f"IRNN, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0.167]
+    assert [by_label[f"LSTM, T = {length}"] for length in (100, 400, 750)] == [0, 0.02, 0.167]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'title = "x"\nepochs = 3',
+            "Unknown key 'epochs' in recipes/mine.toml: choose from title, settings, sizes",
+        ),
+        ("[settings]\nepochs = 3", "'title' is missing in recipes/mine.toml"),
+        ('title = "x"\n[settings]\nepoch = 3', "Unknown setting 'epoch' in recipes/mine.toml"),
+        ('title = "x"\n[sizes.small]\nbatchsize = 3', "Unknown setting 'batchsize' in recipes/mine.toml"),
+        ('title = "x"\n[settings]\nseeds = 0', "'seeds' is 0"),
+        (
+            'title = "x"\n[settings.task_options]\nT = 3',
+            "Unknown option 'T' in task_options of the task 'digits'",
+        ),
+    ],
+)
+def test_recipes_refuse_what_means_nothing(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        parse_recipe("mine", tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            {"source": "a", "setting": "b", "results": [], "year": 3},
+            "Unknown key 'year' in expected/mine.toml",
+        ),
+        ({"source": "a", "results": []}, "'setting' is missing"),
+        ({"source": "a", "setting": "b", "results": [{"label": "x", "valeu": 3}]}, "Unknown key 'valeu'"),
+    ],
+)
+def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        parse_published(content, "expected/mine.toml")
+
+
+def test_unknown_recipes_and_sizes_are_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match="Unknown recipe 'nothing' in reproduce: choose from adding, digits"
+    ):
+        load_recipe("nothing")
+    with pytest.raises(ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"):
+        load_recipe("adding").layers("huge")
