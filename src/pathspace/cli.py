@@ -228,7 +228,7 @@ def reproduce(
 @app.command("check-invariance")
 def check_invariance(
     optimizers: Annotated[
-        str | None, typer.Option("--optimizers", help="Separated by semicolons; default all.")
+        str | None, typer.Option("--optimizers", help="Separated by commas; default all.")
     ] = None,
     networks: Annotated[
         str | None, typer.Option("--networks", help="Separated by commas; default all.")
@@ -246,7 +246,7 @@ def check_invariance(
     Examples:
       pathspace check-invariance
       pathspace check-invariance --networks rnn,stacked-rnn --steps 20
-      pathspace check-invariance --optimizers "sgd; path-sgd, momentum" --json
+      pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
     """  # noqa: D301 (click wants the character, not the letters)
     with _clear_errors("check-invariance", None):
         import json
@@ -257,7 +257,7 @@ def check_invariance(
         from pathspace.experiments.invariance import CANDIDATES, NETWORKS, check_all, print_verdicts
         from pathspace.experiments.invariance import as_json as plain
 
-        chosen = _names(optimizers, "--optimizers", ";") or list(CANDIDATES)
+        chosen = _names(optimizers, "--optimizers") or list(CANDIDATES)
         checked = _names(networks, "--networks") or list(NETWORKS)
         for kind, asked, known in (("optimizer", chosen, CANDIDATES), ("network", checked, NETWORKS)):
             for item in asked:
@@ -275,7 +275,7 @@ def check_invariance(
         if as_json:
             typer.echo(json.dumps(plain(verdicts), indent=2))
         else:
-            print_verdicts(verdicts, Console())
+            print_verdicts(verdicts, Console(width=None if sys.stdout.isatty() else 120))
         if any(verdict.broken for verdict in verdicts):
             raise typer.Exit(1)
 
@@ -341,10 +341,10 @@ def _surroundings(
     return Surroundings(output, data_dir, resume, fresh, workers, as_json)
 
 
-def _names(text: str | None, where: str, separator: str = ",") -> list[str] | None:
+def _names(text: str | None, where: str) -> list[str] | None:
     if text is None:
         return None
-    names = [name.strip() for name in text.split(separator) if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ConfigurationError(f"The option {where} is empty: give at least one name.")
     return names

@@ -171,7 +171,12 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
             value = text
         table, dot, option = name.partition(".")
         if dot:
-            settings.setdefault(table, {})[option] = value
+            options = settings.setdefault(table, {})
+            if not isinstance(options, dict):
+                raise ConfigurationError(
+                    f"{table!r} is given both as a value and as a table: give one of them."
+                )
+            options[option] = value
         else:
             settings[name] = value
     return settings

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import write_json
 
 FILE = "config.json"
+RUN_FILES = (pool.RESULT, checkpoint.FILE)
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,16 @@ def read(output: Path) -> Configuration:
 
 
 def unfinished(output: Path, report: str) -> bool:
-    """Say whether a command was begun in `output` and has not written its report."""
-    return (output / FILE).exists() and not (output / report).exists()
+    """Say whether a command has done something in `output` and has not written its report."""
+    begun = any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
+    return begun and (output / FILE).exists() and not (output / report).exists()
 
 
 def clear(output: Path, report: str) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
     (output / report).unlink(missing_ok=True)
     for folder in sorted((output / RUNS).glob("*")):
-        for name in ("result.json", "checkpoint.pt"):
+        for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -1,0 +1,273 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import optim
+from typer.testing import CliRunner
+
+import pathspace
+from pathspace.cli import app
+
+TINY = [
+    "--task", "adding", "--epochs", "2", "--batch-size", "16", "--set", "model_options.hidden=6",
+    "--set", "task_options.length=6", "--set", "task_options.train_size=64",
+    "--set", "task_options.validation_size=32", "--set", "task_options.test_size=32",
+]  # fmt: skip
+COMPARE = [
+    "compare",
+    *TINY,
+    "--methods",
+    "sgd,path-sgd",
+    "--seeds",
+    "2",
+    "--learning-rates",
+    "0.01,0.1",
+    "--workers",
+    "1",
+]
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_version_and_help() -> None:
+    assert call("--version").stdout.strip() == f"pathspace {pathspace.__version__}"
+    listed = call("--help").stdout
+    for command in ("compare", "train", "reproduce", "check-invariance"):
+        assert command in listed
+        text = call(command, "--help").stdout
+        assert "Examples:" in text
+        assert f"  pathspace {command}" in text
+
+
+def test_help_loads_neither_pyplot_nor_the_report() -> None:
+    code = (
+        "import sys, pathspace.cli\n"
+        "heavy = {'matplotlib', 'sklearn', 'jinja2', 'pathspace.experiments.engine', 'pathspace.sequences.cli'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
+    result = call(*COMPARE, "--output", str(tmp_path / "runs"))
+    assert result.exit_code == 0, result.output
+    assert f"Report: {tmp_path / 'runs' / 'report.html'}" in result.stdout
+    assert "Path-SGD" in result.stdout
+    assert "validation split" in result.stdout
+    assert "Training with the chosen rates" in result.stderr
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert names == {
+        "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "validation.csv", "results.json",
+        "config.json", "runs",
+    }  # fmt: skip
+    config = json.loads((tmp_path / "runs" / "config.json").read_text())
+    assert config["settings"]["methods"] == ["sgd", "path-sgd"]
+    assert config["seeds"] == [0, 1]
+
+
+def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
+    result = call(*COMPARE, "--output", str(tmp_path), "--json")
+    content = json.loads(result.stdout)
+    assert {row["method"] for row in content["rows"]} == {"sgd", "path-sgd"}
+    shown = [row["largest_difference"] for row in content["rows"] if row["method"] == "path-sgd"]
+    assert shown == [None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["compare", "--methods", "sgd,lion"],
+            "Unknown method 'lion' in --methods: choose from sgd, adam, path-sgd",
+        ),
+        (["compare", "--methods", ","], "The option --methods is empty"),
+        (["compare", "--task", "chess"], "Unknown task 'chess' in --task: choose from digits, mnist, adding"),
+        (["compare", "--seeds", "0"], "'seeds' is 0: give a whole number from 1 on"),
+        (
+            ["compare", "--learning-rates", "fast"],
+            "--learning-rates is 'fast': give numbers separated by commas",
+        ),
+        (["compare", "--learning-rates=-1"], "one or more positive numbers"),
+        (["compare", "--set", "epoch=3"], "Unknown setting 'epoch' in the command line"),
+        (["compare", "--set", "epochs"], "write --set NAME=VALUE"),
+        (["compare", "--workers", "0"], "--workers is 0"),
+        (["compare", "--batch-size", "5000"], "batch size 5000 exceeds the 1197 training sequences"),
+        (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
+        (["compare", "--resume", "--fresh"], "--resume and --fresh contradict each other"),
+        (["compare", "--resume"], "There is nothing to resume in"),
+        (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
+        (
+            ["train", "--start", "nowhere"],
+            "Unknown start 'nowhere' in --start: choose from default, balanced",
+        ),
+        (["train", "--lr", "-1"], "'learning_rates' is [-1.0]"),
+        (["reproduce", "nothing"], "Unknown recipe 'nothing' in reproduce: choose from adding, digits"),
+        (["reproduce", "adding", "--size", "huge"], "Unknown size 'huge'"),
+        (
+            ["check-invariance", "--optimizers", "lion"],
+            "Unknown optimizer 'lion' in --optimizers: choose from sgd",
+        ),
+        (["check-invariance", "--networks", "gpt"], "Unknown network 'gpt' in --networks: choose from mlp"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    assert says in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = call("compare", "--output", str(tmp_path / "file" / "runs"))
+    assert result.exit_code == 2
+    assert "choose another folder" in result.stderr
+
+
+def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATHSPACE_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    result = call("compare", "--task", "mnist", "--output", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--data-dir" in result.stderr
+    assert "pathspace[download]" in result.stderr
+
+
+def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path: Path) -> None:
+    listed = call("reproduce").stdout
+    for name in ("adding", "digits", "mnist-rows"):
+        assert name in listed
+    result = call(
+        "reproduce", "adding", "--seeds", "1", "--epochs", "1", "--workers", "1", "--output", str(tmp_path),
+        "--set", "task_options.length=6", "--set", "task_options.train_size=64",
+        "--set", 'methods=["path-sgd"]', "--set", "learning_rates=[0.1]",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "RNN-Path, T = 750" in result.stdout
+    assert "Neyshabur et al. 2016" in result.stdout
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["recipe"], config["size"]) == ("adding", "small")
+    assert "RNN-Path, T = 750" in (tmp_path / "report.html").read_text()
+
+
+def curves(folder: Path) -> str:
+    return (folder / "curves.csv").read_text() + (folder / "validation.csv").read_text()
+
+
+def test_train_reports_one_run(tmp_path: Path) -> None:
+    arguments = ["train", *TINY, "--method", "path-sgd", "--start", "rescaled", "--lr", "0.05", "--seed", "3"]
+    result = call(*arguments, "--output", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "Path-SGD" in result.stdout
+    assert "Report: " in result.stdout
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert len(lines) == 1 + 8
+    assert lines[1].startswith("path-sgd,rescaled,0.05,3,0,")
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while not any(folder.glob("runs/*/checkpoint.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_and_a_killed_run_resume_to_the_same_curves(tmp_path: Path, number: int) -> None:
+    arguments = [*TINY, "--method", "path-sgd", "--epochs", "300", "--set", "checkpoint_every=50"]
+    folder = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pathspace.cli", "train", *arguments, "--output", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_checkpoint(folder, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert not (folder / "report.html").exists(), "the run was over too soon to be stopped"
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert errors.endswith(f"Stopped. Continue with: pathspace train --resume --output {folder}\n")
+        assert "Traceback" not in errors
+    resumed = call("train", "--resume", "--output", str(folder))
+    assert resumed.exit_code == 0, resumed.output
+    assert call("train", *arguments, "--output", str(tmp_path / "whole")).exit_code == 0
+    assert curves(folder) == curves(tmp_path / "whole")
+
+
+def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
+    arguments = [*COMPARE, "--output", str(tmp_path)]
+    assert call(*arguments).exit_code == 0
+    before = curves(tmp_path)
+    (tmp_path / "report.html").unlink()  # as if the command had been killed before its end
+    (lost,) = (tmp_path / "runs").glob("sgd-balanced-0.01-1000-*/result.json")
+    lost.unlink()
+
+    other = call(*arguments, "--seeds", "3")
+    assert other.exit_code == 2
+    assert "holds unfinished runs with other settings" in other.stderr
+    assert "pathspace compare --resume" in other.stderr
+
+    again = call(*arguments)
+    assert again.exit_code == 0
+    assert "Continuing the unfinished runs" in again.stderr
+    assert curves(tmp_path) == before
+
+    (tmp_path / "report.html").unlink()
+    assert call(*arguments, "--seeds", "1", "--fresh").exit_code == 0
+    assert curves(tmp_path) != before
+
+
+def test_a_command_that_did_not_begin_leaves_nothing_to_continue(tmp_path: Path) -> None:
+    refused = call(*COMPARE, "--output", str(tmp_path), "--batch-size", "65")
+    assert refused.exit_code == 2
+    assert call("train", *TINY, "--output", str(tmp_path)).exit_code == 0
+
+
+def test_runs_of_other_versions_are_not_mixed_in(tmp_path: Path) -> None:
+    arguments = ["train", *TINY, "--output", str(tmp_path)]
+    assert call(*arguments).exit_code == 0
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(config))
+    result = call("train", "--resume", "--output", str(tmp_path))
+    assert result.exit_code == 2
+    assert "begun with torch 1.0" in result.stderr
+
+
+def test_check_invariance_prints_a_table_and_json() -> None:
+    arguments = ["check-invariance", "--optimizers", "sgd,path-sgd", "--networks", "mlp,rnn", "--steps", "3"]
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "Every optimizer that claims invariance kept it, bitwise." in result.stdout
+    verdicts = json.loads(call(*arguments, "--json").stdout)
+    assert [(v["optimizer"], v["network"], v["passed"]) for v in verdicts] == [
+        ("sgd", "mlp", False), ("path-sgd", "mlp", True), ("sgd", "rnn", False), ("path-sgd", "rnn", True),
+    ]  # fmt: skip
+
+
+def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathspace.experiments import invariance
+
+    claim = invariance.Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.01), invariant=True)
+    monkeypatch.setitem(invariance.CANDIDATES, "sgd", claim)
+    result = call("check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "2")
+    assert result.exit_code == 1
+    assert "sgd on mlp: outputs differ" in result.stdout
