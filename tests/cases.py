@@ -158,6 +158,35 @@ class FunctionalOps(nn.Module):
         return torch.matmul(x, self.out)
 
 
+class ScaledResidual(nn.Module):
+    """Fixed and learned factors: 0.1 on a branch, one gain per unit, a division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.gain = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x):
+        x = self.first(x / 255).relu()
+        x = x + 0.1 * self.branch(x).relu() * self.gain
+        return self.out(x / 3)
+
+
+class InPlaceAfterReLU(nn.Module):
+    """A ReLU makes a tensor of its own, which may be changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        y = functional.relu(self.second(x))
+        y += x
+        y.mul_(0.3)
+        return self.out(y)
+
+
 class Siamese(nn.Module):
     """One tower reads both inputs."""
 
@@ -288,6 +317,21 @@ class Reshapes(nn.Module):
         return self.head(torch.flatten(x, start_dim=1))
 
 
+class Paddings(nn.Module):
+    """Zeros, mirrors, larger images, pixels from channels, sums and means over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 4, 2, padding=1, padding_mode="circular"), nn.Conv2d(1, 3, 3)
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = functional.pixel_shuffle(self.a(x).relu(), 2)  # four channels of one pixel: one class
+        x = functional.pad(functional.interpolate(x, scale_factor=2), (1, 1, 1, 1), mode="reflect")
+        x = self.b(functional.pad(x, (0, 2))).relu()
+        return self.out(torch.cat([x.mean((2, 3)), x.sum((2, 3)) / 100], dim=1))
+
+
 class ConvTransposed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -372,6 +416,35 @@ class Recurrent(nn.Module):
         if self.emit == "last":
             hidden = hidden[:, -1] if self.rnn.batch_first else hidden[-1]
         return self.out(hidden)
+
+
+class RecurrentTower(nn.Module):
+    """One recurrent layer used twice with a residual between, read out by a mean over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(2, 3)
+        self.rnn = nn.RNN(3, 3, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x):
+        x = self.read(x)
+        once = x + self.rnn(x)[0]
+        twice = self.rnn(once.flip(1))[0]
+        return self.out(twice[:, 1:].mean(1))
+
+
+class LearnedStart(nn.Module):
+    """The initial state is a parameter: edges from the bias node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(2, 3, nonlinearity="relu", batch_first=True)
+        self.start, self.out = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
+
+    def forward(self, x):
+        start = self.start.expand(1, x.shape[0], 3).contiguous()
+        return self.out(self.rnn(x, start)[0][:, -1])
 
 
 class FinalState(nn.Module):
@@ -499,6 +572,8 @@ ZOO: list[Case] = [
     Case("skip", Skip, _normal(3), 9),
     Case("deep residual", DeepResidual, _normal(3), 4 + 15),
     Case("functional", FunctionalOps, _normal(3), 15),
+    Case("scaled residual", ScaledResidual, _normal(3), 4 + 4),
+    Case("in place after relu", InPlaceAfterReLU, _normal(3), 4),
     Case("siamese", Siamese, lambda n: (torch.randn(n, 3), torch.randn(n, 3)), 8),
     Case("siamese by keyword", Siamese, lambda n: {"left": torch.randn(n, 3), "right": torch.randn(n, 3)}, 8),
     Case(
@@ -610,6 +685,13 @@ ZOO: list[Case] = [
         _normal(1, 6, 6),
         2,
     ),
+    Case(
+        "adaptive max pool",
+        lambda: _cnn(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.AdaptiveMaxPool2d((3, 2)), flat=12),
+        _normal(1, 6, 6),
+        2,
+    ),
+    Case("paddings", Paddings, _normal(1, 3, 3), 1 + 3),
     Case("dense block", DenseBlock, _normal(2, 4, 4), 5),
     Case("reshapes", Reshapes, _normal(1, 4, 4), 7),
     Case("batch norm", BatchNormNet, _normal(1, 4, 4), 7, tags=_tags("invariance")),
@@ -639,6 +721,8 @@ ZOO: list[Case] = [
         12,
         tags=_tags("invariance"),
     ),
+    Case("recurrent tower", RecurrentTower, _normal(4, 2), 3),
+    Case("rnn with a learned start", LearnedStart, _normal(4, 2), 3),
     Case("rnn final state", FinalState, _normal(4, 2), 6),
     Case("rnn cell", CellLoop, _normal(4, 2), 3),
     Case("hand-written loop", HandLoop, _normal(5, 2), 3, tags=_tags("invariance")),

@@ -34,7 +34,7 @@ IDENTITIES = {
     "clamp_",
 }
 SCALINGS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "true_divide", "__truediv__", "div_"}
-SUMMED = {"max_pool1d", "max_pool2d", "max_pool3d"}
+SUMMED = {f"{kind}_pool{n}d" for kind in ("max", "adaptive_max") for n in (1, 2, 3)}
 AVERAGED = {f"{kind}_pool{n}d" for kind in ("avg", "adaptive_avg") for n in (1, 2, 3)}
 
 

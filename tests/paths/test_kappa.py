@@ -1,0 +1,277 @@
+"""Both terms of kappa against brute force, in double and in single precision, and their symmetry."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, HandLoop, Recurrent, mlp, oracle, trace
+from fixture_nets import Loop, loop_entry
+from oracles import graph
+from oracles.squared import Oracle
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_first_term_equals_brute_force(case):
+    model = case.model(torch.float64)
+    assert_close(
+        dict(ps.paths.kappa(trace(case, model))), oracle(case, model).kappa1(), rtol=1e-10, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_second_term_equals_brute_force(case):
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    known = oracle(case, model)
+    assert_close(dict(ps.paths.second_term(network)), known.kappa2(), rtol=1e-9, atol=1e-12)
+    assert_close(dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_single_precision_comes_close(case):
+    model = case.model(torch.float32)
+    network = trace(case, model)
+    known = oracle(case, model)
+    for value, expected in (
+        (ps.paths.kappa(network), known.kappa1()),
+        (ps.paths.kappa(network, second_term=True), known.kappa()),
+    ):
+        for name, tensor in value.items():
+            assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_is_named_and_shaped_as_the_parameters(case):
+    model = case.model()
+    network = trace(case, model)
+    parameters = dict(model.named_parameters())
+    for value in (ps.paths.kappa(network), ps.paths.second_term(network)):
+        assert set(value) == set(network.parameters) == set(parameters)
+        for name, tensor in value.items():
+            assert tensor.shape == parameters[name].shape
+            assert not tensor.requires_grad
+            assert (tensor >= 0).all()
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_times_squared_weight_is_invariant(case):
+    """kappa transforms as (s_u/s_v)^2, so kappa p^2 does not change; nor does the path norm."""
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    generator = torch.Generator().manual_seed(3)
+    for second_term in (False, True):
+        before = ps.paths.kappa(network, second_term=second_term)
+        before = {name: value * network.parameters[name].detach() ** 2 for name, value in before.items()}
+        norm = ps.paths.squared_path_norm(network).item()
+        ps.rescaling.random_rescale_(network, generator=generator)
+        after = ps.paths.kappa(network, second_term=second_term)
+        after = {name: value * network.parameters[name].detach() ** 2 for name, value in after.items()}
+        assert_close(after, before, rtol=1e-10, atol=1e-14)
+        assert ps.paths.squared_path_norm(network).item() == pytest.approx(norm, rel=1e-11)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_tensors_are_the_callers_own(case):
+    """Writing into one changes neither another (the two biases of a layer have equal kappa) nor the next answer."""
+    network = trace(case, case.model())
+    for function in (ps.paths.kappa, ps.paths.second_term):
+        value = function(network)
+        copies = {name: tensor.clone() for name, tensor in value.items()}
+        for name, tensor in value.items():
+            tensor.add_(1)
+            assert_close(tensor, copies[name] + 1)
+        assert_close(dict(value), {name: tensor + 1 for name, tensor in copies.items()})
+        assert_close(dict(function(network)), copies)
+
+
+def test_follows_the_weights_and_leaves_them_alone():
+    case = BY_NAME["stacked rnn"]
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    ps.paths.kappa(network, second_term=True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert_close(dict(ps.paths.kappa(network)), oracle(case, model).kappa1(), rtol=1e-10, atol=1e-13)
+    assert_close({name: p.detach() for name, p in model.named_parameters()}, weights, rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_is_zero_for_dead_weights_and_so_is_the_gradient():
+    """A unit that reaches no output: kappa1 = 0 before it, and the loss does not depend on those weights."""
+    model = mlp(3, 4, 2).double()
+    with torch.no_grad():
+        model[2].weight[:, 1] = 0
+    x = torch.randn(5, 3, dtype=torch.float64)
+    kappa1 = ps.paths.kappa(ps.trace(model, x))
+    model(x).square().sum().backward()
+    assert (kappa1["0.weight"][1] == 0).all()
+    assert kappa1["0.bias"][1] == 0
+    for name, p in model.named_parameters():
+        assert (p.grad[kappa1[name] == 0] == 0).all()
+    assert (kappa1["2.weight"] > 0).all()
+
+
+def recurrent_reference(model: nn.Module, steps: int, *, every: bool = False) -> dict[str, torch.Tensor]:
+    """The plain loop over time of one squared recurrent layer, in float64."""
+    weights = {name: p.detach().double() ** 2 for name, p in model.named_parameters()}
+    square = weights["rnn.weight_hh_l0"]
+    start = weights["rnn.weight_ih_l0"].sum(1) + weights["rnn.bias_ih_l0"] + weights["rnn.bias_hh_l0"]
+    columns = weights["out.weight"].sum(0)
+    h, states = torch.zeros_like(start), []
+    for _ in range(steps):
+        h = start + square @ h
+        states.append(h)
+    delta, deltas = columns, [columns]
+    for _ in range(steps - 1):
+        delta = square.T @ delta + (columns if every else 0)
+        deltas.append(delta)
+    states, deltas = torch.stack(states), torch.stack(deltas[::-1])
+    inward = deltas.sum(0)
+    return {
+        "rnn.weight_ih_l0": inward[:, None].expand_as(weights["rnn.weight_ih_l0"]),
+        "rnn.weight_hh_l0": deltas[1:].T @ states[:-1],
+        "rnn.bias_ih_l0": inward,
+        "rnn.bias_hh_l0": inward,
+        "out.weight": (states.sum(0) if every else states[-1]).expand_as(weights["out.weight"]),
+        "out.bias": torch.full_like(weights["out.bias"], steps if every else 1),
+    }
+
+
+def test_recurrent_reference_is_right():
+    for emit in ("last", "all"):
+        model = Recurrent(emit=emit).double()
+        known = Oracle(model, torch.zeros(6, 1, 2)).kappa1()
+        assert_close(recurrent_reference(model, 6, every=emit == "all"), known, check_stride=False)
+
+
+@pytest.mark.parametrize("emit", ["last", "all"])
+@pytest.mark.parametrize("bound", ["identity", 0.2, 0.05])
+def test_long_sequences_in_single_precision(bound, emit):
+    """784 steps: an identity start, one that leaves float32 (about 1e100), and one that contracts."""
+    model = Recurrent(emit=emit, inputs=1, hidden=100)
+    with torch.no_grad():
+        if bound == "identity":
+            model.rnn.weight_hh_l0.copy_(torch.eye(100))
+        else:
+            model.rnn.weight_hh_l0.uniform_(-bound, bound)
+    kappa1 = ps.paths.kappa(ps.trace(model, torch.randn(784, 2, 1)))
+    for name, expected in recurrent_reference(model, 784, every=emit == "all").items():
+        assert torch.isfinite(kappa1[name]).all()
+        assert_close(kappa1[name].double(), expected, rtol=1e-4, atol=0, check_stride=False)
+
+
+def test_long_hand_written_loop_in_single_precision():
+    model = HandLoop(1, 20)
+    with torch.no_grad():
+        model.step.weight.uniform_(-0.5, 0.5)  # squared: about 1.67 per step, 1e170 at the end
+    network = ps.trace(model, torch.randn(2, 784, 1))
+    kappa1 = ps.paths.kappa(network)
+    same = Recurrent(inputs=1, hidden=20)
+    with torch.no_grad():
+        same.rnn.weight_ih_l0.copy_(model.read.weight)
+        same.rnn.weight_hh_l0.copy_(model.step.weight)
+        same.rnn.bias_ih_l0.copy_(model.read.bias)
+        same.rnn.bias_hh_l0.zero_()
+        same.out.load_state_dict(model.out.state_dict())
+    known = recurrent_reference(same, 784)
+    for name, twin in {
+        "read.weight": "rnn.weight_ih_l0",
+        "read.bias": "rnn.bias_ih_l0",
+        "step.weight": "rnn.weight_hh_l0",
+        "out.weight": "out.weight",
+    }.items():
+        assert torch.isfinite(kappa1[name]).all()
+        assert_close(kappa1[name].double(), known[twin], rtol=1e-4, atol=0, check_stride=False)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 8, 50])
+def test_second_term_of_an_identity_start(steps):
+    """W_rec = I with the output at T only: kappa2/kappa1 = 4 (T - 2) / 3 on the diagonal, 0 off it."""
+    model = Recurrent(hidden=4).double()
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.copy_(torch.eye(4))
+    network = ps.trace(model, torch.randn(steps, 2, 2).double())
+    first, second = ps.paths.kappa(network), ps.paths.second_term(network)
+    ratio = second["rnn.weight_hh_l0"] / first["rnn.weight_hh_l0"]
+    assert_close(ratio, 4 * (steps - 2) / 3 * torch.eye(4).double(), rtol=1e-10, atol=1e-12)
+    assert all((value == 0).all() for name, value in second.items() if name != "rnn.weight_hh_l0")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.booleans(), st.integers(0, 2**16))
+def test_random_layers_by_enumeration(widths, bias, seed):
+    torch.manual_seed(seed)
+    model = mlp(*widths, bias=bias).double()
+    paths, number = graph.layered(widths, bias=bias)
+    entries = {}
+    for key, index in number.items():
+        layer = 2 * ((key[2] if key[0] == "weight" else key[1]) - 1)
+        entries[index] = (f"{layer}.{key[0]}", key[3:] if key[0] == "weight" else key[2:])
+    _compare_with_enumeration(model, torch.randn(2, widths[0]).double(), paths, entries)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    hidden=st.lists(st.integers(1, 2), min_size=1, max_size=2),
+    steps=st.integers(1, 4),
+    emit=st.sampled_from(["last", "all"]),
+    seed=st.integers(0, 2**16),
+)
+def test_random_loops_by_enumeration(hidden, steps, emit, seed):
+    torch.manual_seed(seed)
+    model = Loop(1, hidden, 2, emit=emit).double()
+    paths, number = graph.recurrent(1, hidden, 2, steps, emit=emit)
+    entries = {index: loop_entry(key) for key, index in number.items()}
+    _compare_with_enumeration(model, torch.randn(2, steps, 1).double(), paths, entries)
+
+
+def _compare_with_enumeration(model, x, paths, entries):
+    network = ps.trace(model, x)
+    state = dict(model.named_parameters())
+    weights = [state[entries[index][0]][entries[index][1]].item() for index in range(len(entries))]
+    norm = ps.paths.squared_path_norm(network).item()
+    assert norm == pytest.approx(graph.squared_path_norm(paths, weights), rel=1e-10)
+    for ours, theirs in (
+        (ps.paths.kappa(network), graph.kappa1(paths, weights)),
+        (ps.paths.second_term(network), graph.kappa2(paths, weights)),
+    ):
+        for index, (name, at) in entries.items():
+            assert ours[name][at].item() == pytest.approx(theirs[index], rel=1e-10, abs=1e-13)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    bidirectional=st.booleans(),
+    bias=st.booleans(),
+    batch_first=st.booleans(),
+    emit=st.sampled_from(["last", "all"]),
+    steps=st.integers(1, 5),
+    seed=st.integers(0, 2**16),
+)
+def test_random_recurrent_networks_by_double_derivatives(
+    widths, bidirectional, bias, batch_first, emit, steps, seed
+):
+    torch.manual_seed(seed)
+    model = Recurrent(
+        emit=emit,
+        hidden=widths[0],
+        num_layers=len(widths),
+        bidirectional=bidirectional,
+        bias=bias,
+        batch_first=batch_first,
+    ).double()
+    shape = (3, steps, 2) if batch_first else (steps, 3, 2)
+    network = ps.trace(model, torch.randn(shape).double(), batch_dim=0 if batch_first else 1)
+    known = Oracle(model, torch.zeros((1, steps, 2) if batch_first else (steps, 1, 2)))
+    assert ps.paths.squared_path_norm(network).item() == pytest.approx(
+        known.squared_path_norm().item(), rel=1e-10
+    )
+    assert_close(dict(ps.paths.kappa(network)), known.kappa1(), rtol=1e-10, atol=1e-13)
+    assert_close(dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12)
