@@ -114,6 +114,9 @@ REASONS: dict[str, str] = {
         "attention multiplies activations with activations and takes a softmax, which are not positively homogeneous",
     ),
     **dict.fromkeys(["bmm", "baddbmm", "bilinear"], _GATED),
+    **dict.fromkeys(
+        ("max", "min"), "it also returns indices that depend on the data; for a maximum, use amax"
+    ),
     "einsum": "an einsum can be a linear map or a product of activations; write it as linear, matmul or permute",
 }
 GATED, SIGNED, BOUNDED = _GATED, _SIGNED, _BOUNDED

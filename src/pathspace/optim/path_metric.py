@@ -66,7 +66,7 @@ def normalizers(network: Network, kappa: dict[str, Tensor]) -> dict[str, Normali
 
 def safe_divisor_(metric: Tensor) -> Tensor:
     """Let zeros of a metric divide to zero: kappa_i = 0 implies dL/dp_i = 0, and 0/0 is defined as 0."""
-    if not bool(metric.min() > 0):
+    if not float(metric.amin()) > 0:
         metric.masked_fill_(metric == 0, float("inf"))
     return metric
 

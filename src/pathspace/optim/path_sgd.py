@@ -6,7 +6,9 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.path_metric import normalizers, parameter_names, safe_divisor_
 from pathspace.paths.kappa import first_term, kappa_of
-from pathspace.paths.norm import widened
 
 
 class PathSGD(torch.optim.Optimizer):
@@ -47,7 +48,8 @@ class PathSGD(torch.optim.Optimizer):
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
         normalization: ``"frozen"``: c is computed at the first step; ``"refreshed"``: whenever kappa is;
             ``"none"``: c = 1, the paper's rule, whose learning rate has another unit for every network.
-        damping: added to kappa / c in the balanced gauge (relative to its mean of 1 there); stays invariant.
+        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there;
+            stays invariant, unlike a constant.
         maximize: ascend instead.
 
     Raises:
@@ -131,36 +133,30 @@ class PathSGD(torch.optim.Optimizer):
             return loss
         names = parameter_names(self.network, (p for p, _ in active))
         metrics = self._metrics(names)
-        gradients = [self._gradient(p, group, names) for p, group in active]
-        directions = [
-            g.clone() if p not in metrics else torch.div(g, metrics[p]).to(p.dtype)
-            for (p, _), g in zip(active, gradients, strict=True)
-        ]
-        if self.clip_norm is not None:
-            _clip_(gradients, directions, self.clip_norm)
-        for (p, group), d in zip(active, directions, strict=True):
-            _update_(p, d, group, self.state[p])
+        steps = [_Step(p, group, self._gradient(p, group, names), metrics.get(p)) for p, group in active]
+        factor = 1.0 if self.clip_norm is None else _clip_factor(steps, self.clip_norm)
+        for step in steps:
+            _update_(step, factor, self.state[step.p])
         return loss
 
-    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Tensor]:
-        """Kappa / c of every parameter of the network, computed afresh when it is due."""
+    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, _Metric]:
+        """Kappa and c of every parameter of the network, computed afresh when it is due."""
         if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
             for p in names:
                 self.state[p]["age"] += 1
-            return {p: self.state[p]["metric"] for p in names}
+            return {p: _Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
         kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
         if self.normalization == "refreshed" or any("normalizer" not in self.state[p] for p in names):
             self._normalize(names, kappa)
         metrics = {}
         for p, name in names.items():
-            state, dtype = self.state[p], widened(p).dtype
-            metric = kappa[name] if state["normalizer"] == 1.0 else kappa[name].div_(state["normalizer"])
-            metric = metric.to(dtype)  # a kappa beyond the range of float32 came in float64
+            state, value = self.state[p], kappa[name]
             if self.damping:
-                metric.addcmul_(state["target_gauge"], state["source_gauge"], value=self.damping)
-            metrics[p] = safe_divisor_(metric)
+                gauge = state["target_gauge"].to(value.dtype) * state["source_gauge"].to(value.dtype)
+                value.add_(gauge, alpha=self.damping * state["mean"])
+            metrics[p] = _Metric(safe_divisor_(value), state["normalizer"])
             if self.refresh_every > 1:
-                state["metric"], state["age"] = metric, 1
+                state["kappa"], state["age"] = value, 1
         return metrics
 
     def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
@@ -174,11 +170,10 @@ class PathSGD(torch.optim.Optimizer):
             state, own = self.state[p], found[name]
             state["normalizer"] = 1.0 if self.normalization == "none" else own.mean
             if self.damping:
-                state["target_gauge"] = own.target * (own.mean / state["normalizer"])
-                state["source_gauge"] = own.source
+                state["mean"], state["target_gauge"], state["source_gauge"] = own.mean, own.target, own.source
 
     def _gradient(self, p: Tensor, group: dict[str, Any], names: dict[Tensor, str]) -> Tensor:
-        """The gradient to descend, with the path regularizer's; never the user's own tensor if it was changed."""
+        """The gradient to descend, with the path regularizer's; the user's own tensor is never changed."""
         g = p.grad
         assert g is not None
         if group["maximize"]:
@@ -190,26 +185,68 @@ class PathSGD(torch.optim.Optimizer):
         return g
 
 
-def _clip_(gradients: list[Tensor], directions: list[Tensor], largest: float) -> None:
-    """Scale directions down so that ||g / sqrt(kappa / c)||, the root of the sum of g d, is at most ``largest``."""
-    device = directions[0].device
-    pairs = zip(gradients, directions, strict=True)
-    square = sum(torch.dot(g.reshape(-1), d.reshape(-1)).to(device, torch.float64) for g, d in pairs)
-    factor = (largest / torch.as_tensor(square).sqrt()).clamp(max=1.0)
-    for d in directions:
-        d.mul_(factor.to(d.device, d.dtype))
+@dataclass(frozen=True)
+class _Metric:
+    kappa: Tensor  # zeros replaced by infinity
+    normalizer: float  # c
 
 
-def _update_(p: Tensor, d: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-    """V = momentum v + d;  p = (1 - eta weight_decay) p - eta v."""
-    lr, momentum = float(group["lr"]), group["momentum"]
-    if group["weight_decay"]:
-        p.mul_(1 - lr * group["weight_decay"])
-    if momentum:
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = d.clone() if group["nesterov"] else d
+@dataclass(frozen=True)
+class _Step:
+    """What one parameter's step is made of; ``metric`` is None outside the network."""
+
+    p: Tensor
+    group: dict[str, Any]
+    g: Tensor
+    metric: _Metric | None
+
+    @property
+    def fused(self) -> bool:
+        """Whether g / kappa can be computed in p's own type."""
+        return self.metric is None or self.metric.kappa.dtype == self.p.dtype
+
+    def direction(self, factor: float) -> Tensor:
+        """D = factor c g / kappa, a new tensor of p's type."""
+        if self.metric is None:
+            return self.g * factor
+        wide = self.g.to(self.metric.kappa.dtype) / self.metric.kappa
+        return wide.mul_(factor * self.metric.normalizer).to(self.p.dtype)
+
+    def add_to_(self, tensor: Tensor, factor: float) -> None:
+        """Tensor += factor d, without a temporary where the types allow it."""
+        if self.metric is None:
+            tensor.add_(self.g, alpha=factor)
+        elif self.fused:
+            tensor.addcdiv_(self.g, self.metric.kappa, value=factor * self.metric.normalizer)
         else:
-            state["momentum_buffer"].mul_(momentum).add_(d)
-        velocity = state["momentum_buffer"]
-        d = d.add(velocity, alpha=momentum) if group["nesterov"] else velocity
-    p.add_(d, alpha=-lr)
+            tensor.add_(self.direction(factor))
+
+
+def _clip_factor(steps: list[_Step], largest: float) -> float:
+    """What scales g down so that ||g / sqrt(kappa / c)||, the root of the sum of g d, is at most ``largest``."""
+    square = 0.0
+    for step in steps:
+        d = step.direction(1.0)
+        square += float(torch.dot(step.g.reshape(-1), d.reshape(-1)))
+    # a norm that is not a number must show in the parameters, not vanish in a comparison
+    return 1.0 if square <= largest**2 else largest / math.sqrt(square) if square == square else square
+
+
+def _update_(step: _Step, factor: float, state: dict[str, Any]) -> None:
+    """V = momentum v + d;  p = (1 - eta weight_decay) p - eta v."""
+    p, lr, momentum = step.p, float(step.group["lr"]), step.group["momentum"]
+    if step.group["weight_decay"]:
+        p.mul_(1 - lr * step.group["weight_decay"])
+    if not momentum:
+        step.add_to_(p, -lr * factor)
+        return
+    if "momentum_buffer" in state:
+        velocity = state["momentum_buffer"].mul_(momentum)
+        step.add_to_(velocity, factor)
+    else:
+        velocity = state["momentum_buffer"] = step.direction(factor)
+    if step.group["nesterov"]:  # d + momentum v
+        p.add_(velocity, alpha=-lr * momentum)
+        step.add_to_(p, -lr * factor)
+    else:
+        p.add_(velocity, alpha=-lr)

@@ -13,6 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -89,8 +90,8 @@ def _compute(
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all elements are finite; one reduction a tensor (a sum of non-negative numbers hides no infinity)."""
-    return all(bool(torch.isfinite(t.sum())) for t in tensors)
+    """Whether all elements of non-negative tensors are finite: their sum hides no infinity and no NaN."""
+    return all(math.isfinite(float(t.sum())) for t in tensors)
 
 
 def first_term(
@@ -112,4 +113,17 @@ def first_term(
         q = {name: widened(source[name].detach()).square() for name in network.parameters}
         wanted = [q[name].requires_grad_() for name in names]
         gradients = torch.autograd.grad(network.squared(q), wanted)
-    return dict(zip(names, gradients, strict=True))
+    return dict(zip(names, _own_memory(gradients), strict=True))
+
+
+def _own_memory(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors that may be written to: autograd returns one tensor for two summands, and expanded ones for sums."""
+    seen: set[int] = set()
+    result = []
+    for gradient in gradients:
+        own = gradient.contiguous()
+        if own.data_ptr() in seen:
+            own = own.clone()
+        seen.add(own.data_ptr())
+        result.append(own)
+    return result

@@ -6,33 +6,47 @@ Every ReLU is read as the identity in the squared network: gamma^2 counts all pa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.network.reasons import BOUNDED, GATED, SIGNED
-from pathspace.network.recorder import Recorder, Value, common_kind
+from pathspace.network.recorder import AliasGroup, Recorder, Value, common_kind
 from pathspace.network.scales import FIXED, WILD
 
+_INPLACE_ARGUMENT = {
+    "relu": 0,
+    "leaky_relu": 1,
+}  # where ``inplace`` stands after the input; after p, training
 _IN_PLACE = frozenset(["add_", "mul_", "div_", "__iadd__", "__imul__", "__itruediv__"])
 
 
+def _number(value: Any) -> Tensor:
+    """A Python number without loss: float32 would round 0.1."""
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
 def homogeneous(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *_: Any, **__: Any
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """ReLU, LeakyReLU, absolute value: f(s x) = s f(x) for s > 0. In place or not makes no difference here."""
-    return recorder.note_unit(unchanged(recorder, name, func, input))
+    """ReLU, LeakyReLU, absolute value: f(s x) = s f(x) for s > 0."""
+    return recorder.note_unit(unchanged(recorder, name, func, input, *args, **kwargs))
 
 
 def unchanged(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *_: Any, **__: Any
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Dropout: all paths count, so it is the identity in the squared network."""
-    del name, func
+    del func
     value = recorder.value(input)
-    value.alias.members += 1  # it may have worked in place
-    return recorder.bind(torch.empty(value.shape, dtype=input.dtype, device="meta"), value)
+    position = _INPLACE_ARGUMENT.get(name, 2)
+    inplace = kwargs.get("inplace", len(args) > position and args[position])
+    if name.endswith("_") or inplace:
+        return recorder.bind(input, value)
+    fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
+    return recorder.bind(fresh, replace(value, alias=AliasGroup()))
 
 
 def clamp(
@@ -66,7 +80,7 @@ def add(
         recorder.refuse(name, SIGNED)
     if out is not None:
         recorder.refuse(name, "it writes its result into another tensor (out=)")
-    a, b = (recorder.value(t if isinstance(t, Tensor) else torch.tensor(float(t))) for t in (x, y))
+    a, b = (recorder.value(t if isinstance(t, Tensor) else _number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
         recorder.refuse(name, "it adds two parameters, which are then no longer separate edges")
     if "parameter" in (a.kind, b.kind):
@@ -102,12 +116,10 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
     if "div" in name:
         if b is not None:
             recorder.refuse(name, "it divides by a traced tensor, which is not positively homogeneous")
-        return _scaled(
-            recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else torch.tensor(float(y)))
-        )
+        return _scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else _number(y)))
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
-        constant = constant if isinstance(constant, Tensor) else torch.tensor(float(constant))
+        constant = constant if isinstance(constant, Tensor) else _number(constant)
         return _scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:

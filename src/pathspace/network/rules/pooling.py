@@ -161,14 +161,19 @@ def _adaptive_weight(size: int, out: int) -> Tensor:
 
 
 def adaptive_pool(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, output_size: Any, *args: Any
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    output_size: Any,
+    return_indices: bool = False,
 ) -> Tensor:
     """Adaptive average and maximum pooling."""
     del func
     n = int(next(c for c in name if c.isdigit()))
     x = recorder.value(input)
     _check_batch(recorder, name, x, n)
-    if args and args[0]:
+    if return_indices:
         recorder.refuse(name, "the indices it returns depend on the data")
     given = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
     size = tuple(s if o is None else int(o) for o, s in zip(given, x.shape[-n:], strict=True))

@@ -72,9 +72,9 @@ def rnn(
 
     def squared(h: Tensor, *slots: Tensor, taps: list[Tap] | None = None) -> tuple[Tensor, Tensor]:
         sequence = h.select(1 - time_dim, 0) if batched else h  # [T, D]
-        inside: list[tuple[Tensor, Tensor, Tensor]] = []
+        inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
         sequence, last = stacked_recurrence(sequence, slots, per_cell, starts, layers, directions, inside)
-        if taps is not None:
+        if taps is not None and inside is not None:
             taps += [Tap(n, *states) for n, states in zip(recurrent_names, inside, strict=True)]
         if batched:
             return sequence.unsqueeze(1 - time_dim), last.unsqueeze(1)
@@ -99,11 +99,12 @@ def stacked_recurrence(
     starts: Sequence[bool],
     layers: int,
     directions: int,
-    inside: list[tuple[Tensor, Tensor, Tensor]],
+    inside: list[tuple[Tensor, Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
 
-    For every cell, the states before and after each transition and what enters it are appended to ``inside``.
+    For every cell, the states before and after each transition and what enters it are appended to
+    ``inside``, if it is given.
     """
     last = []
     position = 0
@@ -122,8 +123,9 @@ def stacked_recurrence(
             u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
             u = u.flip(0) if direction else u
             h = linear_recurrence(cell[1], u, start)
-            first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
-            inside.append((torch.cat([first, h[:-1]]), h, u))
+            if inside is not None:
+                first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
+                inside.append((torch.cat([first, h[:-1]]), h, u))
             last.append(h[-1])
             outputs.append(h.flip(0) if direction else h)
         x = torch.cat(outputs, 1) if directions > 1 else outputs[0]
