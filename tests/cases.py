@@ -172,16 +172,16 @@ class ScaledResidual(nn.Module):
         return self.out(x / 3)
 
 
-class InPlaceAfterReLU(nn.Module):
-    """A ReLU makes a tensor of its own, which may be changed in place."""
+class InPlace(nn.Module):
+    """An activation makes a tensor of its own, which may be changed in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x):
-        x = self.first(x).relu()
-        y = functional.relu(self.second(x))
+        x = self.first(x).relu_()
+        y = functional.leaky_relu(self.second(x), 0.2)
         y += x
         y.mul_(0.3)
         return self.out(y)
@@ -573,7 +573,7 @@ ZOO: list[Case] = [
     Case("deep residual", DeepResidual, _normal(3), 4 + 15),
     Case("functional", FunctionalOps, _normal(3), 15),
     Case("scaled residual", ScaledResidual, _normal(3), 4 + 4),
-    Case("in place after relu", InPlaceAfterReLU, _normal(3), 4),
+    Case("in place", InPlace, _normal(3), 4),
     Case("siamese", Siamese, lambda n: (torch.randn(n, 3), torch.randn(n, 3)), 8),
     Case("siamese by keyword", Siamese, lambda n: {"left": torch.randn(n, 3), "right": torch.randn(n, 3)}, 8),
     Case(

@@ -1,0 +1,219 @@
+"""What every optimizer of the library must pass, whatever its rule.
+
+An optimizer enters by one line in `REGISTRY`: a name, a factory and its claims. optim/test_conformance.py
+runs the checks on every entry, and on controls that must fail them.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from cases import Case, call, trace
+
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An optimizer with fixed hyper-parameters, and what it claims."""
+
+    name: str
+    make: Callable[..., torch.optim.Optimizer]  # (parameters, network, **options)
+    invariant: bool = True
+    # the rule of the same family for parameters outside the network; None where it is checked elsewhere
+    plain_rule: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
+    # the same update whether the parameters come in one group or in several
+    separable: bool = True
+    # whether invariance under arbitrary factors is checked on every network, or only on two
+    thorough: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _path_sgd(
+    name: str, *, plain: dict[str, Any] | None = None, thorough: bool = False, **fixed: Any
+) -> Entry:
+    fixed = {"lr": 0.05, **fixed}
+
+    def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
+        return ps.optim.PathSGD(parameters, network, **{**fixed, **options})
+
+    def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=fixed["lr"], **(plain or {}))
+
+    rule = None if plain is None else plain_rule
+    return Entry(f"PathSGD {name}".strip(), make, plain_rule=rule, thorough=thorough)
+
+
+REGISTRY = [
+    _path_sgd("", plain={}, thorough=True),
+    _path_sgd("raw", normalization="none", lr=0.01, plain={}, thorough=True),
+    _path_sgd("refreshed", normalization="refreshed", plain={}),
+    _path_sgd("momentum", momentum=0.9, lr=0.02, plain={"momentum": 0.9}),
+    _path_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}),
+    _path_sgd("weight decay", weight_decay=0.1),
+    _path_sgd("path decay", path_decay=1e-3),
+    _path_sgd("clipped", clip_norm=0.05),
+    _path_sgd("stale", refresh_every=7),
+    _path_sgd("second term", second_term=True),
+    _path_sgd("damped", damping=1e-2),
+    _path_sgd(
+        "everything",
+        thorough=True,
+        lr=0.02,
+        momentum=0.5,
+        nesterov=True,
+        weight_decay=0.05,
+        path_decay=1e-3,
+        clip_norm=0.5,
+        refresh_every=3,
+        second_term=True,
+        damping=1e-3,
+        normalization="refreshed",
+    ),
+]
+
+
+# --- running -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A model in training: its network, its optimizer, and the outputs so far."""
+
+    case: Case
+    model: nn.Module
+    network: Any
+    optimizer: torch.optim.Optimizer
+    outputs: list[Tensor]
+    steps: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def example(self) -> Any:
+        return self.case.example(4, self.dtype, seed=10 + self.steps % 5)
+
+    def gradients(self, sign: float = 1.0) -> Tensor:
+        self.optimizer.zero_grad()
+        output = call(self.model, self.example())
+        loss = sign * self.case.loss(output)
+        loss.backward()
+        self.outputs.append(self.case.picked(output).detach().clone())
+        return loss
+
+    def advance(self, steps: int = 1, sign: float = 1.0) -> Run:
+        for _ in range(steps):
+            self.gradients(sign)
+            self.optimizer.step()
+            self.steps += 1
+        return self
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+
+def start(
+    entry: Entry,
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    factors: Tensor | None = None,
+    **options: Any,
+) -> Run:
+    """A fresh run of an entry on a case, from weights rescaled by `factors`."""
+    model = case.model(dtype)
+    network = trace(case, model)
+    if factors is not None:
+        ps.rescaling.rescale_(network, factors.to(dtype))
+    optimizer = entry.make(model.parameters(), network, **options)
+    return Run(case, model, network, optimizer, [])
+
+
+# --- invariance ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest difference between two runs, in outputs and in weights after undoing the rescaling."""
+
+    outputs: float
+    weights: float
+    finite: bool
+
+    @property
+    def none(self) -> bool:
+        return self.outputs == 0 and self.weights == 0
+
+
+def power_of_two_factors(number: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2.0 ** torch.randint(-10, 11, (number,), generator=generator).double()
+
+
+def arbitrary_factors(number: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 10.0 ** (6 * torch.rand(number, generator=generator, dtype=torch.float64) - 3)
+
+
+def difference(entry: Entry, case: Case, dtype: torch.dtype, factors: Tensor, steps: int = 100) -> Difference:
+    """Train from the given start and from its rescaling, and compare relative to the largest value."""
+    plain = start(entry, case, dtype).advance(steps)
+    rescaled = start(entry, case, dtype, factors).advance(steps)
+    ps.rescaling.rescale_(rescaled.network, (1 / factors).to(dtype))
+    ours, theirs = torch.stack(plain.outputs), torch.stack(rescaled.outputs)
+    weights = [(p, rescaled.weights()[name]) for name, p in plain.weights().items()]
+    return Difference(
+        outputs=_relative(ours, theirs),
+        weights=max(_relative(p, q) for p, q in weights),
+        finite=bool(torch.isfinite(ours).all()) and all(bool(torch.isfinite(p).all()) for p, _ in weights),
+    )
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    if torch.equal(ours, theirs):
+        return 0.0
+    value = ((ours - theirs).abs().max() / ours.abs().max()).item()
+    return value if value == value else float("inf")
+
+
+def steps_cosine(entry: Entry, case: Case) -> float:
+    """Cosine between the first step and the gradient, over all parameters: 1 for plain SGD of any rate."""
+    run = start(entry, case, torch.float64)
+    before = run.weights()
+    run.advance()
+    step = torch.cat([(p.detach() - before[name]).flatten() for name, p in run.model.named_parameters()])
+    gradient = torch.cat([p.grad.flatten() for p in run.model.parameters()])
+    if not step.any():
+        return 1.0  # a step that never happens is no step of its own
+    return -torch.nn.functional.cosine_similarity(step, gradient, dim=0).item()
+
+
+# --- resuming ------------------------------------------------------------------------------------------
+
+
+def resumed(run: Run, entry: Entry, *, through_file: bool, **options: Any) -> Run:
+    """What goes on after the end of a process: a new model, network and optimizer from the saved states."""
+    state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+    if through_file:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        state = torch.load(buffer, weights_only=True)
+    else:
+        state = copy.deepcopy(state)
+    fresh = run.case.model(run.dtype, seed=99)
+    fresh.load_state_dict(state["model"])
+    network = trace(run.case, fresh)
+    optimizer = entry.make(fresh.parameters(), network, **options)
+    optimizer.load_state_dict(state["optimizer"])
+    return Run(run.case, fresh, network, optimizer, [], run.steps)

@@ -1,0 +1,437 @@
+"""Every optimizer of the library through one suite; and controls that must fail it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, INVARIANCE, ZOO, call, mlp, trace
+from conformance import (
+    REGISTRY,
+    Entry,
+    arbitrary_factors,
+    difference,
+    power_of_two_factors,
+    resumed,
+    start,
+    steps_cosine,
+)
+
+CONTROLS = [
+    Entry("SGD", lambda params, _, lr=0.05: torch.optim.SGD(params, lr=lr), invariant=False),
+    Entry("Adam", lambda params, _, lr=0.01: torch.optim.Adam(params, lr=lr), invariant=False),
+]
+INVARIANT = [entry for entry in REGISTRY if entry.invariant]
+THOROUGH = [entry for entry in INVARIANT if entry.thorough]
+SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
+
+
+@pytest.fixture(params=REGISTRY, ids=str)
+def entry(request):
+    return request.param
+
+
+# --- invariance ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+@pytest.mark.parametrize("entry", INVARIANT, ids=str)
+def test_is_bitwise_invariant_under_powers_of_two(entry, case):
+    apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes))
+    assert apart.finite
+    assert apart.none
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"),
+    [(e, c) for e in INVARIANT for c in INVARIANCE if e in THOROUGH or c.name in ("mlp", "tied characters")],
+    ids=str,
+)
+def test_is_invariant_to_rounding_under_any_factors(entry, case):
+    apart = difference(entry, case, torch.float64, arbitrary_factors(case.classes))
+    assert apart.finite
+    assert apart.outputs <= 1e-12
+    assert apart.weights <= 1e-12
+
+
+@pytest.mark.parametrize("case", [case for case in ZOO if case.classes], ids=str)
+def test_default_is_bitwise_invariant_on_the_whole_zoo(case):
+    apart = difference(REGISTRY[0], case, torch.float32, power_of_two_factors(case.classes), steps=20)
+    assert apart.finite
+    assert apart.none
+
+
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+@pytest.mark.parametrize("control", CONTROLS, ids=str)
+def test_suite_tells_methods_that_depend_on_the_scales(control, case):
+    # factors of at most 2, so that nothing overflows and the difference is one of kind
+    factors = 2.0 ** torch.randint(-1, 2, (case.classes,)).double()
+    factors[0] = 2.0
+    for dtype in (torch.float32, torch.float64):
+        apart = difference(control, case, dtype, factors, steps=20)
+        assert not apart.none
+        assert apart.outputs > 1e-4
+
+
+# --- its step ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+def test_step_differs_from_that_of_plain_sgd(entry, case):
+    assert steps_cosine(entry, case) < 0.999
+
+
+def test_suite_tells_plain_sgd_and_idleness():
+    assert steps_cosine(CONTROLS[0], BY_NAME["mlp"]) == pytest.approx(1.0)
+    idle = Entry("idle", lambda params, _: torch.optim.SGD(params, lr=0.0))
+    assert steps_cosine(idle, BY_NAME["mlp"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_descends(entry, case):
+    run = start(entry, case, torch.float64)
+    example = run.example()
+
+    def loss():
+        return case.loss(call(run.model, example)).item()
+
+    before = loss()
+    run.advance(100)
+    assert loss() < before
+
+
+def test_leaves_gradients_and_random_state_alone(entry):
+    run = start(entry, BY_NAME["stacked bidirectional rnn"])
+    run.advance(2)
+    run.gradients()
+    gradients = {name: p.grad for name, p in run.model.named_parameters()}
+    values = copy.deepcopy(gradients)
+    buffers = copy.deepcopy(dict(run.model.named_buffers()))
+    random = torch.get_rng_state()
+    run.optimizer.step()
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, p in run.model.named_parameters():
+        assert p.grad is gradients[name]
+        assert torch.equal(p.grad, values[name])
+        assert p.is_leaf
+        assert p.requires_grad
+    assert_close(dict(run.model.named_buffers()), buffers, rtol=0, atol=0)
+
+
+def test_works_in_place(entry):
+    run = start(entry, BY_NAME["mlp"])
+    parameters = [(p, p.data_ptr()) for p in run.model.parameters()]
+    run.advance(2)
+    assert [(p, p.data_ptr()) for p in run.model.parameters()] == parameters
+
+
+@pytest.mark.parametrize("name", ["mlp", "rnn"])
+def test_parameters_without_gradient_are_untouched(entry, name):
+    run = start(entry, BY_NAME[name])
+    run.advance(2)
+    run.optimizer.zero_grad(set_to_none=True)
+    before = run.weights()
+    run.optimizer.step()
+    assert_close(run.weights(), before, rtol=0, atol=0)
+    run.gradients()
+    first, *others = run.model.parameters()
+    first.grad = None
+    run.optimizer.step()
+    assert first.grad is None
+    after = run.weights()
+    unchanged = [name for name in before if torch.equal(after[name], before[name])]
+    assert unchanged == [next(iter(before))]
+    assert others
+
+
+def test_frozen_parameters_are_untouched(entry):
+    case = BY_NAME["mlp"]
+    model = case.model()
+    model[0].weight.requires_grad_(False)
+    network = trace(case, model)
+    frozen = model[0].weight.clone()
+    optimizer = entry.make([p for p in model.parameters() if p.requires_grad], network)
+    for _ in range(3):
+        optimizer.zero_grad()
+        case.loss(model(case.example(4))).backward()
+        optimizer.step()
+    assert torch.equal(model[0].weight, frozen)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+# --- the interface of torch.optim ----------------------------------------------------------------------
+
+
+def test_closures_return_the_loss_and_do_the_same(entry):
+    case = BY_NAME["rnn"]
+    by_hand, closed = start(entry, case), start(entry, case)
+    for _ in range(4):
+        loss = by_hand.gradients()
+        by_hand.optimizer.step()
+        with torch.no_grad():
+            returned = closed.optimizer.step(lambda: closed.gradients())
+        assert returned.item() == loss.item()
+    assert_close(by_hand.weights(), closed.weights(), rtol=0, atol=0)
+
+
+def test_maximizing_the_negative_is_minimizing(entry):
+    case = BY_NAME["rnn"]
+    down = start(entry, case).advance(5)
+    up = start(entry, case, maximize=True).advance(5, sign=-1.0)
+    assert_close(down.weights(), up.weights(), rtol=0, atol=0)
+    wrong = start(entry, case, maximize=True).advance(5)
+    assert not torch.equal(wrong.weights()["rnn.weight_hh_l0"], down.weights()["rnn.weight_hh_l0"])
+
+
+def test_schedulers_change_the_rate(entry):
+    case = BY_NAME["mlp"]
+    scheduled, by_hand, constant = (start(entry, case) for _ in range(3))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled.optimizer, 0.5)
+    for _ in range(4):
+        scheduled.advance()
+        scheduler.step()
+        by_hand.advance()
+        for group in by_hand.optimizer.param_groups:
+            group["lr"] *= 0.5
+    constant.advance(4)
+    assert_close(scheduled.weights(), by_hand.weights(), rtol=0, atol=0)
+    assert not torch.equal(scheduled.weights()["0.weight"], constant.weights()["0.weight"])
+
+
+def test_one_cycle_schedules_run(entry):
+    run = start(entry, BY_NAME["mlp"])
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        run.optimizer, max_lr=0.05, total_steps=10, cycle_momentum=False
+    )
+    for _ in range(9):
+        run.advance()
+        scheduler.step()
+    assert run.optimizer.param_groups[0]["lr"] < 1e-4
+
+
+def test_groups_have_rates_of_their_own(entry):
+    case = BY_NAME["mlp"]
+    model = case.model()
+    network = trace(case, model)
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+    groups.append({"params": model[4].parameters(), "lr": 0.001})
+    optimizer = entry.make(groups, network)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(2):
+        optimizer.zero_grad()
+        case.loss(model(case.example(4))).backward()
+        optimizer.step()
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert torch.equal(model[0].bias, before["0.bias"])
+    for name in ("2.weight", "2.bias", "4.weight", "4.bias"):
+        assert not torch.equal(model.get_parameter(name), before[name])
+
+
+def test_groups_do_not_change_the_step(entry):
+    if not entry.separable:
+        pytest.skip("this rule looks at each group by itself")
+    case = BY_NAME["rnn"]
+    together = start(entry, case).advance(8)
+    model = case.model()
+    apart = start(entry, case)
+    apart.model, apart.network = model, trace(case, model)
+    groups = [{"params": [p]} for p in model.parameters()]
+    apart.optimizer = entry.make(groups, apart.network)
+    apart.advance(8)
+    assert_close(apart.weights(), together.weights(), rtol=1e-6, atol=1e-7)
+
+
+def test_groups_may_be_added(entry):
+    case = BY_NAME["mlp"]
+    model = case.model()
+    network = trace(case, model)
+    optimizer = entry.make(model[0].parameters(), network)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    case.loss(model(case.example(4))).backward()
+    optimizer.step()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_named_parameters_are_accepted(entry):
+    case = BY_NAME["mlp"]
+    plain = start(entry, case).advance(3)
+    named = start(entry, case)
+    named.optimizer = entry.make(named.model.named_parameters(), named.network)
+    named.advance(3)
+    assert_close(named.weights(), plain.weights(), rtol=0, atol=0)
+
+
+# --- outside the network -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("added_later", [False, True], ids=["at once", "added later"])
+def test_parameters_outside_follow_the_plain_rule(entry, added_later):
+    """A temperature that multiplies the loss is no part of the network, and is not skipped."""
+    case = BY_NAME["mlp"]
+    ours, theirs = nn.Parameter(torch.tensor([1.5, 0.5])), nn.Parameter(torch.tensor([1.5, 0.5]))
+    run = start(entry, case)
+    parameters = list(run.model.parameters())
+    if added_later:
+        run.optimizer = entry.make(parameters, run.network)
+        run.optimizer.add_param_group({"params": [ours]})
+    else:
+        run.optimizer = entry.make([*parameters, ours], run.network)
+    before = ours.detach().clone()
+    rule = None if entry.plain_rule is None else entry.plain_rule([theirs])
+    for step in range(3):
+        run.gradients()
+        ours.grad = torch.tensor([0.3, -0.2 * (step + 1)])
+        run.optimizer.step()
+        if rule is not None:
+            theirs.grad = ours.grad.clone()
+            rule.step()
+    assert not torch.equal(ours, before)
+    assert torch.isfinite(ours).all()
+    if rule is not None:
+        assert_close(ours, theirs)
+
+
+def test_modules_left_outside_are_trained(entry):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    network = ps.trace(model, x, outside=["3"])
+    optimizer = entry.make(model.parameters(), network)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    for name, p in model.named_parameters():
+        assert torch.isfinite(p).all()
+        assert not torch.equal(p, before[name]), name
+
+
+# --- resuming ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through_file", [False, True], ids=["state", "file"])
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_resumes_exactly(entry, case, through_file):
+    whole = start(entry, case).advance(11)
+    part = start(entry, case).advance(5)
+    rest = resumed(part, entry, through_file=through_file).advance(6)
+    assert_close(rest.weights(), whole.weights(), rtol=0, atol=0)
+    assert all(torch.equal(a, b) for a, b in zip(whole.outputs[5:], rest.outputs, strict=True))
+
+
+def test_resumes_with_the_saved_rate(entry):
+    run = start(entry, BY_NAME["mlp"]).advance(2)
+    run.optimizer.param_groups[0]["lr"] = 0.0123
+    assert resumed(run, entry, through_file=True).optimizer.param_groups[0]["lr"] == 0.0123
+
+
+def test_resumes_before_the_first_step(entry):
+    case = BY_NAME["mlp"]
+    fresh = resumed(start(entry, case), entry, through_file=True).advance(3)
+    assert_close(fresh.weights(), start(entry, case).advance(3).weights(), rtol=0, atol=0)
+
+
+# --- awkward parameters --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["nothing enters", "nothing leaves", "both"])
+def test_dead_units_do_no_harm(entry, side):
+    """kappa = 0 and a gradient of 0: the step is 0, and every other weight moves on."""
+    model = mlp(3, 5, 4, 2)
+    with torch.no_grad():
+        if side != "nothing leaves":
+            model[0].weight[1] = 0
+            model[0].bias[1] = 0
+        if side != "nothing enters":
+            model[2].weight[:, 1] = 0
+    x = torch.randn(6, 3)
+    network = ps.trace(model, x)
+    optimizer = entry.make(model.parameters(), network)
+    start_weight = model[0].weight.detach().clone()
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert not torch.equal(model[0].weight[0], start_weight[0])
+
+
+def test_a_start_of_zeros_does_no_harm(entry):
+    model = mlp(3, 4, 2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    x = torch.randn(6, 3)
+    optimizer = entry.make(model.parameters(), ps.trace(model, x))
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert model[2].bias.abs().min() > 0
+
+
+def test_parameters_need_not_be_contiguous(entry):
+    def build(transposed):
+        torch.manual_seed(0)
+        model = mlp(3, 4, 2).double()
+        if transposed:
+            for layer in (model[0], model[2]):
+                layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+                assert not layer.weight.is_contiguous()
+        return model
+
+    x = torch.randn(5, 3, dtype=torch.float64)
+    models = [build(False), build(True)]
+    for model in models:
+        optimizer = entry.make(model.parameters(), ps.trace(model, x))
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert_close(p, q, rtol=1e-10, atol=1e-12, check_stride=False)
+    assert models[1][0].weight.stride() == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["siamese", "same layer twice", "tied autoencoder", "tied characters"])
+def test_shared_parameters_are_stepped_once(entry, name):
+    """Whatever the ways to a shared parameter, it is one, and its step is one."""
+    case = BY_NAME[name]
+    once = start(entry, case, torch.float64).advance(3)
+    listed_by_name = start(entry, case, torch.float64)
+    unique = {id(p): p for _, p in listed_by_name.model.named_parameters(remove_duplicate=False)}
+    listed_by_name.optimizer = entry.make(list(unique.values()), listed_by_name.network)
+    listed_by_name.advance(3)
+    assert_close(once.weights(), listed_by_name.weights(), rtol=0, atol=0)
+
+
+def test_sparse_gradients_are_refused(entry):
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.out(self.embedding(x).relu())
+
+    model = Sparse()
+    x = torch.tensor([[1], [4]])
+    optimizer = entry.make(model.parameters(), ps.trace(model, x))
+    model(x).square().sum().backward()
+    before = model.out.weight.detach().clone()
+    with pytest.raises(RuntimeError, match=r"(?i)sparse"):
+        optimizer.step()
+    assert torch.equal(model.out.weight, before)
+
+
+@pytest.mark.parametrize("bad", [{"lr": -0.1}])
+def test_impossible_rates_are_refused(entry, bad):
+    run = start(entry, BY_NAME["mlp"])
+    with pytest.raises(ValueError, match=r"lr|learning rate"):
+        entry.make(run.model.parameters(), run.network, **bad)

@@ -1,0 +1,301 @@
+"""Path-SGD: the known steps, and every option against the rule written out plainly."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, call, mlp, oracle, trace
+from fixture_nets import NETS, load
+
+
+@pytest.mark.parametrize("second_term", [False, True], ids=["kappa1", "kappa"])
+@pytest.mark.parametrize("name", NETS)
+def test_raw_step_gives_the_known_weights(name, second_term):
+    net = load(name)
+    known = net.net["pathsgd_new_params"]
+    network = ps.trace(net.model, net.x)
+    optimizer = ps.optim.PathSGD(
+        net.model.parameters(), network, lr=known["eta"], normalization="none", second_term=second_term
+    )
+    net.loss(net.model(net.x)).backward()
+    optimizer.step()
+    weights = {name: p.detach() for name, p in net.model.named_parameters()}
+    expected = net.as_tensors(known["kappa" if second_term else "kappa1"])
+    assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+# --- the rule written out ------------------------------------------------------------------------------
+
+
+class Plain:
+    """Path-SGD, one obvious line after the other, with brute-force kappa.
+
+    D = (kappa + damping m r^2) / c with r = (weight in the balanced network) / (weight), m = mean of kappa / r^2,
+    and c = m, or 1 without normalization.
+    """
+
+    def __init__(self, case, model, **options):
+        self.case, self.model = case, model
+        self.options = {
+            "lr": 0.1,
+            "momentum": 0.0,
+            "nesterov": False,
+            "weight_decay": 0.0,
+            "path_decay": 0.0,
+            "clip_norm": math.inf,
+            "refresh_every": 1,
+            "second_term": False,
+            "damping": 0.0,
+            "normalization": "frozen",
+        } | options
+        self.steps, self.velocity, self.metric, self.normalizers = 0, {}, None, None
+
+    def balancing(self):
+        """Elementwise ratio of the balanced network's weights to these."""
+        balanced = copy.deepcopy(self.model)
+        ps.rescaling.balance_(trace(self.case, balanced))
+        return {
+            name: torch.nan_to_num(balanced.get_parameter(name) / p, nan=1.0).detach()
+            for name, p in self.model.named_parameters()
+        }
+
+    def refresh(self):
+        known = oracle(self.case, self.model)
+        kappa = known.kappa() if self.options["second_term"] else known.kappa1()
+        kind, gauge = self.options["normalization"], self.balancing()
+        means = {name: (value / gauge[name] ** 2).mean() for name, value in kappa.items()}
+        if kind == "none":
+            self.normalizers = dict.fromkeys(kappa, 1.0)
+        elif self.normalizers is None or kind == "refreshed":
+            self.normalizers = means
+        damping = self.options["damping"]
+        self.metric = {
+            name: (value + damping * means[name] * gauge[name] ** 2) / self.normalizers[name]
+            for name, value in kappa.items()
+        }
+
+    @torch.no_grad()
+    def step(self):
+        options = self.options
+        if self.steps % options["refresh_every"] == 0:
+            with torch.enable_grad():
+                self.refresh()
+        self.steps += 1
+        gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        if options["path_decay"]:
+            with torch.enable_grad():
+                kappa1 = oracle(self.case, self.model).kappa1()
+            for name, p in self.model.named_parameters():
+                gradients[name] += options["path_decay"] * kappa1[name] * p
+        squares = [(g**2 / self.metric[name]).nan_to_num(0.0).sum() for name, g in gradients.items()]
+        norm = math.sqrt(sum(squares))
+        shrink = min(1.0, options["clip_norm"] / norm)
+        for name, p in self.model.named_parameters():
+            d = (shrink * gradients[name] / self.metric[name]).nan_to_num(0.0)
+            v = self.velocity[name] = options["momentum"] * self.velocity.get(name, 0.0) + d
+            if options["nesterov"]:
+                v = d + options["momentum"] * v
+            p.copy_((1 - options["lr"] * options["weight_decay"]) * p - options["lr"] * v)
+
+
+OPTIONS = {
+    "default": {},
+    "raw": {"normalization": "none", "lr": 0.01},
+    "refreshed": {"normalization": "refreshed"},
+    "momentum": {"momentum": 0.8},
+    "nesterov": {"momentum": 0.8, "nesterov": True},
+    "weight decay": {"weight_decay": 0.3},
+    "momentum and weight decay": {"momentum": 0.5, "weight_decay": 0.3},
+    "path decay": {"path_decay": 0.02},
+    "path decay with the second term": {"path_decay": 0.02, "second_term": True},
+    "path decay, clipped": {"path_decay": 0.05, "clip_norm": 0.05},
+    "clipped": {"clip_norm": 0.02},
+    "clipped raw": {"clip_norm": 0.02, "normalization": "none", "lr": 0.01},
+    "clipped far away": {"clip_norm": 1e6},
+    "stale": {"refresh_every": 3},
+    "stale and refreshed": {"refresh_every": 2, "normalization": "refreshed"},
+    "second term": {"second_term": True},
+    "damped": {"damping": 0.1, "normalization": "refreshed"},
+    "damped raw, once": {"damping": 0.1, "normalization": "none", "lr": 0.01, "refresh_every": 100},
+    "everything": {
+        "momentum": 0.7,
+        "nesterov": True,
+        "weight_decay": 0.1,
+        "clip_norm": 0.1,
+        "refresh_every": 2,
+        "second_term": True,
+        "normalization": "refreshed",
+        "path_decay": 0.01,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm", "rnn", "stacked rnn", "tied characters"])
+@pytest.mark.parametrize("chosen", OPTIONS)
+def test_option_is_the_rule_written_out(chosen, name):
+    case = BY_NAME[name]
+    options = {"lr": 0.02} | OPTIONS[chosen]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    optimizer = ps.optim.PathSGD(ours.parameters(), trace(case, ours), **options)
+    plain = Plain(case, theirs, **options)
+    for step in range(5):
+        example = case.example(4, torch.float64, seed=step)
+        for model, rule in ((ours, optimizer), (theirs, plain)):
+            model.zero_grad()
+            case.loss(call(model, example)).backward()
+            rule.step()
+    expected = {name: p.detach() for name, p in theirs.named_parameters()}
+    assert_close({name: p.detach() for name, p in ours.named_parameters()}, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_every_option_has_an_effect():
+    """Otherwise the comparison above could be one of two rules that both ignore the option."""
+    case = BY_NAME["rnn"]
+    ends = []
+    for chosen in OPTIONS:
+        model = case.model(torch.float64)
+        optimizer = ps.optim.PathSGD(
+            model.parameters(), trace(case, model), **({"lr": 0.02} | OPTIONS[chosen])
+        )
+        for step in range(5):
+            model.zero_grad()
+            case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()
+            optimizer.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    same = [
+        (a, b)
+        for i, a in enumerate(OPTIONS)
+        for j, b in enumerate(OPTIONS)
+        if i < j and torch.allclose(ends[i], ends[j], rtol=1e-7, atol=1e-9)
+    ]
+    assert same == [("default", "clipped far away")]
+
+
+# --- sizes and bounds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_default_rate_does_not_depend_on_the_size_of_kappa(scale):
+    """Weights of the first layer c times as large, of the last c times as small: kappa moves, the step's effect not."""
+    model = mlp(3, 8, 2).double()
+    x = torch.randn(16, 3, dtype=torch.float64)
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        model[0].weight.mul_(scale)
+        model[0].bias.mul_(scale)
+        model[2].weight.div_(scale)
+    outputs = []
+    for net in (model, reference):
+        optimizer = ps.optim.PathSGD(net.parameters(), ps.trace(net, x), lr=0.1)
+        for _ in range(10):
+            optimizer.zero_grad()
+            (net(x) - 1).square().mean().backward()
+            optimizer.step()
+        outputs.append(net(x).detach())
+    assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet", "stacked rnn"])
+def test_default_steps_have_the_size_of_sgds_on_the_balanced_network(name):
+    """Within a factor of ten: a learning rate found for SGD is a start for Path-SGD."""
+    case = BY_NAME[name]
+    lengths = []
+    for plain in (False, True):
+        model = case.model(torch.float64)
+        network = trace(case, model)
+        ps.rescaling.balance_(network)
+        before = torch.cat([p.detach().flatten() for p in model.parameters()])
+        if plain:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        else:
+            optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1)
+        case.loss(call(model, case.example(8, torch.float64))).backward()
+        optimizer.step()
+        lengths.append((torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm().item())
+    assert 0.1 < lengths[0] / lengths[1] < 10
+
+
+def test_clipping_bounds_the_invariant_length():
+    """With lr = 1 and no momentum, || sqrt(kappa / c) step || is at most the bound, and is the bound when clipped."""
+    case = BY_NAME["rnn"]
+    model = case.model(torch.float64)
+    kappa = oracle(case, model).kappa1()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = ps.optim.PathSGD(
+        model.parameters(), trace(case, model), lr=1.0, clip_norm=1e-3, normalization="none"
+    )
+    case.loss(call(model, case.example(4, torch.float64))).backward()
+    optimizer.step()
+    squares = [(kappa[name] * (p.detach() - before[name]) ** 2).sum() for name, p in model.named_parameters()]
+    assert sum(squares).sqrt().item() == pytest.approx(1e-3, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": -0.1},
+        {"nesterov": True},
+        {"weight_decay": -1.0},
+        {"path_decay": -1.0},
+        {"clip_norm": 0.0},
+        {"clip_norm": -1.0},
+        {"refresh_every": 0},
+        {"damping": -1e-3},
+        {"normalization": "sometimes"},
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options):
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.randn(2, 3))
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ps.optim.PathSGD(model.parameters(), network, **options)
+
+
+def test_parameters_of_another_model_are_refused():
+    """All of them strangers to the network: surely a mistake, and never a silent plain SGD."""
+    network = ps.trace(mlp(3, 4, 2), torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r"\w+"):
+        ps.optim.PathSGD(mlp(3, 4, 2).parameters(), network)
+
+
+def test_infinite_kappa_is_reported_and_changes_nothing():
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.randn(2, 3))
+    optimizer = ps.optim.PathSGD(model.parameters(), network)
+    model(torch.randn(2, 3)).sum().backward()
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.inf
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(FloatingPointError):
+        optimizer.step()
+    assert_close({name: p.detach() for name, p in model.named_parameters()}, before, rtol=0, atol=0)
+
+
+def test_stale_kappa_is_computed_as_often_as_asked(monkeypatch):
+    case = BY_NAME["mlp"]
+    model = case.model(torch.float64)
+    optimizer = ps.optim.PathSGD(model.parameters(), trace(case, model), refresh_every=4, lr=0.01)
+    steps = []
+    for _ in range(9):
+        optimizer.zero_grad()
+        before = model[2].weight.detach().clone()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        steps.append(before - model[2].weight.detach())
+    same = [bool(torch.allclose(a, b, rtol=1e-12, atol=0)) for a, b in itertools.pairwise(steps)]
+    assert same == [True, True, True, False, True, True, True, False]
+
+
+def test_step_does_nothing_before_any_gradient():
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.randn(2, 3))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert ps.optim.PathSGD(model.parameters(), network, weight_decay=0.1).step() is None
+    assert_close({name: p.detach() for name, p in model.named_parameters()}, before, rtol=0, atol=0)
