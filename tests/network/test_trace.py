@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, HandLoop, Recurrent, call, mlp, oracle, trace
+from oracles.squared import Oracle
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
@@ -50,8 +51,7 @@ def test_without_a_batch_dimension_all_of_the_input_is_one_example():
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 def test_leaves_everything_untouched(case, training):
     model = case.model()
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        model.train(training)
+    model.train(training)
     example = case.example(3)
     for number, p in enumerate(model.parameters()):
         if number % 2:
@@ -296,6 +296,124 @@ def test_refuses_a_parameter_that_is_not_the_models_to_ask_for():
     model = mlp(3, 4, 2)
     with pytest.raises((ValueError, KeyError), match=r"nothing\.here"):
         ps.trace(model, torch.randn(2, 3), outside=["nothing.here"])
+
+
+# --- what is returned ----------------------------------------------------------------------------------
+
+
+class Heads(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.policy, self.value, self.form = (
+            nn.Linear(3, 4),
+            nn.Linear(4, 2),
+            nn.Linear(4, 1),
+            form,
+        )
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return self.form(self.policy(h), self.value(h), h)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda policy, value, _: (policy, value),
+        lambda policy, value, _: {"policy": policy, "value": [value]},
+        lambda policy, value, _: torch.cat([policy, value], 1),
+    ],
+    ids=["tuple", "dictionary", "one tensor"],
+)
+def test_all_returned_tensors_are_outputs(form):
+    model = Heads(form).double()
+    network = ps.trace(model, torch.randn(2, 3, dtype=torch.float64))
+    assert network.num_classes == 4
+    together = Heads(lambda policy, value, _: torch.cat([policy, value], 1)).double()
+    together.load_state_dict(model.state_dict())
+    known = Oracle(together, torch.ones(1, 3)).squared_path_norm().item()
+    assert ps.paths.squared_path_norm(network).item() == pytest.approx(known, rel=1e-12)
+
+
+class Exposed(nn.Module):
+    """Returns its hidden units beside its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.out = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return self.out(h), h
+
+
+def test_returned_units_are_pinned_unless_others_are_picked():
+    x = torch.randn(2, 3)
+    assert ps.trace(Exposed(), x).num_classes == 0
+    assert ps.trace(Exposed(), x, output=lambda returned: returned[0]).num_classes == 4
+
+
+def test_heads_that_are_not_picked_follow_the_plain_rule():
+    """They have no paths to the outputs, yet a loss may use them: never a silent skip."""
+    model = Heads(lambda policy, value, _: (policy, value)).double()
+    x = torch.randn(2, 3, dtype=torch.float64)
+    network = ps.trace(model, x, output=lambda returned: returned[0])
+    assert set(network.outside) == {"value.weight", "value.bias"}
+    optimizer = ps.optim.PathSGD(model.parameters(), network)
+    before = model.value.weight.detach().clone()
+    policy, value = model(x)
+    (policy.square().mean() + value.square().mean()).backward()
+    optimizer.step()
+    assert not torch.equal(model.value.weight, before)
+
+
+def test_a_picked_step_is_an_output():
+    model = Recurrent(emit="all", batch_first=True).double()
+    last = Recurrent(emit="last", batch_first=True).double()
+    last.load_state_dict(model.state_dict())
+    x = torch.randn(2, 5, 2, dtype=torch.float64)
+    picked = ps.trace(model, x, output=lambda out: out[:, -1])
+    ours, theirs = (ps.paths.kappa(network) for network in (picked, ps.trace(last, x)))
+    assert_close(dict(ours), dict(theirs), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_normalisation_by_the_batch_keeps_its_symmetry(training):
+    """Whichever form runs, gain and shift carry the class, and rescaling preserves the function."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    model[1].running_mean.normal_()
+    model.train(training)
+    x = torch.randn(8, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert network.num_classes >= 4
+    before = model(x).detach()
+    ps.rescaling.random_rescale_(network)
+    assert_close(model(x).detach(), before, rtol=1e-9, atol=1e-11)
+
+
+def test_learned_slopes_are_outside():
+    """PReLU's slope has no scale of its own; the units around it have."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert network.num_classes == 4
+    assert set(network.outside) == {"1.weight"}
+    before = model(x).detach()
+    ps.rescaling.random_rescale_(network)
+    assert_close(model(x).detach(), before, rtol=1e-10, atol=1e-12)
+
+
+def test_parameters_on_no_path_are_outside():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.unused = mlp(3, 4, 2), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.body(x)
+
+    network = ps.trace(Unused(), torch.randn(2, 3))
+    assert set(network.outside) == {"unused.weight", "unused.bias"}
 
 
 # --- outside -------------------------------------------------------------------------------------------

@@ -27,13 +27,14 @@ def test_are_numbered_named_and_consistent(case):
         assert set(unit_class.bias) <= set(unit_class.incoming)
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", [case for case in ZOO if case.name != "tied characters"], ids=str)
 def test_edges_say_how_every_weight_scales(case):
-    """Weight *= s_target / s_source, read from the edges alone, is what `rescale_` does."""
+    """Weight *= s_target / s_source, read from the edges alone, is what `rescale_` does.
+
+    Tied embeddings have a test of their own: there a weight may be divided by one scale twice.
+    """
     model = case.model(torch.float64)
     network = trace(case, model)
-    if "tied" in case.name:
-        pytest.skip("tied matrices enter with an exponent that edges do not show")
     exponent = torch.zeros(network.num_classes)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for unit_class in network.unit_classes:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
@@ -201,6 +201,70 @@ def test_second_term_of_an_identity_start(steps):
     ratio = second["rnn.weight_hh_l0"] / first["rnn.weight_hh_l0"]
     assert_close(ratio, 4 * (steps - 2) / 3 * torch.eye(4).double(), rtol=1e-10, atol=1e-12)
     assert all((value == 0).all() for name, value in second.items() if name != "rnn.weight_hh_l0")
+
+
+@st.composite
+def convolutional_networks(draw):
+    """One or two convolutions, plain or transposed, in one to three dimensions, with a pool between or not."""
+    spatial = draw(st.integers(1, 3))
+    channels, layers = draw(st.integers(1, 2)), []
+    convolution = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d)}.get(
+        spatial, (nn.Conv3d, nn.ConvTranspose3d)
+    )
+    size = draw(st.integers(3, 4 if spatial == 3 else 6))
+    shape = (channels, *(size for _ in range(spatial)))
+    for _ in range(draw(st.integers(1, 2))):
+        groups = draw(st.sampled_from([1, channels]))
+        out = groups * draw(st.integers(1, 2))
+        stride, kernel = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+        layers.append(
+            convolution[draw(st.booleans())](
+                channels,
+                out,
+                kernel,
+                stride=stride,
+                padding=draw(st.integers(0, kernel - 1)),
+                dilation=draw(st.integers(1, 2)),
+                groups=groups,
+                bias=draw(st.booleans()),
+            )
+        )
+        layers.append(nn.ReLU())
+        channels = out
+        kind = draw(st.sampled_from(["none", "max", "average", "adaptive"]))
+        if kind == "max":
+            pool = getattr(nn, f"MaxPool{spatial}d")
+            layers.append(pool(2, draw(st.integers(1, 2)), padding=1, ceil_mode=draw(st.booleans())))
+        elif kind == "average":
+            pool = getattr(nn, f"AvgPool{spatial}d")
+            padded = draw(st.booleans())
+            layers.append(pool(2, draw(st.integers(1, 2)), padding=1, count_include_pad=padded))
+        elif kind == "adaptive":
+            layers.append(getattr(nn, f"AdaptiveAvgPool{spatial}d")(2))
+    return nn.Sequential(*layers[:-1] if isinstance(layers[-1], nn.ReLU) else layers), shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(convolutional_networks(), st.integers(0, 2**16))
+def test_random_convolutions_by_derivatives(drawn, seed):
+    model, shape = drawn
+    torch.manual_seed(seed)
+    for layer in model:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    model = model.double()
+    try:
+        before = model(x)
+    except (RuntimeError, ValueError):
+        assume(False)  # the image shrank to nothing
+    known = Oracle(model, x[:1])
+    network = ps.trace(model, x)
+    norm = ps.paths.squared_path_norm(network).item()
+    assert norm == pytest.approx(known.squared_path_norm().item(), rel=1e-10)
+    assert_close(dict(ps.paths.kappa(network)), known.kappa1(), rtol=1e-9, atol=1e-12)
+    ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(seed))
+    assert_close(model(x), before, rtol=1e-9, atol=1e-11)
 
 
 @settings(max_examples=25, deadline=None)
