@@ -128,10 +128,11 @@ def start(
     case: Case,
     dtype: torch.dtype = torch.float32,
     factors: Tensor | None = None,
+    training: bool = False,
     **options: Any,
 ) -> Run:
     """A fresh run of an entry on a case, from weights rescaled by `factors`."""
-    model = case.model(dtype)
+    model = case.model(dtype).train(training)
     network = trace(case, model)
     if factors is not None:
         ps.rescaling.rescale_(network, factors.to(dtype))
@@ -165,10 +166,12 @@ def arbitrary_factors(number: int, seed: int = 0) -> Tensor:
     return 10.0 ** (6 * torch.rand(number, generator=generator, dtype=torch.float64) - 3)
 
 
-def difference(entry: Entry, case: Case, dtype: torch.dtype, factors: Tensor, steps: int = 100) -> Difference:
+def difference(
+    entry: Entry, case: Case, dtype: torch.dtype, factors: Tensor, steps: int = 100, training: bool = False
+) -> Difference:
     """Train from the given start and from its rescaling, and compare relative to the largest value."""
-    plain = start(entry, case, dtype).advance(steps)
-    rescaled = start(entry, case, dtype, factors).advance(steps)
+    plain = start(entry, case, dtype, training=training).advance(steps)
+    rescaled = start(entry, case, dtype, factors, training=training).advance(steps)
     ps.rescaling.rescale_(rescaled.network, (1 / factors).to(dtype))
     ours, theirs = torch.stack(plain.outputs), torch.stack(rescaled.outputs)
     weights = [(p, rescaled.weights()[name]) for name, p in plain.weights().items()]

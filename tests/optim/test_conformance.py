@@ -64,6 +64,26 @@ def test_default_is_bitwise_invariant_on_the_whole_zoo(case):
     assert apart.none
 
 
+@pytest.mark.parametrize("name", ["batch norm", "small resnet", "batch norm of vectors"])
+@pytest.mark.parametrize("entry", THOROUGH, ids=str)
+def test_is_bitwise_invariant_while_normalising_by_the_batch(entry, name):
+    """Training mode: the statistics are the batch's, and the running ones, read by kappa, move."""
+    case = BY_NAME[name]
+    factors = power_of_two_factors(case.classes)
+    apart = difference(entry, case, torch.float32, factors, steps=30, training=True)
+    assert apart.finite
+    assert apart.none
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_is_bitwise_invariant_in_half_precision(case, dtype):
+    factors = power_of_two_factors(case.classes).clamp(0.25, 4)
+    apart = difference(REGISTRY[0], case, dtype, factors, steps=10)
+    assert apart.finite
+    assert apart.none
+
+
 @pytest.mark.parametrize("case", INVARIANCE, ids=str)
 @pytest.mark.parametrize("control", CONTROLS, ids=str)
 def test_suite_tells_methods_that_depend_on_the_scales(control, case):
