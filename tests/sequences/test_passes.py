@@ -48,8 +48,8 @@ def test_every_step_agrees_with_exact_values(kind, dense, monkeypatch):
     assert_close(state.a, p["a"])
     assert_close(state.pi, p["pi"][corpus.chi])
     assert_close(state.log_likelihood, p["LL"])
-    assert_close(writing_direction(corpus, state, "qdh").w, p["step_w_QDH"])
-    assert_close(writing_direction(corpus, state, "dh").w, p["step_w_DH"])
+    assert_close(writing_direction(model, corpus, state, "qdh").w, p["step_w_QDH"])
+    assert_close(writing_direction(model, corpus, state, "dh").w, p["step_w_DH"])
     B, m = gradient_and_modulus(model, corpus, state)
     assert_close(B[:, 1:], p["B"][:, 1:])
     assert_close(m[:, 1:], p["m_rbpm"][:, 1:])
@@ -126,7 +126,7 @@ def test_passes_over_several_sequences_agree_with_the_definition(kind, squash, u
     assert_close(m, np.concatenate(all_m), 1e-11)
     eps = corpus.frequencies + ref.FLOOR
     h0[0] += eps
-    assert_close(writing_direction(corpus, state).w, ref.quasi_diagonal_solve(W, h + eps, h0), 1e-9)
+    assert_close(writing_direction(model, corpus, state).w, ref.quasi_diagonal_solve(W, h + eps, h0), 1e-9)
     sums = moments(model, corpus, state, 1)
     edges = (graph.sources, graph.targets)
     assert_close(sums.B0, sum(B[0] for B in all_B), 1e-11)
@@ -169,7 +169,7 @@ def test_appended_symbols_without_prediction_change_nothing(kind):
     for corpus in (short, long):
         state = forward(model, corpus)
         step = transition_direction(model, corpus, state, "rbp-qd")
-        W = writing_direction(corpus, state, damping=0.0).w
+        W = writing_direction(model, corpus, state, damping=0.0).w
         results.append((state.log_likelihood, step.tau, step.V0, W))
     for first, second in zip(*results, strict=True):
         assert_close(second, first, 1e-13)
@@ -222,7 +222,7 @@ def test_dead_units_and_a_one_symbol_alphabet_stay_finite():
         model.w[2] = 0.0
         state = forward(model, corpus)
         assert np.isfinite(state.log_likelihood)
-        assert writing_direction(corpus, state).is_finite
+        assert writing_direction(model, corpus, state).is_finite
         for metric in ("rbp", "rutsd", "rbp-qd", "rutsd-qd", "fb"):
             assert transition_direction(model, corpus, state, metric).is_finite
 

@@ -8,7 +8,7 @@ import pytest
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import start
-from pathspace.sequences.passes import forward
+from pathspace.sequences.passes import Prior, forward, transition_direction, writing_direction
 from pathspace.sequences.text import Corpus
 from pathspace.sequences.training import Settings, Training, train
 
@@ -121,3 +121,45 @@ def test_code_length_counts_predicted_symbols_at_their_places():
     expected = -sum(np.log2((1 - 1 / (t + 2)) * pi[t, x[t]] + 1 / (4 * (t + 2))) for t in (3, 7))
     masked = Corpus.of([x, x], 4, [chi, chi])
     assert_close(code_length(model, masked), 2 * expected, 1e-13)
+
+
+def test_a_prior_pulls_to_the_start_and_never_loses_its_own_objective():
+    training, corpus, _ = some_training()
+    start_model = training.model
+    free = train(training, corpus, Settings(passes=60)).model
+    held = train(training, corpus, Settings(passes=60, prior_transition=1e6, prior_writing=1e6)).model
+    between = start_model.graph.sources > 0
+    assert np.abs(held.tau - start_model.tau)[:, between].max() < 1e-3
+    assert np.abs(held.w - start_model.w)[1:].max() < 1e-3
+    assert np.abs(free.tau - start_model.tau)[:, between].max() > 0.1
+    prior = Prior.around(start_model, 0.3, 0.7)
+    trace = []
+    settings = Settings(passes=40, prior_writing=0.3, prior_transition=0.7)
+    done = train(training, corpus, settings, report=trace.append)
+    objective = [record.log_likelihood - prior.penalty(record.model) for record in trace]
+    assert np.all(np.diff(objective) >= 0)
+    half = train(training, corpus, replace(settings, passes=15))
+    assert np.array_equal(train(half, corpus, settings).model.tau, done.model.tau)
+
+
+@pytest.mark.parametrize("kind", ["pcnn", "rnn"])
+def test_directions_with_a_prior_climb_the_objective(kind):
+    training, corpus, _ = some_training(kind)
+    centre = training.model
+    settings = Settings(metric="rbp-qd", passes=6)
+    model = train(training, corpus, settings).model
+    prior = Prior.around(centre, 20.0, 30.0)
+
+    def objective(moved):
+        return forward(moved, corpus).log_likelihood - prior.penalty(moved)
+
+    state = forward(model, corpus)
+    for direction in (
+        writing_direction(model, corpus, state, prior=prior),
+        transition_direction(model, corpus, state, "rbp-qd", prior=prior),
+    ):
+        slope = (objective(model.moved(direction, 1e-5)) - objective(model.moved(direction, -1e-5))) / 2e-5
+        assert slope > 0
+    step = transition_direction(model, corpus, state, "fb", prior=prior)
+    plain = transition_direction(model, corpus, state, "fb")
+    assert_close(step.tau - plain.tau, prior.tau * (centre.tau - model.tau), 1e-9)

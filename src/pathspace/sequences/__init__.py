@@ -3,6 +3,7 @@
 Needs the extra: ``pip install pathspace[sequences]``.
 """
 
+from .compression import CorruptedError, compress, decompress
 from .estimators import CNN, PCNN, RNN, NotFittedError, SequenceModel, load, merge
 from .storage import ModelFileError
 from .text import UnseenSymbolError
@@ -12,11 +13,14 @@ __all__ = [
     "CNN",
     "PCNN",
     "RNN",
+    "CorruptedError",
     "ModelFileError",
     "NotFittedError",
     "SequenceModel",
     "Training",
     "UnseenSymbolError",
+    "compress",
+    "decompress",
     "load",
     "merge",
 ]

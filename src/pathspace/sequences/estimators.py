@@ -56,6 +56,8 @@ class SequenceModel:
         writing: WritingStep = "qdh",
         squash: Squash = "tanh",
         damping: float = 1.0,
+        prior_writing: float = 0.0,
+        prior_transition: float = 0.0,
         rate: float | None = None,
         passes: int = 1000,
         seconds: float | None = None,
@@ -72,6 +74,8 @@ class SequenceModel:
         self.writing: WritingStep = writing
         self.squash: Squash = squash
         self.damping = damping
+        self.prior_writing = prior_writing
+        self.prior_transition = prior_transition
         self.rate = rate
         self.passes = passes
         self.seconds = seconds
@@ -108,6 +112,8 @@ class SequenceModel:
             metric=self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
             writing=self.writing,
             damping=self.damping,
+            prior_writing=self.prior_writing,
+            prior_transition=self.prior_transition,
             passes=self.passes if passes is None else passes,
             seconds=self.seconds if seconds is None else seconds,
             patience=self.patience,
@@ -255,6 +261,9 @@ class PCNN(SequenceModel):
         writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).
         squash: "tanh" or "logistic"; invariant metrics learn the same with both, up to the damping.
         damping: added to the diagonal of the transition metric.
+        prior_writing: precision of a Gaussian prior of the writing weights; about 0.01 to 0.1 against
+            overfitting, 0 for none. A prior is not invariant.
+        prior_transition: the same for the transition weights between units, around their start values.
         rate: first learning rate, 1/N if None; it steers itself from there.
         passes: most passes, each a step of the writing weights or of all others.
         seconds: most seconds of training, all restarts together, or None.

@@ -84,24 +84,66 @@ def forward(
     return Forward(a, pi, float(log_seen.sum()))
 
 
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A Gaussian prior on the weights between units, for less overfitting than the likelihood alone gives.
+
+    Adds - sum_k (precision_k / 2) (theta_k - centre_k)^2 to the log-likelihood, and the precisions to the
+    diagonals of the metrics. The weights of the always-on unit and the start values are left free.
+
+    Args:
+        centre: the parameters the prior pulls to.
+        w: (N+1, A) precisions of the writing weights.
+        tau: precisions of the transition weights, of the shape of tau.
+    """
+
+    centre: Parameters
+    w: Array
+    tau: Array
+
+    @classmethod
+    def around(cls, centre: Parameters, writing: float, transition: float) -> Prior:
+        """Return the prior with one precision for all writing and one for all transition weights."""
+        w = np.full_like(centre.w, writing)
+        w[0] = 0.0
+        tau = np.full_like(centre.tau, transition)
+        tau[:, centre.graph.sources == 0] = 0.0
+        return cls(centre, w, tau)
+
+    def penalty(self, model: Parameters) -> float:
+        """Return what the prior takes off the log-likelihood, in nats."""
+        writing = np.vdot(self.w, (model.w - self.centre.w) ** 2)
+        return float(writing + np.vdot(self.tau, (model.tau - self.centre.tau) ** 2)) / 2
+
+
 def writing_direction(
-    corpus: Corpus, state: Forward, step: WritingStep = "qdh", damping: float = 1.0
+    model: Parameters,
+    corpus: Corpus,
+    state: Forward,
+    step: WritingStep = "qdh",
+    damping: float = 1.0,
+    prior: Prior | None = None,
 ) -> Direction:
     """Return the direction of a writing step.
 
     DH: d[i,y] = W[i,y] / h_ii^y. QDH: the quasi-diagonal rule with the always-on unit for reference.
 
     Args:
+        model: the parameters.
         corpus: the text.
         state: its forward pass.
         step: "qdh" or "dh".
         damping: factor of eps_y, the frequency of y among all symbols plus 2.2e-16.
+        prior: of the weights, or None.
     """
     a = predicting(state.a, corpus)
     W = output.writing_gradient(a, state.pi, corpus.expected)
     h, h0 = output.writing_metric(a, state.pi)
     # eps_y = frequency of y + 2.2e-16, on the entry i = 0 too
     h += damping * (corpus.frequencies + FLOOR)
+    if prior is not None:
+        W -= prior.w * (model.w - prior.centre.w)
+        h += prior.w
     if step == "dh":
         return Direction(w=W / h)
     M00, M0i = h[:1], h0[1:]
@@ -236,6 +278,7 @@ def transition_direction(
     metric: Metric = "rbp",
     damping: float = 1.0,
     buffers: Buffers | None = None,
+    prior: Prior | None = None,
 ) -> Direction:
     """Return the direction of a transition step.
 
@@ -247,6 +290,7 @@ def transition_direction(
             (quasi-diagonal), "fb" (frequency-adjusted backpropagation).
         damping: eps, added to every diagonal entry.
         buffers: memory to use.
+        prior: of the weights, or None.
 
     Raises:
         ValueError: if an RNN is to be trained in a whole metric; it couples all symbols and is not offered.
@@ -255,30 +299,34 @@ def transition_direction(
         raise ValueError(f"an RNN has no whole {metric} metric; use '{metric}-qd'")
     detail = 0 if metric == "fb" else 1 if metric.endswith("-qd") else 2
     sums = moments(model, corpus, state, detail, metric.startswith("rutsd"), buffers)
+    pull, extra = np.zeros_like(model.tau), np.full_like(model.tau, damping)
+    if prior is not None:
+        pull = prior.tau * (prior.centre.tau - model.tau)
+        extra += prior.tau
     if metric == "fb":
-        return _frequency_adjusted(model, corpus, sums)
+        return _frequency_adjusted(model, corpus, sums, pull)
     # V0_j moves by B_j^0 / (m_j^0 + eps)
     V0 = np.zeros(model.units + 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         V0[1:] = sums.B0[1:] / (sums.m0[1:] + damping)
     if detail == 2:
         step = np.empty_like(sums.G)
-        solve_packed(sums.G, sums.M, model.graph.first, model.graph.triangle, damping, step)
+        solve_packed(sums.G + pull, sums.M, model.graph.first, model.graph.triangle, extra, step)
         return Direction(tau=step, V0=V0)
     if model.kind == "rnn":
-        tau, rho = _rnn_quasi_diagonal(model, sums, damping)
+        tau, rho = _rnn_quasi_diagonal(model, sums, pull, extra, damping)
         return Direction(tau=tau, rho=rho, V0=V0)
-    return Direction(tau=_quasi_diagonal(model, sums.G, sums.diagonal + damping, sums.cross), V0=V0)
+    return Direction(tau=_quasi_diagonal(model, sums.G + pull, sums.diagonal + extra, sums.cross), V0=V0)
 
 
-def _frequency_adjusted(model: Parameters, corpus: Corpus, sums: Moments) -> Direction:
+def _frequency_adjusted(model: Parameters, corpus: Corpus, sums: Moments, pull: Array) -> Direction:
     # G / frequency of y for the parameters of a symbol, G itself for the others; unseen symbols have G = 0
     inverse = 1 / np.maximum(corpus.frequencies, FLOOR)[:, None]
     if model.kind != "rnn":
-        return Direction(tau=sums.G * inverse, V0=sums.B0)
+        return Direction(tau=sums.G * inverse + pull, V0=sums.B0)
     rho = np.zeros_like(model.rho)
     rho[:, 1:] = sums.G[:, model.graph.first[1:-1]] * inverse
-    return Direction(tau=sums.G.sum(axis=0, keepdims=True), rho=rho, V0=sums.B0)
+    return Direction(tau=sums.G.sum(axis=0, keepdims=True) + pull, rho=rho, V0=sums.B0)
 
 
 def _quasi_diagonal(model: Parameters, G: Array, diagonal: Array, cross: Array) -> Array:
@@ -295,11 +343,13 @@ def _quasi_diagonal(model: Parameters, G: Array, diagonal: Array, cross: Array) 
     return step
 
 
-def _rnn_quasi_diagonal(model: Parameters, sums: Moments, damping: float) -> tuple[Array, Array]:
+def _rnn_quasi_diagonal(
+    model: Parameters, sums: Moments, pull: Array, extra: Array, damping: float
+) -> tuple[Array, Array]:
     """Return the directions of tau (1, E) and rho (A, N+1), the bias tau[0,j] being the reference of both."""
     bias = model.graph.first[1:-1]
-    G, cross = sums.G.sum(axis=0, keepdims=True), sums.cross.sum(axis=0, keepdims=True)
-    diagonal = sums.diagonal.sum(axis=0, keepdims=True) + damping
+    G, cross = sums.G.sum(axis=0, keepdims=True) + pull, sums.cross.sum(axis=0, keepdims=True)
+    diagonal = sums.diagonal.sum(axis=0, keepdims=True) + extra
     step = _quasi_diagonal(model, G, diagonal, cross)
     # for rho[j,y]: M_yy = M_0y = sum_t [x_t = y] m_j^{t+1}
     Myy = sums.cross[:, bias]

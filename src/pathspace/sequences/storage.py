@@ -1,7 +1,7 @@
 """Models and trainings in safetensors files: no code in the file, nothing half-written on disk.
 
 tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if the validation has kept other parameters,
-          sources, targets
+          centre.* if there is a prior; sources, targets
 metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings and the counters
 """
 
@@ -84,8 +84,9 @@ def dump(stored: Stored) -> bytes:
     training, graph = stored.training, stored.training.model.graph
     tensors = {"sources": graph.sources, "targets": graph.targets}
     tensors |= {f"last.{name}": getattr(training.model, name) for name in _ARRAYS}
-    if training.best is not None:
-        tensors |= {f"best.{name}": getattr(training.best, name) for name in _ARRAYS}
+    for place, parameters in (("best", training.best), ("centre", training.centre)):
+        if parameters is not None:
+            tensors |= {f"{place}.{name}": getattr(parameters, name) for name in _ARRAYS}
     symbols = stored.alphabet.symbols
     description = {
         "version": _VERSION,
@@ -139,16 +140,19 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     if not np.array_equal(graph.sources, tensors["sources"]):
         raise ValueError("the edges are not in order")
 
-    def parameters(name: str) -> Parameters:
+    def parameters(name: str) -> Parameters | None:
+        if f"{name}.w" not in tensors:
+            return None
         arrays = {array: tensors[f"{name}.{array}"] for array in _ARRAYS}
         return Parameters(description["kind"], description["squash"], graph, **arrays)
 
     symbols = description["alphabet"]
     alphabet = Alphabet(symbols if isinstance(symbols, str) else bytes(symbols))
     counters = {name: description["counters"][name] for name in _COUNTERS}
-    training = Training(
-        model=parameters("last"), best=parameters("best") if "best.w" in tensors else None, **counters
-    )
+    last = parameters("last")
+    if last is None:
+        raise ValueError("there are no parameters")
+    training = Training(model=last, best=parameters("best"), centre=parameters("centre"), **counters)
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
     if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):

@@ -20,7 +20,16 @@ import numpy as np
 from .evaluation import code_length
 from .layout import Buffers
 from .parameters import Parameters
-from .passes import Forward, Metric, WritingStep, activities, forward, transition_direction, writing_direction
+from .passes import (
+    Forward,
+    Metric,
+    Prior,
+    WritingStep,
+    activities,
+    forward,
+    transition_direction,
+    writing_direction,
+)
 from .text import Corpus
 
 _RISE, _FALL = 1.1, 0.5
@@ -35,6 +44,8 @@ class Settings:
         metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd" or "fb" for the transition steps.
         writing: "qdh" or "dh" for the writing steps.
         damping: eps of the transition metric.
+        prior_writing: precision of a Gaussian prior of the writing weights, 0 for none.
+        prior_transition: precision of a Gaussian prior of the transition weights, around the start values.
         passes: stop after this many passes.
         seconds: stop after about this many seconds of training, or never if None.
         patience: stop when the validation has not improved for this many passes, or never if None.
@@ -47,6 +58,8 @@ class Settings:
     metric: Metric = "rbp"
     writing: WritingStep = "qdh"
     damping: float = 1.0
+    prior_writing: float = 0.0
+    prior_transition: float = 0.0
     passes: int = 1000
     seconds: float | None = None
     patience: int | None = 300
@@ -57,8 +70,9 @@ class Settings:
             raise ValueError(f"unknown metric {self.metric!r}, choose from {get_args(Metric)}")
         if self.writing not in get_args(WritingStep):
             raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
-        if not self.damping >= 0:
-            raise ValueError(f"damping must be at least 0, got {self.damping}")
+        for name in ("damping", "prior_writing", "prior_transition"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
@@ -76,6 +90,7 @@ class Training:
         seconds: training time so far.
         log_likelihood: of the training text, in nats, NaN before the first pass.
         best: the parameters with the shortest validation text, or those of the last pass without validation.
+        centre: the start values, where a prior pulls to, or None without one.
         best_bits: length of the validation text in bits under them, infinite before the first look.
         best_pass: the pass that made them.
         validation_bits: length of the validation text at the last look, NaN before the first.
@@ -89,6 +104,7 @@ class Training:
     seconds: float = 0.0
     log_likelihood: float = math.nan
     best: Parameters | None = None
+    centre: Parameters | None = None
     best_bits: float = math.inf
     best_pass: int = 0
     validation_bits: float = math.nan
@@ -123,7 +139,12 @@ class _Memory:
 
 
 def advance(
-    training: Training, state: Forward, corpus: Corpus, settings: Settings, memory: _Memory
+    training: Training,
+    state: Forward,
+    corpus: Corpus,
+    settings: Settings,
+    memory: _Memory,
+    prior: Prior | None = None,
 ) -> tuple[Training, Forward]:
     """Make one pass: find the direction, then the largest rate on the ladder that does not lose.
 
@@ -132,11 +153,11 @@ def advance(
     """
     writing = training.passes % 2 == 0
     if writing:
-        direction = writing_direction(corpus, state, settings.writing)
+        direction = writing_direction(training.model, corpus, state, settings.writing, prior=prior)
         rate = training.rate_w
     else:
         direction = transition_direction(
-            training.model, corpus, state, settings.metric, settings.damping, memory.back
+            training.model, corpus, state, settings.metric, settings.damping, memory.back, prior
         )
         rate = training.rate_tau
     if not direction.is_finite:
@@ -144,15 +165,17 @@ def advance(
             f"the direction of pass {training.passes} is not finite: the metric is singular, raise the damping"
         )
     model, tries = training.model, 0
+    before = state.log_likelihood - (prior.penalty(model) if prior else 0.0)
     while tries < _TRIES:
         tries += 1
         with np.errstate(all="ignore"):
             trial = training.model.moved(direction, rate)
             a = state.a if writing else activities(trial, corpus, memory.trial_a)
             trial_state = forward(trial, corpus, a, memory.trial_pi)
+            after = trial_state.log_likelihood - (prior.penalty(trial) if prior else 0.0)
         # a NaN compares false
-        if trial_state.log_likelihood >= state.log_likelihood:
-            rate *= _RISE if trial_state.log_likelihood > state.log_likelihood else 1.0
+        if after >= before:
+            rate *= _RISE if after > before else 1.0
             model, state = trial, trial_state
             memory.keep(new_activities=not writing)
             break
@@ -209,6 +232,11 @@ def train(
         raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
     if training.passes == 0:
         training = _look(training, validation, memory)
+    prior = None
+    if settings.prior_writing or settings.prior_transition:
+        centre = training.model if training.centre is None else training.centre
+        training = replace(training, centre=centre)
+        prior = Prior.around(centre, settings.prior_writing, settings.prior_transition)
     while training.passes < settings.passes:
         if settings.seconds is not None and training.seconds >= settings.seconds:
             break
@@ -218,7 +246,7 @@ def train(
             and training.passes - training.best_pass >= settings.patience
         ):
             break
-        training, state = advance(training, state, corpus, settings, memory)
+        training, state = advance(training, state, corpus, settings, memory, prior)
         if training.passes % settings.validate_every == 0:
             training = _look(training, validation, memory)
         training = replace(training, seconds=time.perf_counter() - began)

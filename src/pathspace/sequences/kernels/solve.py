@@ -13,14 +13,14 @@ from numba import njit
 
 @njit(error_model="numpy", cache=True)
 def solve_packed(G, M, first, triangle, damping, step):
-    """Write (M + damping)^-1 G for every unit and symbol, by Cholesky; NaN where M is not positive.
+    """Write (M + diag(damping))^-1 G for every unit and symbol, by Cholesky; NaN where it is not positive.
 
     Args:
         G: (A, E) gradients.
         M: (A, packed lower triangles) metrics over the edges into each unit.
         first: (N+2,) edges into each unit.
         triangle: (N+2,) offsets of the triangles.
-        damping: added to each diagonal entry.
+        damping: (A, E) added to the diagonal.
         step: (A, E), written.
     """
     widest = 0
@@ -41,7 +41,7 @@ def solve_packed(G, M, first, triangle, damping, step):
                     if q < p:
                         L[p, q] = total / L[q, q]
                     else:
-                        total += damping
+                        total += damping[y, edge + p]
                         L[p, p] = math.sqrt(total) if total > 0.0 else math.nan
                 for k in range(p):
                     total_z -= L[p, k] * z[k]

@@ -1,0 +1,11 @@
+"""What the models are compared with: general compressors, context tree weighting, hidden Markov models.
+
+Every baseline answers the same question as the models: how many bits does a text take after another has been
+seen?
+"""
+
+from .compressors import COMPRESSORS, compressed_bits
+from .context_tree import context_tree_bits
+from .hidden_markov import HiddenMarkov
+
+__all__ = ["COMPRESSORS", "HiddenMarkov", "compressed_bits", "context_tree_bits"]

@@ -1,0 +1,82 @@
+"""Round trips through the arithmetic coder, its size, and what it refuses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathspace.sequences import PCNN, CorruptedError, compress, decompress
+from pathspace.sequences.tasks import TASKS
+
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
+
+
+@pytest.fixture(scope="module")
+def model():
+    return PCNN(units=8, passes=60).fit(TEXT)
+
+
+def test_size_is_that_of_the_model_s_bits(model):
+    for data in (TEXT[:1], TEXT[:60], TEXT, TEXT * 30):
+        packed = compress(model, data)
+        assert decompress(model, packed) == data
+        assert len(packed) <= model.bits(data) / 8 * 1.001 + 16
+
+
+@pytest.mark.parametrize("name", ["music", "alphabet"])
+def test_task_texts_are_coded_at_the_model_s_bits(name):
+    text = TASKS[name].generate(np.random.default_rng(1))[:6000]
+    model = PCNN(units=6, passes=20).fit(text)
+    packed = compress(model, text.encode())
+    assert decompress(model, packed) == text.encode()
+    assert model.bits(text) / 8 * 0.999 <= len(packed) <= model.bits(text) / 8 * 1.001 + 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=80))
+def test_any_bytes_survive_the_round_trip(data):
+    model = PCNN(units=3, passes=4).fit(b"\x00\x01\x02ab")
+    assert decompress(model, compress(model, data)) == data
+
+
+@pytest.mark.parametrize("text", ["", "aaaa", "na\u00efve \U0001f600 a", "zz", "ab" * 500])
+def test_any_characters_survive_the_round_trip(text):
+    for seen in ("a", "ab na"):
+        model = PCNN(units=3, passes=4).fit(seen)
+        assert decompress(model, compress(model, text.encode())) == text.encode()
+
+
+def test_data_that_is_no_text_is_refused_by_a_model_of_characters():
+    with pytest.raises(ValueError, match="not UTF-8"):
+        compress(PCNN(units=3, passes=4).fit("ab"), b"\xff\xfe")
+
+
+def test_every_flipped_bit_and_every_cut_is_refused(model):
+    packed = compress(model, TEXT[:100] + b"\x00Z")
+    for k in range(len(packed)):
+        for bit in range(8):
+            damaged = bytearray(packed)
+            damaged[k] ^= 1 << bit
+            with pytest.raises(CorruptedError):
+                decompress(model, bytes(damaged))
+        with pytest.raises(CorruptedError):
+            decompress(model, packed[:k])
+    with pytest.raises(CorruptedError):
+        decompress(model, packed + b"x")
+
+
+def test_another_model_is_refused(model):
+    packed = compress(model, TEXT)
+    for seed in range(1, 4):
+        other = PCNN(units=8, passes=3, seed=seed).fit(TEXT)
+        with pytest.raises(CorruptedError):
+            decompress(other, packed)
+
+
+def test_progress_is_reported(model):
+    seen = []
+    packed = compress(model, TEXT * 10, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(TEXT) * 10, len(TEXT) * 10)
+    seen.clear()
+    decompress(model, packed, lambda done, total: seen.append((done, total)))
+    assert len(seen) == len(TEXT) * 10 // 1024
