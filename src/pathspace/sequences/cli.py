@@ -1,0 +1,335 @@
+"""The command ``pathspace sequence``: models of text and byte files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import baselines
+from .compression import compress as compress_bytes
+from .compression import decompress as decompress_bytes
+from .estimators import CNN, PCNN, RNN, SequenceModel, load
+from .storage import write_atomically
+from .tasks import TASKS
+from .text import Alphabet, Text
+from .training import Training
+
+app = typer.Typer(
+    help="Learn, sample, score and compress symbol sequences.", no_args_is_help=True, add_completion=False
+)
+_console = Console(stderr=True)
+
+_MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
+
+ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
+InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
+AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
+After = Annotated[
+    str | None,
+    typer.Option(help="Only the symbols right after this one are to be predicted, as in the xor task."),
+]
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn what a user can mend into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, TypeError, FloatingPointError, OSError) as error:
+        _console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from error
+
+
+def _read(path: Path, as_text: bool) -> Text:
+    content = path.read_bytes()
+    if not content:
+        raise ValueError(f"{path} is empty")
+    if not as_text:
+        return content
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _read_for(model: SequenceModel, path: Path) -> Text:
+    return _read(path, isinstance(model.alphabet_.symbols, str))
+
+
+def _mask(text: Text, after: str | None) -> np.ndarray | None:
+    if after is None:
+        return None
+    mark = after if isinstance(text, str) else after.encode()
+    if len(mark) != 1:
+        raise ValueError(f"--after takes one symbol, got {after!r}")
+    code = mark if isinstance(mark, str) else mark[0]
+    return np.array([False] + [symbol == code for symbol in text[:-1]])
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+        console=_console,
+    )
+
+
+class _FitReport:
+    """The progress bar of a fit."""
+
+    def __init__(self, bar: Progress, passes: int, seconds: float | None, symbols: int, held: int) -> None:
+        self._bar, self._passes, self._seconds = bar, passes, seconds
+        self._symbols, self._held = symbols, held
+        self._task = bar.add_task("fit", total=1.0, state="")
+
+    def __call__(self, training: Training) -> None:
+        done = training.passes / max(self._passes, 1)
+        if self._seconds is not None:
+            done = max(done, training.seconds / self._seconds)
+        shown = f"pass {training.passes}  {-training.log_likelihood / math.log(2) / self._symbols:.4f}"
+        if self._held:
+            shown += f" train {training.validation_bits / self._held:.4f} valid"
+        shown += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
+        self._bar.update(self._task, completed=min(done, 1.0), state=shown)
+
+
+@app.command()
+def fit(
+    file: InputPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.")] = Path(
+        "model.safetensors"
+    ),
+    model: Annotated[str, typer.Option(help="pcnn, cnn or rnn.")] = "pcnn",
+    units: Annotated[int, typer.Option(help="Units.")] = 32,
+    connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.")] = 3,
+    metric: Annotated[str | None, typer.Option(help="rbp, rutsd, rbp-qd, rutsd-qd or fb.")] = None,
+    writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
+    damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.")] = 1.0,
+    prior_writing: Annotated[float, typer.Option(help="Precision of a prior on writing weights.")] = 0.0,
+    prior_transition: Annotated[
+        float, typer.Option(help="Precision of a prior on transition weights.")
+    ] = 0.0,
+    validation: Annotated[
+        Path | None, typer.Option(help="File to stop on; default: the last tenth.", exists=True)
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share kept back without --validation; 0: none.")] = 0.1,
+    passes: Annotated[int, typer.Option(help="Most passes.")] = 1000,
+    seconds: Annotated[float | None, typer.Option(help="Most seconds of training.")] = None,
+    patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.")] = 300,
+    restarts: Annotated[int, typer.Option(help="Trainings to choose from.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes for the restarts.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of graph and start values.")] = 0,
+    text: AsText = False,
+    after: After = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
+) -> None:
+    """Learn a file and write the model; the best by the validation part is kept."""
+    with _errors():
+        if model not in _MODELS:
+            raise ValueError(f"unknown model {model!r}, choose from {sorted(_MODELS)}")
+        options = {
+            "units": units,
+            "connectivity": connectivity or None,
+            "metric": metric,
+            "writing": writing,
+            "damping": damping,
+            "prior_writing": prior_writing,
+            "prior_transition": prior_transition,
+            "passes": passes,
+            "seconds": seconds,
+            "patience": patience or None,
+            "restarts": restarts,
+            "jobs": jobs,
+            "seed": seed,
+        }
+        estimator = load(output) if resume else _MODELS[model](**options)
+        training_text = _read_for(estimator, file) if resume else _read(file, text)
+        held: Text | float | None = share or None
+        if validation is not None:
+            held = _read(validation, isinstance(training_text, str))
+        size = int(len(training_text) * share) if isinstance(held, float) else 0
+        counted = len(training_text) - size
+        held_counted = size if validation is None else len(held) if isinstance(held, str | bytes) else 0
+        with _bar() as bar:
+            mask = _mask(training_text, after)
+            if mask is not None:
+                counted, held_counted = _predicted(mask, size), int(mask[len(mask) - size :].sum())
+            held_mask = None
+            if isinstance(held, str | bytes):
+                held_mask = _mask(held, after)
+                held_counted = len(held) if held_mask is None else int(held_mask.sum())
+            estimator.fit(
+                training_text,
+                held,
+                mask=mask,
+                validation_mask=held_mask,
+                passes=passes if resume else None,
+                seconds=seconds if resume else None,
+                resume=resume,
+                report=_FitReport(bar, passes, seconds, max(counted, 1), held_counted),
+            )
+        estimator.save(output)
+    training = estimator.training_
+    typer.echo(
+        f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units"
+    )
+    typer.echo(f"training {-training.log_likelihood / math.log(2) / max(counted, 1):.4f} bits/symbol")
+    if held_counted:
+        best = training.best_bits / held_counted
+        typer.echo(f"validation {best:.4f} bits/symbol, best at pass {training.best_pass}")
+
+
+def _predicted(mask: np.ndarray, held: int) -> int:
+    return int(mask[: len(mask) - held].sum())
+
+
+@app.command()
+def sample(
+    model: ModelPath,
+    length: Annotated[int, typer.Option(help="Symbols to draw.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
+    temperature: Annotated[float, typer.Option(help="1: the model; below: bolder.")] = 1.0,
+) -> None:
+    """Write text drawn from the model to the standard output."""
+    with _errors():
+        estimator = load(model)
+        read = prompt if isinstance(estimator.alphabet_.symbols, str) else prompt.encode()
+        drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
+    stream = typer.get_binary_stream("stdout")
+    stream.write(drawn.encode() if isinstance(drawn, str) else drawn)
+    stream.flush()
+
+
+@app.command()
+def bits(model: ModelPath, file: InputPath, after: After = None) -> None:
+    """Score a file: its code length under the model."""
+    with _errors():
+        estimator = load(model)
+        text = _read_for(estimator, file)
+        mask = _mask(text, after)
+        total = estimator.bits(text, mask)
+    counted = len(text) if mask is None else int(mask.sum())
+    typer.echo(f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols")
+
+
+@app.command()
+def predict(
+    model: ModelPath,
+    context: Annotated[str, typer.Argument(help="What has been read.")] = "",
+    top: Annotated[int, typer.Option(help="Symbols to show.")] = 10,
+) -> None:
+    """Show the most probable next symbols."""
+    with _errors():
+        estimator = load(model)
+        read = context if isinstance(estimator.alphabet_.symbols, str) else context.encode()
+        prediction = estimator.predict(read)
+    for symbol, p in sorted(prediction.items(), key=lambda entry: -entry[1])[:top]:
+        shown = repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol)
+        typer.echo(f"{p:.6f} {shown}")
+
+
+@contextmanager
+def _symbols_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    with _bar() as bar:
+        task = bar.add_task(name, total=None, state="")
+        yield lambda done, total: bar.update(
+            task, completed=done, total=total, state=f"{done}/{total} symbols"
+        )
+
+
+@app.command()
+def compress(
+    model: ModelPath,
+    file: InputPath,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: FILE.psq.")] = None,
+) -> None:
+    """Compress a file with the model's predictions and an arithmetic coder."""
+    output = output or file.with_name(file.name + ".psq")
+    with _errors():
+        estimator, data = load(model), file.read_bytes()
+        with _symbols_bar("compress") as progress:
+            packed = compress_bytes(estimator, data, progress)
+        write_atomically(output, packed)
+    typer.echo(
+        f"{output}: {len(data)} bytes to {len(packed)}, {8 * len(packed) / max(len(data), 1):.4f} bits/byte"
+    )
+
+
+@app.command()
+def decompress(
+    model: ModelPath,
+    file: InputPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+) -> None:
+    """Bring back a compressed file; refuses what is damaged or belongs to another model."""
+    with _errors():
+        estimator, packed = load(model), file.read_bytes()
+        with _symbols_bar("decompress") as progress:
+            data = decompress_bytes(estimator, packed, progress)
+        write_atomically(output, data)
+    typer.echo(f"{output}: {len(data)} bytes")
+
+
+@app.command("generate-task")
+def generate_task(
+    task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+) -> None:
+    """Write a synthetic text of the paper's size and print its true code length."""
+    with _errors():
+        if task not in TASKS:
+            raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+        text = TASKS[task].generate(np.random.default_rng(seed))
+        write_atomically(output, text.encode())
+        length = TASKS[task].true_bits(text)
+    typer.echo(
+        f"{output}: {len(text)} symbols, {len(set(text))} different, true code length {length:.4f} bits"
+    )
+
+
+@app.command()
+def baseline(
+    training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
+    depth: Annotated[int, typer.Option(help="Longest context of the context trees.")] = 8,
+    states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Iterations of the HMM.")] = 100,
+    task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
+) -> None:
+    """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file."""
+    with _errors():
+        seen, text = _read(training, False), _read(file, False)
+        assert isinstance(seen, bytes)
+        assert isinstance(text, bytes)
+        alphabet = Alphabet.of([seen, text])
+        x, before = alphabet.encode(text), alphabet.encode(seen)
+        rows: dict[str, float] = {}
+        for name in baselines.COMPRESSORS:
+            rows[name] = baselines.compressed_bits(name, text)
+            rows[f"{name} after training"] = baselines.compressed_bits(name, text, seen)
+        rows["context trees after training"] = baselines.context_tree_bits(x, len(alphabet), depth, before)
+        if states:
+            hidden = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
+            rows[f"HMM of {states} states"] = hidden.bits(x)
+        true = 0.0
+        if task is not None:
+            if task not in TASKS:
+                raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+            true = TASKS[task].true_bits(text.decode())
+    table = Table("baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol")
+    for name, value in rows.items():
+        table.add_row(name, f"{value - true:.1f}", f"{value / len(text):.4f}")
+    Console().print(table)

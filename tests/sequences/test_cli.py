@@ -1,0 +1,117 @@
+"""The commands, end to end, in a folder of their own."""
+
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pathspace.sequences.cli import app
+from pathspace.sequences.tasks import TASKS
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments, status=0):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == status, result.output
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("she sells sea shells by the sea shore; " * 30)
+    return path
+
+
+def fit(run, book, *more):
+    return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more)
+
+
+def test_fit_score_sample_predict(run, book, tmp_path):
+    output = fit(run, book).output
+    assert re.search(r"40 passes in [\d.]+ s, 6 units", output)
+    assert re.search(r"validation \d\.\d+ bits/symbol, best at pass \d+", output)
+    total, each = map(
+        float, re.match(r"([\d.]+) bits, ([\d.]+) bits/symbol, 1170", run("bits", "m", book).output).groups()
+    )
+    assert each == pytest.approx(total / 1170, abs=1e-4)
+    assert 0 < each < 3
+    drawn = run("sample", "m", "--length", 33, "--prompt", "she ").stdout_bytes
+    assert len(drawn) == 33
+    assert set(drawn) <= set(book.read_bytes())
+    lines = run("predict", "m", "she sells s", "--top", 3).output.splitlines()
+    assert len(lines) == 3
+    assert sum(float(line.split()[0]) for line in lines) <= 1.000001
+
+
+def test_characters_and_a_file_for_validation(run, book, tmp_path):
+    (tmp_path / "held").write_text("she sells sea shells ä")
+    fit(run, book, "--text", "--validation", "held")
+    assert "bits/symbol, 22 symbols" in run("bits", "m", "held").output
+
+
+def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
+    fit(run, book, "--passes", 20)
+    fit(run, book, "--passes", 60, "--resume")
+    resumed = run("bits", "m", book).output
+    fit(run, book, "--passes", 60)
+    assert run("bits", "m", book).output == resumed
+
+
+def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):
+    fit(run, book)
+    run("compress", "m", book)
+    packed = tmp_path / "book.txt.psq"
+    assert packed.stat().st_size < 1170 * 0.5
+    run("decompress", "m", packed, "-o", "back")
+    assert (tmp_path / "back").read_bytes() == book.read_bytes()
+    content = bytearray(packed.read_bytes())
+    content[-1] ^= 1
+    packed.write_bytes(content)
+    assert "damaged" in run("decompress", "m", packed, "-o", "other", status=2).output
+    assert not (tmp_path / "other").exists()
+    assert "not a file made by" in run("decompress", "m", book, "-o", "other", status=2).output
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_tasks_are_written_with_their_true_code_length(run, name, tmp_path):
+    output = run("generate-task", name, "-o", "t", "--seed", 5).output
+    text = (tmp_path / "t").read_text()
+    assert text == TASKS[name].generate(np.random.default_rng(5))
+    assert f"true code length {TASKS[name].true_bits(text):.4f} bits" in output
+
+
+def test_only_the_symbols_after_a_mark(run, tmp_path):
+    (tmp_path / "x").write_text("01=1\n10=1\n00=0\n11=0\n" * 20)
+    fit(run, tmp_path / "x", "--after", "=", "--share", "0.25")
+    assert "80 symbols" in run("bits", "m", "x", "--after", "=").output
+    assert "one symbol" in run("bits", "m", "x", "--after", "==", status=2).output
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_baselines_are_printed(run, tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        (tmp_path / name).write_text(TASKS["music"].generate(np.random.default_rng(seed), bars=80))
+    output = run("baseline", "a", "b", "--states", 3, "--iterations", 5, "--task", "music").output
+    for row in ("bzip2", "xz after training", "context trees", "HMM of 3 states"):
+        assert row in output
+
+
+def test_mistakes_are_named_in_one_line(run, book, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "latin").write_bytes(b"\xe4\xe4")
+    assert "empty is empty" in run("fit", "empty", status=2).output.replace("\n", "")
+    assert "not UTF-8" in run("fit", "latin", "--text", status=2).output
+    assert "unknown model" in run("fit", book, "--model", "lstm", status=2).output
+    assert "unknown metric" in run("fit", book, "--metric", "adam", status=2).output
+    assert "unknown task" in run("generate-task", "chess", "-o", "t", status=2).output
+    assert "not a safetensors file" in run("bits", book, book, status=2).output
+    fit(run, book)
+    (tmp_path / "other").write_text("SHE")
+    assert "not one of the" in run("bits", "m", "other", status=2).output
