@@ -127,17 +127,17 @@ def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
         rates, errors = zip(*sorted(choice.scores.items()), strict=True)
         shown = [error if math.isfinite(error) else math.nan for error in errors]
         axis.plot(rates, shown, marker="o", markersize=7 if number == 0 else 3.5, zorder=2 + number, **style)
+        lost = [rate for rate, error in zip(rates, errors, strict=True) if not math.isfinite(error)]
+        # At the upper edge, first start above: a rate that diverged has no error to be drawn at.
+        height = [0.97 - 0.05 * number] * len(lost)
+        axis.plot(lost, height, "x", color=style["color"], transform=axis.get_xaxis_transform())
         if not choice.all_diverged:
             axis.axvline(choice.learning_rate, color=style["color"], linewidth=1, alpha=0.6, zorder=1)
-    lost = [start for start in comparison.settings.starts if comparison.choices[method, start].all_diverged]
-    if lost:
-        text = f"{' and '.join(lost)}: every rate diverged"
-        axis.text(0.5, 0.94, text, transform=axis.transAxes, ha="center", va="top", color="#b3400e")
     axis.set_xscale("log")
     axis.set_xlim(
         min(comparison.settings.learning_rates) / 1.5, max(comparison.settings.learning_rates) * 1.5
     )
-    axis.set_xlabel("learning rate")
+    axis.set_xlabel("learning rate (cross: diverged)")
     axis.grid(alpha=0.25)
 
 
