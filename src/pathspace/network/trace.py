@@ -212,10 +212,16 @@ def _network(
     model: nn.Module, recorder: Recorder, parameters: dict[str, nn.Parameter], outputs: Sequence[Value]
 ) -> Network:
     scales = recorder.scales
-    resolved: dict[str, tuple[Tensor, Tensor]] = {}
-    for name in parameters:
-        if name in recorder.uses:
-            resolved[name] = _edge_labels(recorder, name, parameters[name].shape)
+    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
+    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
+    inside = {name: p for name, p in parameters.items() if name in recorder.uses and name in used}
+    for name, uses in recorder.uses.items():
+        if name in inside:
+            continue
+        for labels in (labels for use in uses for labels in (use.target, use.source)):
+            # on no path to an output: the plain rule trains it, so the units at its ends keep their scale
+            scales.unify(labels, torch.zeros_like(labels))
+    resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
     parts = [t.abs().flatten() for pair in resolved.values() for t in pair]
     roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
     roots = roots[roots > WILD]
@@ -227,20 +233,17 @@ def _network(
         labels = torch.where(labels.abs() < len(number), labels, FIXED)
         return number[labels.abs()] * labels.sign()
 
-    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
     live = {slot for instruction in tape.instructions for slot in instruction.outputs}
     edges = {
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses[name]))
         for name, (t, s) in resolved.items()
     }
-    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
     names = tuple(f"{where}[{i}]" for where, i in (scales.origin[r] for r in roots.tolist()))
-    inside = {name: p for name, p in parameters.items() if name in edges and name in used}
     return Network(
         model=model,
         parameters=MappingProxyType(inside),
         outside=tuple(name for name in parameters if name not in inside),
-        edges=MappingProxyType({name: edges[name] for name in inside}),
+        edges=MappingProxyType(edges),
         num_classes=len(names),
         class_names=names,
         tape=tape,

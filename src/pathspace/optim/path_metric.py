@@ -2,17 +2,19 @@
 
 Raw kappa has no natural unit: its mean for a recurrent matrix runs from 1e-6 to 7 over common starts, so a learning
 rate for g / kappa means something else for every network. Each parameter's kappa is therefore divided by one number
-c that node-wise rescaling does not change: the mean of kappa over the parameter's elements *in the balanced member*
-of the rescaling class. With it a learning rate has about the size it has for SGD on the balanced network.
+c that node-wise rescaling does not change: the mean of kappa over the parameter's elements, seen in the balanced
+member of the rescaling class. With it a learning rate has about the size it has for SGD on the balanced network.
 
-Letters: p parameter, e its elements (edges u -> v), b_c the gauge of unit class c (see ``paths.node_mass``).
+Letters: e an element of a parameter, an edge u -> v; b_c the gauge of unit class c (see ``paths.node_mass``), taken
+once, when an optimizer starts; w_e = (b_v / b_u)^2, which makes kappa_e w_e invariant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pathspace.network import Network
@@ -21,46 +23,62 @@ from pathspace.paths.node_mass import node_mass
 
 
 @dataclass(frozen=True)
-class Normalizer:
-    """What makes kappa of one parameter comparable between networks, all unchanged by rescaling or covariant.
+class Gauge:
+    """The weights w_e of one parameter of shape ``[n, ...]``, in its type.
 
     Attributes:
-        mean: c, the mean of kappa_e (b_v / b_u)^2: a number that rescaling does not change.
-        target: 1 / b_v^2, broadcastable to the parameter, in its type; transforms as 1 / s_v^2.
-        source: b_u^2, likewise; transforms as s_u^2. Their product transforms like kappa.
+        rows: ``[n, 1]``, or ``[1, 1]`` where all rows are alike.
+        columns: ``[1, m]`` with m elements a row, or ``[n, m]`` where w is no product (grouped convolutions).
     """
 
-    mean: float
-    target: Tensor
-    source: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    def mean(self, kappa: Tensor) -> float:
+        """The mean of kappa_e w_e: a number that rescaling does not change. One pass over kappa."""
+        rows, columns = self.rows.to(kappa.dtype), self.columns.to(kappa.dtype)
+        flat = kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
+        if columns.shape[0] == 1:
+            by_row = torch.mv(flat, columns.expand(1, flat.shape[1])[0])
+        else:
+            by_row = torch.linalg.vecdot(flat, columns)
+        return float(torch.dot(by_row, rows.expand(flat.shape[0], 1)[:, 0])) / max(1, kappa.numel())
+
+    def damping(self, shape: Sequence[int]) -> Tensor:
+        """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""
+        inverse = self.rows.reciprocal() * self.columns.reciprocal()
+        full = inverse.expand(shape[0] if shape else 1, inverse.shape[1])
+        size = torch.Size(shape).numel() // max(1, full.shape[0])
+        return full.expand(full.shape[0], size).reshape(shape)
 
 
-def normalizers(network: Network, kappa: dict[str, Tensor]) -> dict[str, Normalizer]:
-    """Normalizers of every parameter in ``kappa``.
+def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
+    """Gauges of parameters, at the network's present weights.
 
     Args:
         network: a traced network.
-        kappa: parameter name -> kappa, at the network's present parameters.
+        names: parameters of it.
 
     Returns:
-        Parameter name -> normalizer. The mean is 1 where kappa is zero throughout.
+        Parameter name -> gauge.
 
     Raises:
         FloatingPointError: the path mass of a unit class is not finite.
     """
-    gauge = node_mass(network).gauge()
+    scales = node_mass(network).gauge()
     result = {}
-    for name, value in kappa.items():
-        labels = network.edges[name]
-        target, source = (scale_of(gauge, end) for end in (labels.target, labels.source))
-        in_balance = value.double() * (target / source).square()
-        mean = float(in_balance.mean())
-        dtype = network.parameters[name].dtype
-        result[name] = Normalizer(
-            mean=mean if mean > 0 else 1.0,
-            target=target.square().reciprocal().to(dtype),
-            source=source.square().to(dtype),
-        )
+    for name in names:
+        parameter, labels = network.parameters[name], network.edges[name]
+        rows, columns = scales.new_ones(1, 1), scales.new_ones(1, 1)
+        for end, power in ((labels.target, 2), (labels.source, -2)):
+            weight = scale_of(scales, end).pow(power)
+            shape = (1,) * (parameter.dim() - weight.dim()) + tuple(weight.shape)
+            if all(n == 1 for n in shape[1:]):  # varies from row to row only
+                rows = rows * weight.reshape(-1, 1)
+            else:
+                wide = weight.reshape(shape).expand(shape[0], *parameter.shape[1:])
+                columns = columns * wide.reshape(shape[0], -1)
+        result[name] = Gauge(rows.to(parameter.dtype), columns.to(parameter.dtype))
     return result
 
 

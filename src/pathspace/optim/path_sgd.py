@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.path_metric import normalizers, parameter_names, safe_divisor_
+from pathspace.optim.path_metric import Gauge, gauges, parameter_names, safe_divisor_
 from pathspace.paths.kappa import first_term, kappa_of
 
 
@@ -46,8 +46,9 @@ class PathSGD(torch.optim.Optimizer):
             gradients are scaled down to it. The norm does not depend on the scaling of the weights.
         refresh_every: steps between two computations of kappa; stale values stay invariant.
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
-        normalization: ``"frozen"``: c is computed at the first step; ``"refreshed"``: whenever kappa is;
-            ``"none"``: c = 1, the paper's rule, whose learning rate has another unit for every network.
+        normalization: ``"refreshed"``: c is the present mean of kappa, seen in the gauge in which the network was
+            balanced at the first step; ``"frozen"``: that of the first step, for good; ``"none"``: c = 1, the paper's
+            rule, whose learning rate has another unit for every network.
         damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there;
             stays invariant, unlike a constant.
         maximize: ascend instead.
@@ -79,7 +80,7 @@ class PathSGD(torch.optim.Optimizer):
         clip_norm: float | None = None,
         refresh_every: int = 1,
         second_term: bool = False,
-        normalization: Literal["frozen", "refreshed", "none"] = "frozen",
+        normalization: Literal["refreshed", "frozen", "none"] = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
     ) -> None:
@@ -95,8 +96,8 @@ class PathSGD(torch.optim.Optimizer):
             raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
         if refresh_every < 1:
             raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
-        if normalization not in ("frozen", "refreshed", "none"):
-            raise ValueError(f"normalization must be 'frozen', 'refreshed' or 'none', got {normalization!r}")
+        if normalization not in ("refreshed", "frozen", "none"):
+            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -146,31 +147,36 @@ class PathSGD(torch.optim.Optimizer):
                 self.state[p]["age"] += 1
             return {p: _Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
         kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
-        if self.normalization == "refreshed" or any("normalizer" not in self.state[p] for p in names):
-            self._normalize(names, kappa)
+        self._normalize(names, kappa)
         metrics = {}
         for p, name in names.items():
             state, value = self.state[p], kappa[name]
             if self.damping:
-                gauge = state["target_gauge"].to(value.dtype) * state["source_gauge"].to(value.dtype)
-                value.add_(gauge, alpha=self.damping * state["mean"])
+                gauge = Gauge(state["gauge_rows"], state["gauge_columns"])
+                # the damping stands for the same number in every member of the rescaling class
+                value.add_(gauge.damping(p.shape).to(value.dtype), alpha=self.damping * state["mean"])
             metrics[p] = _Metric(safe_divisor_(value), state["normalizer"])
             if self.refresh_every > 1:
                 state["kappa"], state["age"] = value, 1
         return metrics
 
     def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
-        """Set the numbers c, and the gauge of the damping, from the network as it is now."""
+        """Set the numbers c (see ``path_metric``), and the gauge at the first step."""
         if self.normalization == "none" and not self.damping:
             for p in names:
                 self.state[p]["normalizer"] = 1.0
             return
-        found = normalizers(self.network, kappa)
+        new = [name for p, name in names.items() if "gauge_rows" not in self.state[p]]
+        found = gauges(self.network, new) if new else {}
         for p, name in names.items():
-            state, own = self.state[p], found[name]
-            state["normalizer"] = 1.0 if self.normalization == "none" else own.mean
-            if self.damping:
-                state["mean"], state["target_gauge"], state["source_gauge"] = own.mean, own.target, own.source
+            state = self.state[p]
+            first = name in found
+            if first:
+                state["gauge_rows"], state["gauge_columns"] = found[name].rows, found[name].columns
+            if first or self.normalization == "refreshed":
+                mean = Gauge(state["gauge_rows"], state["gauge_columns"]).mean(kappa[name])
+                state["mean"] = mean if mean > 0 else 1.0
+            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
     def _gradient(self, p: Tensor, group: dict[str, Any], names: dict[Tensor, str]) -> Tensor:
         """The gradient to descend, with the path regularizer's; the user's own tensor is never changed."""
