@@ -19,8 +19,23 @@ except ModuleNotFoundError as error:
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS, method
+from pathspace.experiments.options import (
+    BatchOption,
+    DataOption,
+    EpochsOption,
+    FreshOption,
+    JsonOption,
+    MethodsOption,
+    OutputOption,
+    RatesOption,
+    ResumeOption,
+    SeedsOption,
+    SetOption,
+    TaskOption,
+    ThreadsOption,
+    WorkersOption,
+)
 from pathspace.experiments.starts import STARTS, check_start
-from pathspace.experiments.tasks import TASKS
 
 WRONG_USE, INTERRUPTED = 2, 130
 COMMAND_LINE = "the command line"
@@ -32,39 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train ReLU and recurrent networks in a geometry free of how their weights are scaled.",
 )
-
-TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
-OutputOption = Annotated[Path, typer.Option("--output", help="Folder for runs and report.")]
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder with the data sets (MNIST in `mnist`); default PATHSPACE_DATA."),
-]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
-BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
-SeedsOption = Annotated[int | None, typer.Option("--seeds", help="Runs per row of the table.")]
-MethodsOption = Annotated[
-    str | None, typer.Option("--methods", help=f"Separated by commas: {', '.join(METHODS)}.")
-]
-RatesOption = Annotated[
-    str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
-]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. Repeatable."
-    ),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue what was stopped in the --output folder.")
-]
-FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Start over, even if the folder holds unfinished runs.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
 
 
 def main() -> None:
@@ -249,34 +231,15 @@ def check_invariance(
       pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
     """  # noqa: D301 (click wants the character, not the letters)
     with _clear_errors("check-invariance", None):
-        import json
+        from pathspace.experiments.commands import run_check_invariance
 
-        from rich.console import Console
-
-        from pathspace.experiments.errors import unknown_name
-        from pathspace.experiments.invariance import CANDIDATES, NETWORKS, check_all, print_verdicts
-        from pathspace.experiments.invariance import as_json as plain
-
-        chosen = _names(optimizers, "--optimizers") or list(CANDIDATES)
-        checked = _names(networks, "--networks") or list(NETWORKS)
-        for kind, asked, known in (("optimizer", chosen, CANDIDATES), ("network", checked, NETWORKS)):
-            for item in asked:
-                if item not in known:
-                    raise unknown_name(kind, item, known, f"--{kind}s")
-        progress = Console(stderr=True)
-        with progress.status("Checking") as status:
-            verdicts = check_all(
-                chosen,
-                checked,
-                steps=steps,
-                seed=seed,
-                told=lambda verdict: status.update(f"Checked {verdict.optimizer} on {verdict.network}"),
-            )
-        if as_json:
-            typer.echo(json.dumps(plain(verdicts), indent=2))
-        else:
-            print_verdicts(verdicts, Console(width=None if sys.stdout.isatty() else 120))
-        if any(verdict.broken for verdict in verdicts):
+        if not run_check_invariance(
+            _names(optimizers, "--optimizers"),
+            _names(networks, "--networks"),
+            steps=steps,
+            seed=seed,
+            as_json=as_json,
+        ):
             raise typer.Exit(1)
 
 

@@ -20,6 +20,8 @@ TINY: dict[str, Any] = {
     "seeds": 2,
     "epochs": 2,
     "batch_size": 16,
+    "momentum": 0.0,
+    "clip_norm": 0.0,
 }
 
 

@@ -17,7 +17,8 @@ def test_later_layers_win_and_options_are_merged() -> None:
     assert settings.methods == ("sgd",)
     assert settings.task_options == {**preset("mnist")["task_options"], "steps": 98, "permuted": True}
     assert settings.batch_size == preset("mnist")["batch_size"]
-    assert settings.momentum == Settings.momentum
+    assert settings.momentum == preset("mnist")["momentum"] != Settings.momentum
+    assert settings.rescale_exponent == Settings.rescale_exponent
 
 
 def test_settings_survive_json() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from pathspace.experiments import configuration as configurations
+from pathspace.experiments import invariance
 from pathspace.experiments.compare import Comparison, compare, train
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe
@@ -87,6 +88,33 @@ def run_train(
     return _execute(asked, around, given=given or bool(values))
 
 
+def run_check_invariance(
+    optimizers: Sequence[str] | None, networks: Sequence[str] | None, *, steps: int, seed: int, as_json: bool
+) -> bool:
+    """Do what `pathspace check-invariance` was asked for; None stands for all. Says whether every claim held."""
+    optimizers, networks = optimizers or list(invariance.CANDIDATES), networks or list(invariance.NETWORKS)
+    for kind, asked, known in (
+        ("optimizer", optimizers, invariance.CANDIDATES),
+        ("network", networks, invariance.NETWORKS),
+    ):
+        for name in asked:
+            if name not in known:
+                raise unknown_name(kind, name, known, f"--{kind}s")
+    with Console(stderr=True).status("Checking") as status:
+        verdicts = invariance.check_all(
+            optimizers,
+            networks,
+            steps=steps,
+            seed=seed,
+            told=lambda verdict: status.update(f"Checked {verdict.optimizer} on {verdict.network}"),
+        )
+    if as_json:
+        print(json.dumps(invariance.as_json(verdicts), indent=2, allow_nan=False))
+    else:
+        invariance.print_verdicts(verdicts, _console())
+    return not any(verdict.broken for verdict in verdicts)
+
+
 def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Comparison:
     output = writable_folder(around.output, "--output")
     configuration, resume = _settle(asked, around, given=given)
@@ -146,10 +174,14 @@ def _report(comparison: Comparison, configuration: Configuration, around: Surrou
     if around.as_json:
         print(json.dumps(as_json(comparison, content, published), indent=2, allow_nan=False))
         return
-    # Pipes and logs have no width; eighty columns would break the names of the methods.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = _console()
     print_table(build_table(comparison, published), console, published)
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    # Pipes and logs have no width; eighty columns would break the names of the methods.
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.tasks import TASKS
+
+TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="Folder for runs and report.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder with the data sets (MNIST in `mnist`); default PATHSPACE_DATA."),
+]
+EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
+BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
+SeedsOption = Annotated[int | None, typer.Option("--seeds", help="Runs per row of the table.")]
+MethodsOption = Annotated[
+    str | None, typer.Option("--methods", help=f"Separated by commas: {', '.join(METHODS)}.")
+]
+RatesOption = Annotated[
+    str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. Repeatable."
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue what was stopped in the --output folder.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start over, even if the folder holds unfinished runs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
