@@ -208,6 +208,8 @@ def test_scikit_learn_can_clone_and_set(fitted):
         ({"squash": "relu"}, "unknown squash"),
         ({"restarts": 0}, "restarts"),
         ({"jobs": 0}, "jobs"),
+        ({"ensemble": 2}, "ensemble between 1 and restarts"),
+        ({"restarts": 3, "ensemble": 2}, "give one to fit"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

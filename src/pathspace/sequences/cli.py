@@ -128,6 +128,7 @@ def fit(
     seconds: Annotated[float | None, typer.Option(help="Most seconds of training.")] = None,
     patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.")] = 300,
     restarts: Annotated[int, typer.Option(help="Trainings to choose from.")] = 1,
+    ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.")] = 1,
     jobs: Annotated[int, typer.Option(help="Processes for the restarts.")] = 1,
     seed: Annotated[int, typer.Option(help="Of graph and start values.")] = 0,
     text: AsText = False,
@@ -150,6 +151,7 @@ def fit(
             "seconds": seconds,
             "patience": patience or None,
             "restarts": restarts,
+            "ensemble": ensemble,
             "jobs": jobs,
             "seed": seed,
         }

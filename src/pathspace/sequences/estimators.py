@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,10 +16,11 @@ from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from . import storage
+from .ensembles import fit_weights
 from .evaluation import code_length
 from .merging import merge_parameters
 from .parameters import Kind, Parameters, Squash
-from .passes import Metric, WritingStep
+from .passes import Metric, WritingStep, forward
 from .restarts import Architecture, race, train_all
 from .text import Alphabet, Corpus, Text
 from .training import Report, Settings, Training
@@ -65,6 +67,7 @@ class SequenceModel:
         validate_every: int = 2,
         restarts: int = 1,
         heat: int = 100,
+        ensemble: int = 1,
         jobs: int = 1,
         seed: int = 0,
     ) -> None:
@@ -83,6 +86,7 @@ class SequenceModel:
         self.validate_every = validate_every
         self.restarts = restarts
         self.heat = heat
+        self.ensemble = ensemble
         self.jobs = jobs
         self.seed = seed
 
@@ -177,11 +181,19 @@ class SequenceModel:
                 parts = parts + _as_list(validation)
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             corpus, held = self._corpora(text, validation, mask, validation_mask)
-            if self.restarts < 1:
-                raise ValueError(f"restarts must be at least 1, got {self.restarts}")
+            if not 1 <= self.ensemble <= self.restarts:
+                raise ValueError(
+                    f"restarts must be at least 1 and ensemble between 1 and restarts, got {self.restarts} and "
+                    f"{self.ensemble}"
+                )
+            if self.ensemble > 1 and held is None:
+                raise ValueError("an ensemble is chosen by a validation text: give one to fit")
             architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
             seeds = [self.seed + k for k in range(self.restarts)]
-            done = race(architecture, seeds, corpus, settings, held, self.jobs, self.heat, report=report)
+            keep = max(self.ensemble, -(-self.restarts // 4))
+            done = race(architecture, seeds, corpus, settings, held, self.jobs, self.heat, keep, report)
+            if held is not None and self.ensemble > 1:
+                done = [_merged(done[: self.ensemble], corpus, held)]
         self.training_ = done[0]
         return self
 
@@ -231,6 +243,24 @@ class SequenceModel:
         storage.write_atomically(Path(path), storage.dump(stored))
 
 
+def _merged(trainings: Sequence[Training], corpus: Corpus, held: Corpus) -> Training:
+    """Return one training with the networks of several, weighted so that the held-out text is shortest."""
+    models = [training.result for training in trainings]
+    with threadpool_limits(1):
+        parameters = merge_parameters(models, fit_weights(models, held).tolist())
+        return replace(
+            Training.begin(parameters, min(training.rate_w for training in trainings)),
+            passes=max(training.passes for training in trainings) // 2 * 2,
+            tries=sum(training.tries for training in trainings),
+            seconds=sum(training.seconds for training in trainings),
+            log_likelihood=forward(parameters, corpus).log_likelihood,
+            validation_bits=(bits := code_length(parameters, held)),
+            best=parameters,
+            best_bits=bits,
+            best_pass=max(training.passes for training in trainings) // 2 * 2,
+        )
+
+
 def _split(
     encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int
 ) -> tuple[Corpus, Corpus]:
@@ -270,7 +300,10 @@ class PCNN(SequenceModel):
         patience: passes without a shorter validation text before it stops, or None.
         validate_every: passes between two looks at the validation text.
         restarts: trainings with seeds seed, seed + 1, ..., the best of which is kept.
-        heat: passes after which all but the better quarter of the restarts are dropped; 0 drops none.
+        heat: passes after which all but the better quarter of the restarts are dropped, or all but the
+            ensemble if that is more; 0 drops none.
+        ensemble: how many of the restarts, the best by the validation text, are merged into one network. Their
+            weights are those with which the validation text is shortest; less overfitting than any one of them.
         jobs: processes for the restarts.
         seed: of the random graph and the start values.
 

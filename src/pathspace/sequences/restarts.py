@@ -118,7 +118,7 @@ def race(
     validation: Corpus | None = None,
     jobs: int = 1,
     heat: int = 100,
-    keep: float = 0.25,
+    keep: int = 1,
     report: Report | None = None,
     finished: Callable[[int, Training], None] | None = None,
 ) -> list[Training]:
@@ -132,7 +132,7 @@ def race(
         validation: text to choose and to stop on; without it the log-likelihood chooses.
         jobs: processes to use.
         heat: passes of the heat; 0 trains all to the end.
-        keep: share of the restarts that goes on after the heat, at least one.
+        keep: how many restarts go on after the heat.
         report: as in `train_all`.
         finished: as in `train_all`.
     """
@@ -143,7 +143,7 @@ def race(
         short = _shared(replace(settings, passes=heat, seconds=half), trainings, jobs)
         trainings = train_all(trainings, corpus, short, validation, jobs, report)
         trainings.sort(key=lambda training: score(training, validation is not None))
-        trainings = trainings[: max(1, round(keep * len(trainings)))]
+        trainings = trainings[:keep]
     if settings.seconds is not None:
         settings = replace(settings, seconds=max(0.0, settings.seconds + began - time.perf_counter()))
     trainings = train_all(
