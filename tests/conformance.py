@@ -32,6 +32,8 @@ class Entry:
     plain_rule: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     # the same update whether the parameters come in one group or in several
     separable: bool = True
+    # length of the runs that show invariance
+    steps: int = 100
     # whether invariance under arbitrary factors is checked on every network, or only on two
     thorough: bool = True
 
@@ -40,7 +42,12 @@ class Entry:
 
 
 def _path_sgd(
-    name: str, *, plain: dict[str, Any] | None = None, thorough: bool = False, **fixed: Any
+    name: str,
+    *,
+    plain: dict[str, Any] | None = None,
+    thorough: bool = False,
+    steps: int = 100,
+    **fixed: Any,
 ) -> Entry:
     fixed = {"lr": 0.05, **fixed}
 
@@ -51,24 +58,25 @@ def _path_sgd(
         return torch.optim.SGD(parameters, lr=fixed["lr"], **(plain or {}))
 
     rule = None if plain is None else plain_rule
-    return Entry(f"PathSGD {name}".strip(), make, plain_rule=rule, thorough=thorough)
+    return Entry(f"PathSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps)
 
 
 REGISTRY = [
     _path_sgd("", plain={}, thorough=True),
     _path_sgd("raw", normalization="none", lr=0.01, plain={}, thorough=True),
-    _path_sgd("refreshed", normalization="refreshed", plain={}),
+    _path_sgd("frozen", normalization="frozen", plain={}),
     _path_sgd("momentum", momentum=0.9, lr=0.02, plain={"momentum": 0.9}),
     _path_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}),
     _path_sgd("weight decay", weight_decay=0.1),
-    _path_sgd("path decay", path_decay=1e-3),
+    _path_sgd("path decay", path_decay=1e-3, steps=40),
     _path_sgd("clipped", clip_norm=0.05),
     _path_sgd("stale", refresh_every=7),
-    _path_sgd("second term", second_term=True),
-    _path_sgd("damped", damping=1e-2),
+    _path_sgd("second term", second_term=True, steps=40),
+    _path_sgd("damped", damping=1e-2, steps=40),
     _path_sgd(
         "everything",
         thorough=True,
+        steps=40,
         lr=0.02,
         momentum=0.5,
         nesterov=True,
@@ -78,7 +86,7 @@ REGISTRY = [
         refresh_every=3,
         second_term=True,
         damping=1e-3,
-        normalization="refreshed",
+        normalization="frozen",
     ),
 ]
 
@@ -167,9 +175,15 @@ def arbitrary_factors(number: int, seed: int = 0) -> Tensor:
 
 
 def difference(
-    entry: Entry, case: Case, dtype: torch.dtype, factors: Tensor, steps: int = 100, training: bool = False
+    entry: Entry,
+    case: Case,
+    dtype: torch.dtype,
+    factors: Tensor,
+    steps: int | None = None,
+    training: bool = False,
 ) -> Difference:
     """Train from the given start and from its rescaling, and compare relative to the largest value."""
+    steps = entry.steps if steps is None else steps
     plain = start(entry, case, dtype, training=training).advance(steps)
     rescaled = start(entry, case, dtype, factors, training=training).advance(steps)
     ps.rescaling.rescale_(rescaled.network, (1 / factors).to(dtype))

@@ -35,8 +35,8 @@ def test_raw_step_gives_the_known_weights(name, second_term):
 class Plain:
     """Path-SGD, one obvious line after the other, with brute-force kappa.
 
-    D = (kappa + damping m r^2) / c with r = (weight in the balanced network) / (weight), m = mean of kappa / r^2,
-    and c = m, or 1 without normalization.
+    D = (kappa + damping m r^2) / c with r = (weight in the balanced network) / (weight) at the first step, m = mean
+    of kappa / r^2, and c = m, or m of the first step, or 1.
     """
 
     def __init__(self, case, model, **options):
@@ -51,9 +51,10 @@ class Plain:
             "refresh_every": 1,
             "second_term": False,
             "damping": 0.0,
-            "normalization": "frozen",
+            "normalization": "refreshed",
         } | options
-        self.steps, self.velocity, self.metric, self.normalizers = 0, {}, None, None
+        self.steps, self.velocity = 0, {}
+        self.metric = self.gauge = self.normalizers = None
 
     def balancing(self):
         """Elementwise ratio of the balanced network's weights to these."""
@@ -67,15 +68,17 @@ class Plain:
     def refresh(self):
         known = oracle(self.case, self.model)
         kappa = known.kappa() if self.options["second_term"] else known.kappa1()
-        kind, gauge = self.options["normalization"], self.balancing()
-        means = {name: (value / gauge[name] ** 2).mean() for name, value in kappa.items()}
+        kind = self.options["normalization"]
+        if self.gauge is None:
+            self.gauge = self.balancing()
+        means = {name: (value / self.gauge[name] ** 2).mean() for name, value in kappa.items()}
         if kind == "none":
             self.normalizers = dict.fromkeys(kappa, 1.0)
         elif self.normalizers is None or kind == "refreshed":
             self.normalizers = means
         damping = self.options["damping"]
         self.metric = {
-            name: (value + damping * means[name] * gauge[name] ** 2) / self.normalizers[name]
+            name: (value + damping * means[name] * self.gauge[name] ** 2) / self.normalizers[name]
             for name, value in kappa.items()
         }
 
@@ -106,7 +109,7 @@ class Plain:
 OPTIONS = {
     "default": {},
     "raw": {"normalization": "none", "lr": 0.01},
-    "refreshed": {"normalization": "refreshed"},
+    "frozen": {"normalization": "frozen"},
     "momentum": {"momentum": 0.8},
     "nesterov": {"momentum": 0.8, "nesterov": True},
     "weight decay": {"weight_decay": 0.3},
@@ -118,9 +121,9 @@ OPTIONS = {
     "clipped raw": {"clip_norm": 0.02, "normalization": "none", "lr": 0.01},
     "clipped far away": {"clip_norm": 1e6},
     "stale": {"refresh_every": 3},
-    "stale and refreshed": {"refresh_every": 2, "normalization": "refreshed"},
+    "stale and frozen": {"refresh_every": 2, "normalization": "frozen"},
     "second term": {"second_term": True},
-    "damped": {"damping": 0.1, "normalization": "refreshed"},
+    "damped": {"damping": 0.1},
     "damped raw, once": {"damping": 0.1, "normalization": "none", "lr": 0.01, "refresh_every": 100},
     "everything": {
         "momentum": 0.7,
@@ -129,7 +132,6 @@ OPTIONS = {
         "clip_norm": 0.1,
         "refresh_every": 2,
         "second_term": True,
-        "normalization": "refreshed",
         "path_decay": 0.01,
     },
 }
