@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +76,17 @@ class Network:
         """
         edges = self.edges[name]
         return scale_of(factors, edges.target) / scale_of(factors, edges.source)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
+        model = copy.deepcopy(self.model, memo)
+        parameters = MappingProxyType({name: model.get_parameter(name) for name in self.parameters})
+        return replace(self, model=model, parameters=parameters)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Network cannot be pickled; save the model and trace it again")
+
+    def __copy__(self) -> Network:
+        return self
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())

@@ -134,7 +134,8 @@ class PathSGD(torch.optim.Optimizer):
             return loss
         names = parameter_names(self.network, (p for p, _ in active))
         metrics = self._metrics(names)
-        steps = [_Step(p, group, self._gradient(p, group, names), metrics.get(p)) for p, group in active]
+        gradients = self._gradients(active, names)
+        steps = [_Step(p, group, g, metrics.get(p)) for (p, group), g in zip(active, gradients, strict=True)]
         factor = 1.0 if self.clip_norm is None else _clip_factor(steps, self.clip_norm)
         for step in steps:
             _update_(step, factor, self.state[step.p])
@@ -178,17 +179,23 @@ class PathSGD(torch.optim.Optimizer):
                 state["mean"] = mean if mean > 0 else 1.0
             state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
-    def _gradient(self, p: Tensor, group: dict[str, Any], names: dict[Tensor, str]) -> Tensor:
-        """The gradient to descend, with the path regularizer's; the user's own tensor is never changed."""
-        g = p.grad
-        assert g is not None
-        if group["maximize"]:
-            g = -g
-        if group["path_decay"] and p in names:
-            kappa1 = first_term(self.network, names=[names[p]])[names[p]]
-            # d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p
-            g = torch.addcmul(g, kappa1.to(g.dtype), p, value=group["path_decay"])
-        return g
+    def _gradients(
+        self, active: list[tuple[Tensor, dict[str, Any]]], names: dict[Tensor, str]
+    ) -> list[Tensor]:
+        """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""
+        decayed = [names[p] for p, group in active if group["path_decay"] and p in names]
+        kappa1 = first_term(self.network, names=decayed) if decayed else {}
+        gradients = []
+        for p, group in active:
+            g = p.grad
+            assert g is not None
+            if group["maximize"]:
+                g = -g
+            if names.get(p) in kappa1:
+                # d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p
+                g = torch.addcmul(g, kappa1[names[p]].to(g.dtype), p, value=group["path_decay"])
+            gradients.append(g)
+        return gradients
 
 
 @dataclass(frozen=True)

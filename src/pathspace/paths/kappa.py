@@ -13,7 +13,6 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -21,7 +20,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.norm import widened
-from pathspace.paths.pairs import second_term
+from pathspace.paths.pairs import pairs_term
+from pathspace.paths.safe_type import in_safe_type
 
 
 def kappa(
@@ -61,37 +61,15 @@ def kappa_of(
     parameters: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """:func:`kappa` of some parameters of a network."""
-    source = network.parameters if parameters is None else parameters
-    source = {name: widened(source[name].detach()) for name in network.parameters}
-    result = _compute(network, source, names, second_term)
-    if all_finite(result.values()):
-        return result
-    wide = {name: p.double() for name, p in source.items()}
-    result = _compute(network, wide, names, second_term)
-    if not all_finite(result.values()):
-        worst = next(name for name, k in result.items() if not bool(torch.isfinite(k).all()))
-        raise FloatingPointError(
-            f"kappa of '{worst}' is not finite even in float64: the weights are not finite, or a recurrent layer "
-            "grows beyond 1e308 over its time steps. Use a smaller start for the recurrent weights."
-        )
-    if all(bool(k.max() <= torch.finfo(source[name].dtype).max) for name, k in result.items()):
-        return {name: k.to(source[name].dtype) for name, k in result.items()}
-    return result
 
+    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        first = first_term(network, given, names)
+        if not second_term:
+            return first
+        second = pairs_term(network, given)
+        return {name: first[name] + second[name] for name in first}
 
-def _compute(
-    network: Network, parameters: Mapping[str, Tensor], names: Sequence[str], both: bool
-) -> dict[str, Tensor]:
-    first = first_term(network, parameters, names)
-    if not both:
-        return first
-    second = second_term(network, parameters)
-    return {name: first[name] + second[name] for name in first}
-
-
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all elements of non-negative tensors are finite: their sum hides no infinity and no NaN."""
-    return all(math.isfinite(float(t.sum())) for t in tensors)
+    return in_safe_type(network, parameters, compute)
 
 
 def first_term(

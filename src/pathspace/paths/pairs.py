@@ -20,6 +20,7 @@ from pathspace.network import Network
 from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
 from pathspace.paths.recurrent import recurrent_second_term
+from pathspace.paths.safe_type import in_safe_type
 
 _CHUNK = 64  # Hessian-vector products at a time
 
@@ -34,9 +35,18 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     Returns:
         Parameter name -> tensor of the parameter's shape; zeros where no path meets a parameter twice. Exact. The
         recurrent matrix of an ``nn.RNN`` costs T products of H x H matrices; a parameter of n elements that a
-        hand-written loop reuses costs n Hessian-vector products.
+        hand-written loop reuses costs n Hessian-vector products. In float64 where the type overflows (see
+        :func:`pathspace.paths.kappa`).
+
+    Raises:
+        FloatingPointError: a value is not finite even in float64.
+        KeyError: ``parameters`` lacks a parameter of the network.
     """
-    source = network.parameters if parameters is None else parameters
+    return in_safe_type(network, parameters, lambda given: pairs_term(network, given))
+
+
+def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """:func:`second_term` in the type of the given parameters, whether or not that overflows."""
     with torch.enable_grad():
         q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
         taps: list[Tap] = []
