@@ -8,9 +8,7 @@ which hands it to the rule of that operation (see ``rules``) or refuses it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,58 +17,11 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.parameter_uses import ParameterUses
 from pathspace.network.reasons import BOUNDED, REASONS, SIGNED
 from pathspace.network.scales import FIXED, WILD, Scales
 from pathspace.network.tape import Instruction, Leaf
-
-
-@dataclass(eq=False)
-class AliasGroup:
-    """Tensors that share one storage in the real model; writing into one of several is refused."""
-
-    members: int = 1
-
-
-@dataclass(frozen=True)
-class Value:
-    """What is known of one tensor of the traced forward pass.
-
-    Attributes:
-        slot: where the squared network keeps it.
-        labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
-            index of every element in the parameter.
-        kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
-            or ``"tail"`` (a softmax at the end, which nothing may use any more).
-        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail.
-        batch: the dimension that holds the batch, if known.
-        module: for a tail, the module that made it.
-        state: True for the last hidden state of a recurrent layer, which is not an output of the network.
-    """
-
-    slot: int
-    labels: Tensor
-    kind: str = "hidden"
-    name: str = ""
-    batch: int | None = None
-    state: bool = False
-    module: str = ""
-    alias: AliasGroup = field(default_factory=AliasGroup)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the tensor, for one example."""
-        return self.labels.shape
-
-
-@dataclass
-class ParameterUse:
-    """One use of (a view of) a parameter as edges: their target and source scales."""
-
-    index: Tensor  # flat index in the parameter of every element used
-    target: Tensor  # labels, broadcastable to index.shape
-    source: Tensor
-    column: int | None  # dimension of the parameter along which the target varies; None if that means nothing
-    bias: bool  # its edges come from the bias node
+from pathspace.network.values import Value
 
 
 class Recorder(TorchFunctionMode):
@@ -82,8 +33,7 @@ class Recorder(TorchFunctionMode):
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
-        self.uses: dict[str, list[ParameterUse]] = {}
-        self.shapes: dict[str, torch.Size] = {}
+        self.uses = ParameterUses(self.scales)
         self.numeric: dict[str, Tensor] = {}  # real data of the parameters, for checks of sign
         self.extra_outputs: list[Value] = []  # what flows into parts left outside
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
@@ -131,7 +81,7 @@ class Recorder(TorchFunctionMode):
         self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
         if kind == "parameter":
             index = torch.arange(tensor.numel()).reshape(tensor.shape)
-            self.shapes[name] = tensor.shape
+            self.uses.shapes[name] = tensor.shape
             return self.bind(tensor, Value(slot, index, "parameter", name))
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
         return self.bind(tensor, Value(slot, fixed, kind, name, batch))
@@ -182,63 +132,9 @@ class Recorder(TorchFunctionMode):
         self.linear_values.append(self.value(tensor))
         return tensor
 
-    # -- parameters as edges ----------------------------------------------------------------------------------
-
-    def use(
-        self,
-        parameter: Value,
-        target: Tensor,
-        source: Tensor,
-        target_dim: int | None = None,
-        *,
-        bias: bool = False,
-    ) -> None:
-        """Record that elements of a parameter are edges from ``source`` to ``target`` scales.
-
-        A tied parameter has one rescaling factor s_target / s_source, whichever of its uses is looked at. Two uses
-        with the target along the same dimension get equal targets and equal sources; a parameter used both ways
-        round (tied input and output embeddings) gets target' = 1/source and source' = 1/target.
-        """
-        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
-        new = ParameterUse(
-            parameter.labels, self.scales.resolve(target), self.scales.resolve(source), column, bias
-        )
-        for old in self.uses.setdefault(parameter.name, []):
-            if _same_index(old.index, new.index):
-                self._tie(old, new.target, new.source, new.column)
-                return
-        for old in self.uses[
-            parameter.name
-        ]:  # another view of the same parameter: compare where they overlap
-            size = math.prod(self.shapes[parameter.name])
-            places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
-            (t_old, s_old), (t_new, s_new) = places
-            self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
-        self.uses[parameter.name].append(new)
-
-    def earlier_target(self, parameter: Value, source: Tensor, target_dim: int = 0) -> Tensor | None:
-        """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.
-
-        It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
-        """
-        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
-        for old in self.uses.get(parameter.name, []):
-            if old.column == column and _same_index(old.index, parameter.labels):
-                known, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
-                if known.numel() == wanted.numel() and bool((known.flatten() == wanted.flatten()).all()):
-                    return self.scales.resolve(old.target).reshape(-1)
-        return None
-
     def apply(self, name: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Interpret one more operation, for rules that are written in terms of others."""
         return self.rules[name](self, name, func, *args, **kwargs)
-
-    def _tie(self, old: ParameterUse, target: Tensor, source: Tensor, column: int | None) -> None:
-        unify = self.scales.unify
-        if old.column == column:
-            old.target, old.source = unify(old.target, target), unify(old.source, source)
-        else:
-            old.target, old.source = unify(old.target, _inverse(source)), unify(old.source, _inverse(target))
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -346,43 +242,6 @@ class Recorder(TorchFunctionMode):
                 if value.kind == "hidden":
                     self.extra_outputs.append(value)
         return self._as_inputs(forward, args, kwargs, batch)
-
-
-def common_kind(values: Sequence[Value]) -> str:
-    """The kind of a result: hidden as soon as a parameter had a part in it."""
-    kinds = {v.kind for v in values}
-    if kinds == {"buffer"}:
-        return "buffer"
-    return "input" if kinds <= {"input", "buffer"} else "hidden"
-
-
-def _same_index(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and bool((a == b).all()))
-
-
-def _inverse(labels: Tensor) -> Tensor:
-    return torch.where(labels == WILD, labels, -labels)
-
-
-def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | None:
-    """The dimension of the parameter along which dimension ``dim`` of a view runs."""
-    if dim is None or len(shape) < 2:
-        return None
-    dim %= index.dim()
-    if index.shape[dim] < 2:  # one row: nothing varies; take the view as untransposed
-        return dim if index.shape == shape else None
-    step = int((index.select(dim, 1) - index.select(dim, 0)).flatten()[0])
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    return next((d for d, stride in enumerate(strides) if step >= stride), None)
-
-
-def _scatter(size: int, index: Tensor, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    result = []
-    for labels in (target, source):
-        flat = torch.full((size,), WILD)
-        flat[index.reshape(-1)] = labels.expand(index.shape).reshape(-1)
-        result.append(flat)
-    return result[0], result[1]
 
 
 _NAMES: dict[Any, str] = {}

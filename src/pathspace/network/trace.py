@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.network import Network, NodeLabels
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
 from pathspace.network.rules import RULES
 from pathspace.network.scales import FIXED, WILD, Scales
 from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels
+from pathspace.network.values import Value
 
 
 def trace(
@@ -214,8 +215,8 @@ def _network(
     scales = recorder.scales
     tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
     used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
-    inside = {name: p for name, p in parameters.items() if name in recorder.uses and name in used}
-    for name, uses in recorder.uses.items():
+    inside = {name: p for name, p in parameters.items() if name in recorder.uses.of and name in used}
+    for name, uses in recorder.uses.of.items():
         if name in inside:
             continue
         for labels in (labels for use in uses for labels in (use.target, use.source)):
@@ -235,7 +236,7 @@ def _network(
 
     live = {slot for instruction in tape.instructions for slot in instruction.outputs}
     edges = {
-        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses[name]))
+        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
     }
     names = tuple(f"{where}[{i}]" for where, i in (scales.origin[r] for r in roots.tolist()))
@@ -254,7 +255,7 @@ def _network(
 def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
     scales: Scales = recorder.scales
-    uses = recorder.uses[name]
+    uses = recorder.uses.of[name]
     if len(uses) == 1 and uses[0].index.shape == shape:
         index = uses[0].index
         if bool((index.flatten() == torch.arange(index.numel())).all()):

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.scales import WILD
+from pathspace.network.values import Value
 
 _FUNCTIONS = {
     "conv1d": F.conv1d,
@@ -75,12 +76,12 @@ def _targets(
     ones = [1] * (w.labels.dim() - 2)
     if transposed:  # weight [C_in, C_out / groups, ...]
         per_group = target.reshape(groups, -1).repeat_interleave(w.shape[0] // groups, 0)
-        recorder.use(
+        recorder.uses.add(
             w, per_group.reshape(*per_group.shape, *ones), source.reshape(-1, 1, *ones), target_dim=1
         )
     else:  # weight [C_out, C_in / groups, ...]
         per_group = source.reshape(groups, -1).repeat_interleave(count // groups, 0)
-        recorder.use(
+        recorder.uses.add(
             w, target.reshape(-1, 1, *ones), per_group.reshape(*per_group.shape, *ones), target_dim=0
         )
     return recorder.scales.resolve(target)

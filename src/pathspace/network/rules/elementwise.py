@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network.reasons import BOUNDED, GATED, SIGNED
-from pathspace.network.recorder import AliasGroup, Recorder, Value, common_kind
+from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
+from pathspace.network.values import AliasGroup, Value, common_kind
 
 _INPLACE_ARGUMENT = {
     "relu": 0,
@@ -106,7 +107,7 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
         target = torch.where(target == WILD, made, target)
     target = target.reshape([labels.shape[d] if d in keep else 1 for d in range(n)])
     of_bias = target.reshape(target.shape[n - own :])
-    recorder.use(bias, of_bias, torch.full_like(of_bias, FIXED), bias=True)
+    recorder.uses.add(bias, of_bias, torch.full_like(of_bias, FIXED), bias=True)
     return recorder.scales.resolve(target).expand(labels.shape)
 
 
@@ -164,7 +165,7 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
     target = recorder.scales.fresh(source.numel(), recorder.where(name))
     full = [shape[d] if d in keep else 1 for d in range(n)]
     source, target = source.reshape(full), target.reshape(full)
-    recorder.use(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
+    recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
     labels = recorder.scales.resolve(target).expand(shape)
     return recorder.note_linear(_finish(recorder, name, torch.mul, operands, (other, weight), labels))
 

@@ -32,10 +32,10 @@ def embedding(
     if tokens.kind not in ("input", "buffer"):
         recorder.refuse(name, "the rows it looks up depend on activations")
     rows, width = table.shape
-    target = recorder.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
+    target = recorder.uses.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
     if target is None:
         target = recorder.scales.fresh(width, recorder.where(name))
-    recorder.use(table, target.reshape(1, -1), torch.full((rows, 1), FIXED), target_dim=1)
+    recorder.uses.add(table, target.reshape(1, -1), torch.full((rows, 1), FIXED), target_dim=1)
     labels = recorder.scales.resolve(target).expand(*tokens.shape, width)
 
     def squared(_: Tensor, q: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.reasons import GATED
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add, add_bias
 from pathspace.network.scales import WILD
+from pathspace.network.values import Value
 
 
 def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
@@ -66,14 +67,14 @@ def map_units(
 ) -> Tensor:
     """Labels of the ``count`` outputs of a weight ``[out, in]`` applied to units with labels ``source``."""
     zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
-    target = torch.full((count,), WILD) if zero else recorder.earlier_target(weight, source)
+    target = torch.full((count,), WILD) if zero else recorder.uses.earlier_target(weight, source)
     if target is None:
         target = recorder.scales.fresh(count, recorder.where(name))
     column, row = target.reshape(-1, 1), source.reshape(1, -1)
     if vector:
-        recorder.use(weight, column.reshape(1), row.reshape(-1))
+        recorder.uses.add(weight, column.reshape(1), row.reshape(-1))
     else:
-        recorder.use(weight, column, row, target_dim=0)
+        recorder.uses.add(weight, column, row, target_dim=0)
     return recorder.scales.resolve(target)
 
 

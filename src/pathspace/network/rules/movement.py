@@ -16,8 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.recorder import AliasGroup, Recorder, Value, common_kind
+from pathspace.network.recorder import Recorder
 from pathspace.network.scales import WILD
+from pathspace.network.values import AliasGroup, Value, common_kind
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.scales import FIXED
+from pathspace.network.values import Value
 
 
 def batch_norm(
@@ -50,7 +51,7 @@ def batch_norm(
     if weight is not None:
         gamma = require_parameter(recorder, name, weight)
         target = recorder.scales.fresh(channels, recorder.where(name))
-        recorder.use(gamma, target, torch.full((channels,), FIXED))
+        recorder.uses.add(gamma, target, torch.full((channels,), FIXED))
         target = recorder.scales.resolve(target)
         inputs.append(gamma)
         present.append("gamma")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pathspace.network.reasons import BOUNDED
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
+from pathspace.network.values import Value
 
 
 def softmax(

@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder, Value
+from pathspace.network.recorder import Recorder
 from pathspace.network.recurrence import linear_recurrence
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import map_units, require_parameter
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.tape import Tap
+from pathspace.network.values import Value
 
 
 def rnn(
@@ -139,7 +140,7 @@ def _cell_labels(recorder: Recorder, origin: str, cell: Sequence[Tensor], source
     labels = map_units(recorder, origin, w_in, hidden, source)
     if bool((labels == WILD).all()):
         labels = recorder.scales.fresh(hidden, recorder.where(origin))
-    recorder.use(w_rec, labels.reshape(-1, 1), labels.reshape(1, -1), target_dim=0)
+    recorder.uses.add(w_rec, labels.reshape(-1, 1), labels.reshape(1, -1), target_dim=0)
     for bias in biases:
         labels = add_bias(recorder, origin, bias, recorder.scales.resolve(labels))
     return recorder.scales.resolve(labels)
@@ -157,7 +158,7 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     own = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
     value = recorder.value(own)
     if value.kind == "parameter":
-        recorder.use(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
+        recorder.uses.add(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
     elif value.kind == "hidden":
         recorder.scales.unify(labels, value.labels)
     else:
