@@ -273,9 +273,8 @@ def _clear_errors(command: str, output: Path | None) -> Iterator[None]:
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        continued = (
-            "" if output is None else f" Continue with: pathspace {command} --resume --output {output}"
-        )
+        begun = output is not None and (output / "config.json").exists()
+        continued = f" Continue with: pathspace {command} --resume --output {output}" if begun else ""
         typer.echo(f"Stopped.{continued}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 

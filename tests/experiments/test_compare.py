@@ -12,6 +12,7 @@ from pathspace.experiments.live import Silent
 from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
+from pathspace.experiments.workers import Workers
 
 Make = Callable[..., Settings]
 
@@ -80,7 +81,8 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, tmp_path: Path) 
     ]
     recorder = Recorder()
     alone = run_all(configs, Place(tmp_path / "one"), Silent(), title="One")
-    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", processes=2)
+    with Workers(2) as workers:
+        shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", workers=workers)
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.key for config in configs)
     assert recorder.begun

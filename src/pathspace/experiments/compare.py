@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import Choice, choose, tuning_runs
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.tasks import build_task
+from pathspace.experiments.workers import Workers
 
 RUNS = "runs"
 
@@ -116,22 +118,15 @@ def compare(
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     steps_per_epoch(settings.batch_size, task)  # refuses an impossible batch size before any worker starts
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
-    tuning = run_all(
-        tuning_runs(settings),
-        place,
-        monitor,
-        title="Choosing learning rates on the validation split",
-        processes=processes,
-    )
-    choices = choose(tuning)
-    plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
-    final = run_all(
-        [config for plan in plans for config in _configs(settings, plan)],
-        place,
-        monitor,
-        title="Training with the chosen rates",
-        processes=processes,
-    )
+    # A single process needs no helper.
+    with Workers(processes) if processes > 1 else nullcontext() as workers:
+        title = "Choosing learning rates on the validation split"
+        tuning = run_all(tuning_runs(settings), place, monitor, title=title, workers=workers)
+        choices = choose(tuning)
+        plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
+        configs = [config for plan in plans for config in _configs(settings, plan)]
+        title = "Training with the chosen rates"
+        final = run_all(configs, place, monitor, title=title, workers=workers)
     return Comparison(
         settings=settings,
         task_description=task.description,

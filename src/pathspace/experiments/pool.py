@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pathspace.experiments import checkpoint, workers
+from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.interrupt import postponed_interrupt
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import write_json
 from pathspace.experiments.tasks import build_task
+from pathspace.experiments.workers import Workers
 
 RESULT = "result.json"
 
@@ -58,7 +59,12 @@ class Place:
 
 
 def run_all(
-    configs: Sequence[RunConfig], place: Place, monitor: Monitor, *, title: str, processes: int = 1
+    configs: Sequence[RunConfig],
+    place: Place,
+    monitor: Monitor,
+    *,
+    title: str,
+    workers: Workers | None = None,
 ) -> list[RunResult]:
     """Do all the runs and return their results in the same order.
 
@@ -67,7 +73,7 @@ def run_all(
         place: Folders, and whether to resume.
         monitor: Told about every run.
         title: What the monitor calls this stage.
-        processes: How many to use; 1 stays in this one.
+        workers: Who does the runs; None does them in this process.
 
     Raises:
         ConfigurationError: A run could not be done as asked.
@@ -83,11 +89,11 @@ def run_all(
         else:
             results[config.key] = stored
             monitor.finished(stored)
-    if processes == 1 or len(waiting) < 2:
+    if workers is None:
         results |= {result.config.key: result for result in _in_this_process(waiting, place, monitor)}
     else:
         jobs = [functools.partial(run_one, config, place) for config in waiting]
-        for result in workers.run_jobs(jobs, monitor, processes):
+        for result in workers.run(jobs, monitor):
             monitor.finished(result)
             results[result.config.key] = result
     return [results[config.key] for config in configs]

@@ -39,46 +39,56 @@ class Job(Protocol):
         ...
 
 
-def run_jobs(jobs: Sequence[Job], monitor: Monitor, processes: int) -> Iterator[RunResult]:
-    """Do all jobs and yield their results as they come in.
+class Workers:
+    """Processes that do jobs; use it in a `with` statement.
 
     Args:
-        jobs: What to do; begun in this order.
-        monitor: Told what the workers report.
-        processes: How many workers.
-
-    Raises:
-        ConfigurationError: A job raised one, or a worker died.
-        KeyboardInterrupt: The user stopped; the jobs in progress have written their checkpoints.
+        processes: How many. They start with the first jobs and last until the end of the statement, because loading
+            PyTorch takes each of them seconds.
     """
-    # "spawn": a forked copy of a process that has used PyTorch's threads may hang.
-    context = multiprocessing.get_context("spawn")
-    messages, stop = context.Queue(), context.Event()
-    with (
-        postponed_interrupt() as interrupted,
-        ProcessPoolExecutor(
-            min(processes, len(jobs)),
+
+    def __init__(self, processes: int) -> None:
+        # "spawn": a forked copy of a process that has used PyTorch's threads may hang.
+        context = multiprocessing.get_context("spawn")
+        self._messages, self._stop = context.Queue(), context.Event()
+        self._executor = ProcessPoolExecutor(
+            processes,
             mp_context=context,
             initializer=_start_worker,
-            initargs=(messages, stop),
-        ) as executor,
-    ):
-        with _deaf_children():
-            pending = {executor.submit(_work, job) for job in jobs}
-        try:
+            initargs=(self._messages, self._stop),
+        )
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # After an error: the runs in progress end with a checkpoint, the others never begin.
+        self._stop.set()
+        self._executor.shutdown(cancel_futures=True)
+
+    def run(self, jobs: Sequence[Job], monitor: Monitor) -> Iterator[RunResult]:
+        """Do all jobs and yield their results as they come in.
+
+        Args:
+            jobs: What to do; begun in this order.
+            monitor: Told what the workers report.
+
+        Raises:
+            ConfigurationError: A job raised one, or a worker died.
+            KeyboardInterrupt: The user stopped. The jobs in progress write their checkpoints as the workers end.
+        """
+        with postponed_interrupt() as interrupted:
+            with _deaf_children():
+                pending = {self._executor.submit(_work, job) for job in jobs}
             while pending:
-                _pass_on(messages, monitor)
+                _pass_on(self._messages, monitor)
                 if interrupted.is_set():
                     raise KeyboardInterrupt
                 done = {future for future in pending if future.done()}
                 pending -= done
                 for future in done:
-                    _pass_on(messages, monitor)
+                    _pass_on(self._messages, monitor)
                     yield _result(future)
-        finally:
-            # Also reached by an error: the runs in progress end with a checkpoint, the others never begin.
-            stop.set()
-            executor.shutdown(cancel_futures=True)
 
 
 def _pass_on(messages: Any, monitor: Monitor) -> None:
