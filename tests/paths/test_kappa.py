@@ -1,5 +1,7 @@
 """Both terms of kappa against brute force, in double and in single precision, and their symmetry."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -166,6 +168,49 @@ def test_long_sequences_in_single_precision(bound, emit):
         assert_close(kappa1[name].double(), expected, rtol=1e-4, atol=0, check_stride=False)
 
 
+def _recurrent_matrices() -> dict[str, torch.Tensor]:
+    """Matrices on which shortcuts for long sequences are tempted to stop too early, or never."""
+    shift = torch.roll(torch.eye(6, dtype=torch.float64), 1, 0)
+    nilpotent = torch.ones(6, 6, dtype=torch.float64).tril(-1)
+    blocks = torch.block_diag(*(scale * torch.eye(2, dtype=torch.float64) for scale in (0.1, 0.9, 1.0)))
+    coupled = blocks + 0.01 * torch.ones(6, 6, dtype=torch.float64).triu(1)
+    generator = torch.Generator().manual_seed(5)
+    random = torch.rand(6, 6, generator=generator, dtype=torch.float64) - 0.5
+    sparse = random * (torch.rand(6, 6, generator=generator) < 0.3)
+    dead = random.clone()
+    dead[2], dead[:, 4] = 0, 0
+    return {
+        "zero": torch.zeros(6, 6, dtype=torch.float64),
+        "shift": shift,
+        "shrinking shift": 0.95 * shift,
+        "slowly shrinking": 0.999 * torch.eye(6, dtype=torch.float64),
+        "slowly growing": 1.001 * torch.eye(6, dtype=torch.float64),
+        "nilpotent": nilpotent,
+        "blocks": blocks,
+        "coupled blocks": coupled,
+        "random": random,
+        "sparse": sparse,
+        "with dead units": dead,
+    }
+
+
+@pytest.mark.parametrize("steps", [5, 60, 900])
+@pytest.mark.parametrize("emit", ["last", "all"])
+@pytest.mark.parametrize("name", _recurrent_matrices())
+def test_long_sequences_in_double_precision(name, emit, steps):
+    torch.manual_seed(1)
+    model = Recurrent(emit=emit, inputs=2, hidden=6).double()
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.copy_(_recurrent_matrices()[name])
+        # two units have no input of their own, and two are not read out
+        model.rnn.weight_ih_l0[1:3], model.rnn.bias_ih_l0[1:3], model.rnn.bias_hh_l0[1:3] = 0, 0, 0
+        model.out.weight[:, 3:5] = 0
+    kappa1 = ps.paths.kappa(ps.trace(model, torch.randn(steps, 2, 2, dtype=torch.float64)))
+    known = recurrent_reference(model, steps, every=emit == "all")
+    for parameter, expected in known.items():
+        assert_close(kappa1[parameter], expected, rtol=1e-11, atol=0, check_stride=False)
+
+
 def test_long_hand_written_loop_in_single_precision():
     model = HandLoop(1, 20)
     with torch.no_grad():
@@ -188,6 +233,37 @@ def test_long_hand_written_loop_in_single_precision():
     }.items():
         assert torch.isfinite(kappa1[name]).all()
         assert_close(kappa1[name].double(), known[twin], rtol=1e-4, atol=0, check_stride=False)
+
+
+@pytest.mark.parametrize("function", [ps.paths.second_term, ps.paths.squared_path_norm])
+def test_growing_sequences_are_never_not_a_number(function):
+    """About 1e100 after 784 steps: a number in float64, or a clear refusal."""
+    model = Recurrent(inputs=1, hidden=100)
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.uniform_(-0.2, 0.2)
+    network = ps.trace(model, torch.randn(784, 2, 1))
+    try:
+        value = function(network)
+    except FloatingPointError:
+        return
+    for tensor in value.values() if isinstance(value, dict) else [value]:
+        assert not tensor.isnan().any()
+        if isinstance(value, dict):
+            assert tensor.isfinite().all()
+
+
+def test_long_identity_start_in_single_precision():
+    model = Recurrent(hidden=20)
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.copy_(torch.eye(20))
+    network = ps.trace(model, torch.randn(784, 2, 2))
+    first, second = ps.paths.kappa(network), ps.paths.second_term(network)
+    name = "rnn.weight_hh_l0"
+    ratio = (second[name].double() / first[name].double()).diagonal()
+    assert_close(ratio, torch.full((20,), 4 * 782 / 3, dtype=torch.float64), rtol=1e-4, atol=0)
+    double = ps.trace(copy.deepcopy(model).double(), torch.randn(784, 2, 2).double())
+    norm = ps.paths.squared_path_norm(double).item()
+    assert ps.paths.squared_path_norm(network).item() == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 8, 50])
