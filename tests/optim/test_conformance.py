@@ -316,6 +316,23 @@ def test_parameters_outside_follow_the_plain_rule(entry, added_later):
         assert_close(ours, theirs)
 
 
+def test_gradients_may_be_reused(entry):
+    """Zeroing gradients in place gives the same run: nothing that is kept shares memory with them."""
+
+    def weights(set_to_none):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        x = torch.randn(5, 3)
+        optimizer = entry.make(model.parameters(), ps.trace(model, x, outside=["3"]))
+        for _ in range(4):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    assert_close(weights(True), weights(False), rtol=0, atol=0)
+
+
 def test_modules_left_outside_are_trained(entry):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     x = torch.randn(5, 3)
