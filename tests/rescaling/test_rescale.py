@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, call, mlp, trace
+from oracles.squared import Oracle
 
 
 def output(case, model, example):
@@ -156,6 +157,28 @@ def test_balancing_forgets_the_scales(case):
     ps.rescaling.balance_(network)
     ps.rescaling.balance_(trace(case, model))
     assert_close(weights(rescaled), weights(model), rtol=1e-5, atol=1e-7)
+
+
+def test_balanced_units_receive_as_much_as_they_give():
+    """With one hidden layer: delta_c = kappa1 of its bias, gamma_c^2 = kappa1 of its outgoing weights."""
+    model = mlp(3, 5, 2).double()
+    x = torch.randn(1, 3, dtype=torch.float64)
+    ps.rescaling.balance_(ps.trace(model, x))
+    kappa1 = Oracle(model, x).kappa1()
+    assert_close(kappa1["0.bias"], kappa1["2.weight"][0])
+    assert not torch.allclose(kappa1["0.bias"], torch.ones(5, dtype=torch.float64))
+
+
+def test_balancing_by_powers_of_two_rounds_nothing():
+    case = BY_NAME["rnn"]
+    model = case.model(torch.float32)
+    network = trace(case, model)
+    ps.rescaling.random_rescale_(network, low=2.0**-10, high=2.0**10, powers_of_two=True)
+    before = output(case, model, case.example(3))
+    factors = ps.rescaling.balance_(network, powers_of_two=True)
+    assert torch.equal(factors, 2.0 ** factors.log2().round())
+    assert not torch.equal(factors, torch.ones_like(factors))
+    assert torch.equal(output(case, model, case.example(3)), before)
 
 
 def test_balancing_survives_dead_units():
