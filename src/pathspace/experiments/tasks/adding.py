@@ -26,7 +26,7 @@ PRESET: dict[str, Any] = {
     # Long sequences need clipping, and a short run needs momentum.
     "momentum": 0.9,
     "clip_norm": 1.0,
-    "learning_rates": [0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
+    "learning_rates": [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1],
 }
 
 
