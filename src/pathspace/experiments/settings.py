@@ -50,7 +50,7 @@ class Settings:
     starts: tuple[str, ...] = ("balanced", "rescaled")
     seeds: int = 3
     tuning_seeds: int = 1
-    learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     epochs: int = 10
     batch_size: int = 32
     momentum: float = 0.0
