@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import invariance
@@ -100,13 +101,20 @@ def run_check_invariance(
         for name in asked:
             if name not in known:
                 raise unknown_name(kind, name, known, f"--{kind}s")
-    with Console(stderr=True).status("Checking") as status:
+    import torch
+
+    torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("checking", total=len(optimizers) * len(networks))
         verdicts = invariance.check_all(
             optimizers,
             networks,
             steps=steps,
             seed=seed,
-            told=lambda verdict: status.update(f"Checked {verdict.optimizer} on {verdict.network}"),
+            told=lambda done: progress.update(
+                bar, advance=1, description=f"checked {done.optimizer} on {done.network}"
+            ),
         )
     if as_json:
         print(json.dumps(invariance.as_json(verdicts), indent=2, allow_nan=False))
