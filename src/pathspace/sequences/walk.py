@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import walk
+from .kernels.elementary import squash
 from .parameters import Parameters
 from .text import IntArray
 
@@ -33,7 +34,7 @@ class Walk:
         self._persistent, self._logistic = model.kind == "pcnn", model.squash == "logistic"
         self._V, self._a = model.V0.copy(), np.empty(model.units + 1)
         self._pi = np.empty(model.symbols)
-        walk.squash(self._V, self._logistic, self._a)
+        squash(self._V, self._logistic, self._a)
 
     def predict(self) -> Array:
         """Return the probabilities (A,) of the next symbol."""

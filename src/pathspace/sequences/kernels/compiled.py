@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .elementary import hyperbolic_tangent
+from .elementary import squash
 
 # sums may be reordered and fused; NaN and infinity keep their meaning, so that a failed step shows
 _SUMS = {"reassoc", "contract", "nsz"}
@@ -45,18 +45,6 @@ def _add_product(v, rows, M, out):
         out[j + 4], out[j + 5], out[j + 6], out[j + 7] = s4, s5, s6, s7
 
 
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _squash(logistic, V, first, out):
-    """Write s(V[first + i - 1]) to out[i] for i = 1..N, and 1 to out[0]."""
-    out[0] = 1.0
-    if logistic:
-        for i in range(1, len(out)):
-            out[i] = 0.5 + 0.5 * hyperbolic_tangent(0.5 * V[first + i - 1])
-    else:
-        for i in range(1, len(out)):
-            out[i] = hyperbolic_tangent(V[first + i - 1])
-
-
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def states_dense(x, bounds, tau, V0, persistent, logistic, a):
     """Fill the activities a[r, i] of a dense graph.
@@ -71,19 +59,18 @@ def states_dense(x, bounds, tau, V0, persistent, logistic, a):
         a: (R, N+1), written.
     """
     N = len(V0) - 1
-    V = np.zeros(tau.shape[2])
+    V = np.zeros(tau.shape[2] + 1)
     for s in range(len(bounds) - 1):
         r = bounds[s] + s
-        for j in range(N):
-            V[j] = V0[j + 1]
-        _squash(logistic, V, 0, a[r])
+        V[: N + 1] = V0
+        squash(V, logistic, a[r])
         for t in range(bounds[s], bounds[s + 1]):
             # V_j^{t+1} = [PCNN] V_j^t + sum_i tau[i,j,x_t] a_i^t
             if not persistent:
                 V[:] = 0.0
-            _add_product(a[r], N + 1, tau[x[t]], V)
+            _add_product(a[r], N + 1, tau[x[t]], V[1:])
             r += 1
-            _squash(logistic, V, 0, a[r])
+            squash(V, logistic, a[r])
 
 
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
@@ -106,7 +93,7 @@ def states_sparse(x, bounds, bias, weight, target, V0, persistent, logistic, a):
     for s in range(len(bounds) - 1):
         r = bounds[s] + s
         V[:] = V0
-        _squash(logistic, V, 1, a[r])
+        squash(V, logistic, a[r])
         for t in range(bounds[s], bounds[s + 1]):
             y, now = x[t], a[r]
             kept = 1.0 if persistent else 0.0
@@ -117,7 +104,7 @@ def states_sparse(x, bounds, bias, weight, target, V0, persistent, logistic, a):
                 for i in range(1, N + 1):
                     V[target[k, i]] += weight[y, k, i] * now[i]
             r += 1
-            _squash(logistic, V, 1, a[r])
+            squash(V, logistic, a[r])
 
 
 @njit(inline="always", error_model="numpy", fastmath=_SUMS)

@@ -1,4 +1,4 @@
-"""Exponential and hyperbolic tangent that the compiler can turn into vector instructions.
+"""Exponential, hyperbolic tangent and squash that the compiler can turn into vector instructions.
 
 The library calls behind ``np.exp`` and ``np.tanh`` stop vectorisation. These are branch-free: reduction to
 |r| <= log(2)/2, a polynomial for exp(r) - 1, and the power of two put together from its bits. Relative error
@@ -79,3 +79,16 @@ def hyperbolic_tangent(x):
     scale, p = _power_and_expm1(z)  # pyright: ignore[reportGeneralTypeIssues]
     e = scale * p + (scale - 1.0)
     return e / (e + 2.0)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def squash(V, logistic, a):
+    """Write the activities a (N+1,) of the potentials V, whose entry 0 is not read: 1 to a[0]."""
+    a[0] = 1.0
+    if logistic:
+        # 1 / (1 + exp(-V)) = (1 + tanh(V/2)) / 2
+        for j in range(1, len(a)):
+            a[j] = 0.5 + 0.5 * hyperbolic_tangent(0.5 * V[j])
+    else:
+        for j in range(1, len(a)):
+            a[j] = hyperbolic_tangent(V[j])

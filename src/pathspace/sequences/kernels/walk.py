@@ -11,18 +11,7 @@ import math
 
 from numba import njit
 
-from .elementary import exponential, hyperbolic_tangent
-
-
-@njit(error_model="numpy", fastmath=False, cache=True)
-def squash(V, logistic, a):
-    """Write the activities (N+1,) of the potentials V."""
-    a[0] = 1.0
-    for j in range(1, len(V)):
-        if logistic:
-            a[j] = 0.5 + 0.5 * hyperbolic_tangent(0.5 * V[j])
-        else:
-            a[j] = hyperbolic_tangent(V[j])
+from .elementary import exponential, squash
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)

@@ -1,0 +1,135 @@
+"""Bits beyond the true code length on a fresh text, after training within a time budget.
+
+Three texts are drawn with the data seed: one to train on, one to stop on and to weight the ensemble by, one to test.
+Prints one JSON line: the regret on the test text of the best network alone and of the ensemble, and the time.
+
+    python benchmarks/sequence_quality.py music --units 16 --restarts 16 --ensemble 12 --seconds 600 --jobs 2
+    python benchmarks/sequence_quality.py xor --units 10 --connectivity 0 --passes 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from pathspace.sequences import PCNN, SequenceModel, load, merge
+from pathspace.sequences.ensembles import fit_weights
+from pathspace.sequences.evaluation import code_length
+from pathspace.sequences.passes import forward
+from pathspace.sequences.tasks import TASKS, regret, xor
+from pathspace.sequences.tasks.music import slips_of
+from pathspace.sequences.text import Corpus
+
+
+def xor_error(model: SequenceModel, text: str) -> float:
+    """Return the share of lines whose bit after "=" is predicted wrongly."""
+    x = model.alphabet_.encode(text)
+    corpus = Corpus.of([x], len(model.alphabet_), [xor.mask(text)])
+    bits = model.alphabet_.encode("01")
+    with threadpool_limits(1):
+        pi = forward(model.parameters_, corpus).pi
+    return xor.error_rate(pi[:, bits], (corpus.expected == bits[1]).astype(int))
+
+
+def music_slips(model: SequenceModel, bars: int) -> int:
+    """Return how many of so many generated bars break the rules, chords by their place in the cycle."""
+    drawn = model.sample(12 * bars, seed=0)
+    assert isinstance(drawn, str)
+    return sum(bool(slips_of(bar, number)) for number, bar in enumerate(drawn.split("\n")[:bars]))
+
+
+def merged(members: list[SequenceModel], text: str, held: str) -> SequenceModel:
+    """Return the members in one network, weighted so that the held-out text is shortest."""
+    alphabet = members[0].alphabet_
+    corpus, held_corpus = (Corpus.of([alphabet.encode(part)], len(alphabet)) for part in (text, held))
+    networks = [member.parameters_ for member in members]
+    with threadpool_limits(1):
+        model = merge(members, fit_weights(networks, held_corpus).tolist())
+        model.training_ = replace(
+            model.training_,
+            log_likelihood=forward(model.parameters_, corpus).log_likelihood,
+            best_bits=code_length(model.parameters_, held_corpus),
+            seconds=sum(member.training_.seconds for member in members),
+        )
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", choices=sorted(TASKS))
+    parser.add_argument("--units", type=int, default=16)
+    parser.add_argument("--connectivity", type=int, default=3, help="0: full")
+    parser.add_argument("--metric", default="rbp")
+    parser.add_argument("--prior-writing", type=float, default=0.0)
+    parser.add_argument("--prior-transition", type=float, default=0.0)
+    parser.add_argument("--passes", type=int, default=10**6)
+    parser.add_argument("--patience", type=int, default=300)
+    parser.add_argument("--restarts", type=int, default=1)
+    parser.add_argument("--heat", type=int, default=0)
+    parser.add_argument("--ensemble", type=int, default=1)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--data-seed", type=int, default=21)
+    parser.add_argument(
+        "--members", type=Path, nargs="+", help="merge these saved models instead of training"
+    )
+    parser.add_argument("--save", type=Path)
+    arguments = parser.parse_args()
+    task = TASKS[arguments.task]
+    text, held, test = (task.generate(np.random.default_rng([arguments.data_seed, k])) for k in (1, 2, 3))
+    masks = [None if task.mask is None else task.mask(part) for part in (text, held, test)]
+    model: SequenceModel = PCNN(
+        arguments.units,
+        arguments.connectivity or None,
+        metric=arguments.metric,
+        prior_writing=arguments.prior_writing,
+        prior_transition=arguments.prior_transition,
+        passes=arguments.passes,
+        patience=arguments.patience,
+        restarts=arguments.restarts,
+        heat=arguments.heat,
+        ensemble=arguments.ensemble,
+        jobs=arguments.jobs,
+        seed=arguments.seed,
+    )
+    began = time.perf_counter()
+    if arguments.members:
+        model = merged([load(path) for path in arguments.members], text, held)
+    else:
+        model.fit(text, held, mask=masks[0], validation_mask=masks[1], seconds=arguments.seconds)
+    wall = time.perf_counter() - began
+    training = model.training_
+    figure: dict[str, object] = {
+        "task": arguments.task,
+        "test_regret_bits": round(regret(arguments.task, test, model.bits(test, masks[2])), 1),
+        "validation_regret_bits": round(regret(arguments.task, held, training.best_bits), 1),
+        "training_regret_bits": round(
+            regret(arguments.task, text, -training.log_likelihood / math.log(2)), 1
+        ),
+        "units": model.parameters_.units,
+        "passes": training.passes,
+        "wall_seconds": round(wall, 1),
+        "training_seconds": round(training.seconds, 1),
+        "settings": {name: str(value) for name, value in vars(arguments).items()},
+    }
+    if arguments.task == "xor":
+        figure["test_error"] = xor_error(model, test)
+    if arguments.task == "music":
+        figure["slips_in_64_generated_bars"] = music_slips(model, 64)
+    print(json.dumps(figure), flush=True)
+    if arguments.save is not None:
+        model.save(arguments.save)
+
+
+if __name__ == "__main__":
+    main()

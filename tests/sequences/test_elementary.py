@@ -1,0 +1,51 @@
+"""The branch-free exponential and hyperbolic tangent against extended precision."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from pathspace.sequences.kernels.elementary import exponential, hyperbolic_tangent, squash
+
+
+def mapped(function):
+    @njit(error_model="numpy")
+    def run(x, out):
+        for k in range(len(x)):
+            out[k] = function(x[k])
+
+    def call(x):
+        out = np.empty_like(x)
+        run(x, out)
+        return out
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "exact", "limit"), [(exponential, np.exp, 700), (hyperbolic_tangent, np.tanh, 30)]
+)
+def test_relative_error_is_a_few_units_in_the_last_place(function, exact, limit):
+    rng = np.random.default_rng(0)
+    x = np.concatenate(
+        [rng.uniform(-limit, limit, 4000), rng.normal(size=4000), 10.0 ** rng.uniform(-12, 0, 4000)]
+    )
+    expected = exact(x.astype(np.longdouble))
+    assert np.abs((mapped(function)(x) - expected) / expected).max() < 4e-16
+
+
+def test_ends_of_the_range():
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, 1e-300, 25.0, -1e9])
+    assert np.array_equal(mapped(hyperbolic_tangent)(x), [np.nan, 1, -1, 0, 1e-300, 1, -1], equal_nan=True)
+    y = mapped(exponential)(np.array([np.nan, 0.0, -1e9, 1e9]))
+    assert np.isnan(y[0])
+    assert y[1] == 1
+    assert 0 <= y[2] < 1e-300
+    assert np.isfinite(y[3])
+
+
+def test_squash_of_both_kinds():
+    V, a = np.array([9.0, 0.5, -2.0]), np.empty(3)
+    squash(V, False, a)
+    assert a == pytest.approx([1, np.tanh(0.5), np.tanh(-2)], rel=1e-15)
+    squash(V, True, a)
+    assert a == pytest.approx([1, 1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(2))], rel=1e-15)
