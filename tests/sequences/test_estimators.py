@@ -129,7 +129,6 @@ def test_restarts_keep_the_best_and_do_not_depend_on_processes():
     assert np.array_equal(serial.parameters_.w, best.parameters_.w)
 
 
-@pytest.mark.slow
 def test_restarts_in_two_processes_give_the_same():
     arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 8, "seed": 5}
     serial, parallel = PCNN(**arguments).fit(TEXT), PCNN(**arguments, jobs=2).fit(TEXT)

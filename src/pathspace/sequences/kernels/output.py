@@ -19,25 +19,42 @@ from .elementary import exponential
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_BLOCK = 1024
+
+def _block(A: int) -> int:
+    """Return how many positions to take at a time: small products of matrices have a faster way of their own."""
+    return max(128, 12288 // A)
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _largest(row):
+    """Return the largest entry, found in four interleaved chains; a NaN is passed over."""
+    t0 = t1 = t2 = t3 = row[0]
+    whole = len(row) // 4 * 4
+    for y in range(0, whole, 4):
+        t0 = row[y] if row[y] > t0 else t0
+        t1 = row[y + 1] if row[y + 1] > t1 else t1
+        t2 = row[y + 2] if row[y + 2] > t2 else t2
+        t3 = row[y + 3] if row[y + 3] > t3 else t3
+    for y in range(whole, len(row)):
+        t0 = row[y] if row[y] > t0 else t0
+    return max(max(t0, t1), max(t2, t3))
+
+
+@njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"}, cache=True)
 def _normalise(scores, x, log_seen):
     """Replace each row of scores by its softmax and write the log-probability of the symbol x[p]."""
     for p in range(scores.shape[0]):
         row = scores[p]
-        top = row[0]
-        for y in range(1, len(row)):
-            top = max(top, row[y])
+        top = _largest(row)
         seen = row[x[p]] - top
         for y in range(len(row)):
             row[y] = exponential(row[y] - top)
         total = 0.0
         for y in range(len(row)):
             total += row[y]
+        scale = 1.0 / total
         for y in range(len(row)):
-            row[y] /= total
+            row[y] *= scale
         log_seen[p] = seen - math.log(total)
 
 
@@ -51,46 +68,65 @@ def predictions(a: Array, w: Array, x: Integers, pi: Array) -> Array:
         pi: (P, A), written.
     """
     log_seen = np.empty(len(a))
-    for begin in range(0, len(a), _BLOCK):
-        part = slice(begin, begin + _BLOCK)
+    size = _block(pi.shape[1])
+    for begin in range(0, len(a), size):
+        part = slice(begin, begin + size)
         # pi_t(y) = softmax_y( sum_i a_i^t w[i,y] )
         np.matmul(a[part], w, out=pi[part])
         _normalise(pi[part], x[part], log_seen[part])
     return log_seen
 
 
+@njit(error_model="numpy", cache=True)
+def _add_seen(a, x, W):
+    """Add a[p] to the row x[p] of W, (A, N+1)."""
+    for p in range(len(x)):
+        row, active = W[x[p]], a[p]
+        for i in range(len(active)):
+            row[i] += active[i]
+
+
 def writing_gradient(a: Array, pi: Array, x: Integers) -> Array:
     """Return W[i, y] = sum over the predicted t of a_i^t ([x_t = y] - pi_t(y)), (N+1, A)."""
-    W = np.zeros((a.shape[1], pi.shape[1]))
-    for begin in range(0, len(a), _BLOCK):
-        part = slice(begin, begin + _BLOCK)
-        surprise = -pi[part]
-        surprise[np.arange(len(surprise)), x[part]] += 1
-        W += a[part].T @ surprise
-    return W
+    W = np.zeros((pi.shape[1], a.shape[1]))
+    size = _block(pi.shape[1])
+    for begin in range(0, len(a), size):
+        part = slice(begin, begin + size)
+        # block by block, so that what is seen and what is expected cancel before they grow large
+        _add_seen(a[part], x[part], W)
+        W -= pi[part].T @ a[part]
+    return np.ascontiguousarray(W.T)
 
 
 def writing_metric(a: Array, pi: Array) -> tuple[Array, Array]:
     """Return h_ii[i, y] and h_0i[i, y] without damping, both (N+1, A)."""
     diagonal, cross = np.zeros((2, a.shape[1], pi.shape[1]))
-    for begin in range(0, len(a), _BLOCK):
-        active, p = a[begin : begin + _BLOCK], pi[begin : begin + _BLOCK]
-        spread = p * (1 - p)
+    size = _block(pi.shape[1])
+    buffer = np.empty((size, pi.shape[1]))
+    for begin in range(0, len(a), size):
+        active, p = a[begin : begin + size], pi[begin : begin + size]
+        spread = np.subtract(1, p, out=buffer[: len(p)])
+        spread *= p
         # h_ii^y = sum_t (a_i^t)^2 pi_t(y) (1 - pi_t(y)),  h_0i^y = sum_t a_i^t pi_t(y) (1 - pi_t(y))
         diagonal += (active**2).T @ spread
         cross += active.T @ spread
     return diagonal, cross
 
 
+@njit(error_model="numpy", fastmath={"contract"}, cache=True)
+def _centre(mean, square, columns, x):
+    """Turn E w into w[i, x_t] - E w, and E w^2 into the variance, row by row."""
+    for p in range(len(x)):
+        seen = columns[x[p]]
+        for i in range(len(seen)):
+            # rounding may leave a variance of -1e-17
+            square[p, i] = max(square[p, i] - mean[p, i] * mean[p, i], 0.0)
+            mean[p, i] = seen[i] - mean[p, i]
+
+
 def activity_gradient(w: Array, pi: Array, x: Integers) -> tuple[Array, Array]:
     """Return u[p, i] = w[i, x_t] - E w[i, y] and Var w[i, y], y drawn from pi_t, both (P, N+1)."""
-    u, variance = np.empty((2, len(pi), len(w)))
-    columns, squares = np.ascontiguousarray(w.T), np.ascontiguousarray(w.T**2)
-    for begin in range(0, len(pi), _BLOCK):
-        part = slice(begin, begin + _BLOCK)
-        mean = pi[part] @ columns
-        np.subtract(columns[x[part]], mean, out=u[part])
-        np.matmul(pi[part], squares, out=variance[part])
-        variance[part] -= mean**2
-    # rounding may leave a variance of -1e-17
-    return u, np.maximum(variance, 0.0, out=variance)
+    columns = np.ascontiguousarray(w.T)
+    u, variance = pi @ columns, pi @ columns**2
+    _centre(u, variance, columns, x)
+    return u, variance
