@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pathspace.sequences.cli import app
+from pathspace.sequences.cli import _FitReport, app
 from pathspace.sequences.tasks import TASKS
 
 
@@ -62,6 +62,24 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
     resumed = run("bits", "m", book).output
     fit(run, book, "--passes", 60)
     assert run("bits", "m", book).output == resumed
+
+
+def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
+    fit(run, book, "--passes", 60)
+    whole = run("bits", "m", book).output
+    show = _FitReport.__call__
+
+    def interrupt(report, training):
+        show(report, training)
+        if training.passes == 11:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_FitReport, "__call__", interrupt)
+        assert "go on with --resume" in fit(run, book, "--passes", 60).output
+    assert "11 passes" in run("fit", book, "-o", "m", "--resume", "--passes", 11).output
+    fit(run, book, "--passes", 60, "--resume")
+    assert run("bits", "m", book).output == whole
 
 
 def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):

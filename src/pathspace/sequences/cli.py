@@ -92,8 +92,10 @@ class _FitReport:
         self._bar, self._passes, self._seconds = bar, passes, seconds
         self._symbols, self._held = symbols, held
         self._task = bar.add_task("fit", total=1.0, state="")
+        self.last: Training | None = None
 
     def __call__(self, training: Training) -> None:
+        self.last = training
         done = training.passes / max(self._passes, 1)
         if self._seconds is not None:
             done = max(done, training.seconds / self._seconds)
@@ -160,27 +162,33 @@ def fit(
         held: Text | float | None = share or None
         if validation is not None:
             held = _read(validation, isinstance(training_text, str))
-        size = int(len(training_text) * share) if isinstance(held, float) else 0
-        counted = len(training_text) - size
-        held_counted = size if validation is None else len(held) if isinstance(held, str | bytes) else 0
+        mask, held_mask = _mask(training_text, after), None
+        counted, held_counted = len(training_text) if mask is None else int(mask.sum()), 0
+        if isinstance(held, str | bytes):
+            held_mask = _mask(held, after)
+            held_counted = len(held) if held_mask is None else int(held_mask.sum())
+        elif held is not None:
+            size = int(len(training_text) * held)
+            held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
+            counted -= held_counted
         with _bar() as bar:
-            mask = _mask(training_text, after)
-            if mask is not None:
-                counted, held_counted = _predicted(mask, size), int(mask[len(mask) - size :].sum())
-            held_mask = None
-            if isinstance(held, str | bytes):
-                held_mask = _mask(held, after)
-                held_counted = len(held) if held_mask is None else int(held_mask.sum())
-            estimator.fit(
-                training_text,
-                held,
-                mask=mask,
-                validation_mask=held_mask,
-                passes=passes if resume else None,
-                seconds=seconds if resume else None,
-                resume=resume,
-                report=_FitReport(bar, passes, seconds, max(counted, 1), held_counted),
-            )
+            report = _FitReport(bar, passes, seconds, max(counted, 1), held_counted)
+            try:
+                estimator.fit(
+                    training_text,
+                    held,
+                    mask=mask,
+                    validation_mask=held_mask,
+                    passes=passes if resume else None,
+                    seconds=seconds if resume else None,
+                    resume=resume,
+                    report=report,
+                )
+            except KeyboardInterrupt:
+                if report.last is None:
+                    raise
+                estimator.training_ = report.last
+                _console.print("interrupted: what has been learned is saved, go on with --resume")
         estimator.save(output)
     training = estimator.training_
     typer.echo(
@@ -190,10 +198,6 @@ def fit(
     if held_counted:
         best = training.best_bits / held_counted
         typer.echo(f"validation {best:.4f} bits/symbol, best at pass {training.best_pass}")
-
-
-def _predicted(mask: np.ndarray, held: int) -> int:
-    return int(mask[: len(mask) - held].sum())
 
 
 @app.command()
