@@ -361,6 +361,17 @@ def test_resumes_exactly(entry, case, through_file):
     assert all(torch.equal(a, b) for a, b in zip(whole.outputs[5:], rest.outputs, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_resumes_exactly_in_half_precision(entry, dtype):
+    """What is kept in float32 for half-precision parameters must come back in float32."""
+    case = BY_NAME["mlp"]
+    whole = start(entry, case, dtype).advance(9)
+    part = start(entry, case, dtype).advance(4)
+    rest = resumed(part, entry, through_file=True).advance(5)
+    assert_close(rest.weights(), whole.weights(), rtol=0, atol=0)
+    assert_close(rest.optimizer.state_dict(), whole.optimizer.state_dict(), rtol=0, atol=0)
+
+
 def test_resumes_with_the_saved_rate(entry):
     run = start(entry, BY_NAME["mlp"]).advance(2)
     run.optimizer.param_groups[0]["lr"] = 0.0123

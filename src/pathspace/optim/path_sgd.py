@@ -6,20 +6,26 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.path_metric import Gauge, gauges, parameter_names, safe_divisor_
-from pathspace.paths.kappa import first_term, kappa_of
+from pathspace.optim.path_metric import safe_divisor_
+from pathspace.optim.path_optimizer import (
+    Active,
+    Metric,
+    Normalization,
+    Parameters,
+    PathOptimizer,
+    check_not_negative,
+)
+from pathspace.optim.steepest import Steepest, shrinking
+from pathspace.paths.kappa import first_term
 
 
-class PathSGD(torch.optim.Optimizer):
+class PathSGD(PathOptimizer):
     r"""Path-SGD with momentum, invariant under node-wise rescaling of the network.
 
     .. code-block:: text
@@ -69,7 +75,7 @@ class PathSGD(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        params: Parameters,
         network: Network,
         lr: float = 0.1,
         momentum: float = 0.0,
@@ -80,24 +86,13 @@ class PathSGD(torch.optim.Optimizer):
         clip_norm: float | None = None,
         refresh_every: int = 1,
         second_term: bool = False,
-        normalization: Literal["refreshed", "frozen", "none"] = "refreshed",
+        normalization: Normalization = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
     ) -> None:
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        for name, value in (("path_decay", path_decay), ("damping", damping)):
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+        check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
-        if refresh_every < 1:
-            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
-        if normalization not in ("refreshed", "frozen", "none"):
-            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -106,82 +101,30 @@ class PathSGD(torch.optim.Optimizer):
             "path_decay": path_decay,
             "maximize": maximize,
         }
-        self.network = network
-        self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
-        self.normalization, self.damping = normalization, damping
-        super().__init__(params, defaults)
-        parameter_names(network, (p for group in self.param_groups for p in group["params"]))
+        super().__init__(
+            params,
+            network,
+            defaults,
+            clip_norm=clip_norm,
+            refresh_every=refresh_every,
+            second_term=second_term,
+            normalization=normalization,
+            damping=damping,
+        )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
+    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
+        return Metric(safe_divisor_(kappa), state["normalizer"])
 
-        Args:
-            closure: re-evaluates the model and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for p, _ in active:
-            if p.grad.is_sparse:
-                raise RuntimeError("PathSGD does not support sparse gradients; use Embedding(sparse=False)")
-        if not active:
-            return loss
-        names = parameter_names(self.network, (p for p, _ in active))
-        metrics = self._metrics(names)
+    def _advance(self, active: Active, names: dict[Tensor, str], metrics: dict[Tensor, Metric]) -> None:
         gradients = self._gradients(active, names)
-        steps = [_Step(p, group, g, metrics.get(p)) for (p, group), g in zip(active, gradients, strict=True)]
-        factor = 1.0 if self.clip_norm is None else _clip_factor(steps, self.clip_norm)
+        steps = [
+            Steepest(p, group, g, metrics.get(p)) for (p, group), g in zip(active, gradients, strict=True)
+        ]
+        factor = shrinking(steps, self.clip_norm)
         for step in steps:
             _update_(step, factor, self.state[step.p])
-        return loss
 
-    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, _Metric]:
-        """Kappa and c of every parameter of the network, computed afresh when it is due."""
-        if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
-            for p in names:
-                self.state[p]["age"] += 1
-            return {p: _Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
-        kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
-        self._normalize(names, kappa)
-        metrics = {}
-        for p, name in names.items():
-            state, value = self.state[p], kappa[name]
-            if self.damping:
-                gauge = Gauge(state["gauge_rows"], state["gauge_columns"])
-                # the damping stands for the same number in every member of the rescaling class
-                value.add_(gauge.damping(p.shape).to(value.dtype), alpha=self.damping * state["mean"])
-            metrics[p] = _Metric(safe_divisor_(value), state["normalizer"])
-            if self.refresh_every > 1:
-                state["kappa"], state["age"] = value, 1
-        return metrics
-
-    def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
-        """Set the numbers c (see ``path_metric``), and the gauge at the first step."""
-        if self.normalization == "none" and not self.damping:
-            for p in names:
-                self.state[p]["normalizer"] = 1.0
-            return
-        new = [name for p, name in names.items() if "gauge_rows" not in self.state[p]]
-        found = gauges(self.network, new) if new else {}
-        for p, name in names.items():
-            state = self.state[p]
-            first = name in found
-            if first:
-                state["gauge_rows"], state["gauge_columns"] = found[name].rows, found[name].columns
-            if first or self.normalization == "refreshed":
-                mean = Gauge(state["gauge_rows"], state["gauge_columns"]).mean(kappa[name])
-                state["mean"] = mean if mean > 0 else 1.0
-            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
-
-    def _gradients(
-        self, active: list[tuple[Tensor, dict[str, Any]]], names: dict[Tensor, str]
-    ) -> list[Tensor]:
+    def _gradients(self, active: Active, names: dict[Tensor, str]) -> list[Tensor]:
         """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""
         decayed = [names[p] for p, group in active if group["path_decay"] and p in names]
         kappa1 = first_term(self.network, names=decayed) if decayed else {}
@@ -198,54 +141,7 @@ class PathSGD(torch.optim.Optimizer):
         return gradients
 
 
-@dataclass(frozen=True)
-class _Metric:
-    kappa: Tensor  # zeros replaced by infinity
-    normalizer: float  # c
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What one parameter's step is made of; ``metric`` is None outside the network."""
-
-    p: Tensor
-    group: dict[str, Any]
-    g: Tensor
-    metric: _Metric | None
-
-    @property
-    def fused(self) -> bool:
-        """Whether g / kappa can be computed in p's own type."""
-        return self.metric is None or self.metric.kappa.dtype == self.p.dtype
-
-    def direction(self, factor: float) -> Tensor:
-        """D = factor c g / kappa, a new tensor of p's type."""
-        if self.metric is None:
-            return self.g * factor
-        wide = self.g.to(self.metric.kappa.dtype) / self.metric.kappa
-        return wide.mul_(factor * self.metric.normalizer).to(self.p.dtype)
-
-    def add_to_(self, tensor: Tensor, factor: float) -> None:
-        """Tensor += factor d, without a temporary where the types allow it."""
-        if self.metric is None:
-            tensor.add_(self.g, alpha=factor)
-        elif self.fused:
-            tensor.addcdiv_(self.g, self.metric.kappa, value=factor * self.metric.normalizer)
-        else:
-            tensor.add_(self.direction(factor))
-
-
-def _clip_factor(steps: list[_Step], largest: float) -> float:
-    """What scales g down so that ||g / sqrt(kappa / c)||, the root of the sum of g d, is at most ``largest``."""
-    square = 0.0
-    for step in steps:
-        d = step.direction(1.0)
-        square += float(torch.dot(step.g.reshape(-1), d.reshape(-1)))
-    # a norm that is not a number must show in the parameters, not vanish in a comparison
-    return 1.0 if square <= largest**2 else largest / math.sqrt(square) if square == square else square
-
-
-def _update_(step: _Step, factor: float, state: dict[str, Any]) -> None:
+def _update_(step: Steepest, factor: float, state: dict[str, Any]) -> None:
     """V = momentum v + d;  p = (1 - eta weight_decay) p - eta v."""
     p, lr, momentum = step.p, float(step.group["lr"]), step.group["momentum"]
     if step.group["weight_decay"]:

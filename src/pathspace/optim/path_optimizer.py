@@ -1,0 +1,196 @@
+"""What all optimizers in kappa's geometry share: when kappa is computed, its normalizer, and who takes part.
+
+A rule of its own is one subclass that says what a metric is to it (`_metric`) and what it does with gradients and
+metrics (`_advance`).
+
+Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer, D = kappa / c the metric of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.path_metric import Gauge, gauges, parameter_names
+from pathspace.paths.kappa import kappa_of
+
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Normalization = Literal["refreshed", "frozen", "none"]
+Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What the gradient of a parameter is divided by: values / normalizer."""
+
+    values: Tensor  # zeros replaced by infinity
+    normalizer: float
+
+
+class PathOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers in kappa's geometry; see :class:`PathSGD` for the options.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network.
+        defaults: options that groups may have of their own.
+        clip_norm: largest norm of the gradient in the metric; None does not clip.
+        refresh_every: steps between two computations of kappa.
+        second_term: use kappa1 + kappa2 instead of kappa1 alone.
+        normalization: which c.
+        damping: fraction of kappa's mean that is added to kappa in the balanced member of the rescaling class.
+        needs_gauge: whether the metric is made with the gauge even where c and the damping do without.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        defaults: dict[str, Any],
+        *,
+        clip_norm: float | None,
+        refresh_every: int,
+        second_term: bool,
+        normalization: Normalization,
+        damping: float,
+        needs_gauge: bool = False,
+    ) -> None:
+        check_not_negative(damping=damping)
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+        if refresh_every < 1:
+            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+        if normalization not in ("refreshed", "frozen", "none"):
+            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
+        self.network = network
+        self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
+        self.normalization, self.damping = normalization, damping
+        self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
+        super().__init__(params, defaults)
+        parameter_names(network, (p for group in self.param_groups for p in group["params"]))
+
+    @abstractmethod
+    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
+        """The metric from (damped) kappa, which may be overwritten; ``state`` has ``normalizer`` and the gauge."""
+
+    @abstractmethod
+    def _advance(self, active: Active, names: dict[Tensor, str], metrics: dict[Tensor, Metric]) -> None:
+        """Move the parameters; those without a metric are outside the network."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, _ in active:
+            if p.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                )
+        if active:
+            names = parameter_names(self.network, (p for p, _ in active))
+            self._advance(active, names, self._metrics(names))
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
+        parameters to half precision.
+        """
+        super().load_state_dict(state_dict)
+        saved = (index for group in state_dict["param_groups"] for index in group["params"])
+        ours = (p for group in self.param_groups for p in group["params"])
+        for index, p in zip(saved, ours, strict=True):
+            state = self.state.get(p, {})
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
+                    state[key] = value.to(p.device)
+
+    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Metric]:
+        """The metric of every parameter of the network, computed afresh when it is due."""
+        if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
+            for p in names:
+                self.state[p]["age"] += 1
+            return {p: Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
+        kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
+        self._normalize(names, kappa)
+        metrics = {}
+        for p, name in names.items():
+            state, value = self.state[p], kappa[name]
+            if self.damping:
+                # the damping stands for the same number in every member of the rescaling class
+                value.add_(
+                    gauge_of(state).damping(p.shape).to(value.dtype), alpha=self.damping * state["mean"]
+                )
+            metric = metrics[p] = self._metric(value, state)
+            if self.refresh_every > 1:
+                state["kappa"], state["age"] = metric.values, 1
+        return metrics
+
+    def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
+        """Set the numbers c (see ``path_metric``), and the gauge at the first step."""
+        if not self._needs_gauge:
+            for p in names:
+                self.state[p]["normalizer"] = 1.0
+            return
+        new = [name for p, name in names.items() if "gauge_rows" not in self.state[p]]
+        found = gauges(self.network, new) if new else {}
+        for p, name in names.items():
+            state = self.state[p]
+            first = name in found
+            if first:
+                state["gauge_rows"], state["gauge_columns"] = found[name].rows, found[name].columns
+            if first or self.normalization == "refreshed":
+                mean = gauge_of(state).mean(kappa[name])
+                state["mean"] = mean if mean > 0 else 1.0
+            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+
+
+def gauge_of(state: dict[str, Any]) -> Gauge:
+    """The gauge that a parameter's state keeps from the first step."""
+    return Gauge(state["gauge_rows"], state["gauge_columns"])
+
+
+def clip_factor(square: float, largest: float) -> float:
+    """What scales a gradient of squared norm ``square`` down to norm ``largest``; 1 if it is not longer."""
+    # a norm that is not a number must show in the parameters, not vanish in a comparison
+    return 1.0 if square <= largest**2 else largest / math.sqrt(square) if square == square else square
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse negative options.
+
+    Raises:
+        ValueError: an option is negative or not a number.
+    """
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse decay rates outside [0, 1).
+
+    Raises:
+        ValueError: one of the two is.
+    """
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
