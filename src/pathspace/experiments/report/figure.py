@@ -133,10 +133,10 @@ def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
         axis.plot(lost, height, "x", color=style["color"], transform=axis.get_xaxis_transform())
         if not choice.all_diverged:
             axis.axvline(choice.learning_rate, color=style["color"], linewidth=1, alpha=0.6, zorder=1)
+    # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
+    rates = comparison.settings.learning_rates
+    axis.set_xlim(min(rates) / 1.5, max(rates) * 1.5)
     axis.set_xscale("log")
-    axis.set_xlim(
-        min(comparison.settings.learning_rates) / 1.5, max(comparison.settings.learning_rates) * 1.5
-    )
     axis.set_xlabel("learning rate (cross: diverged)")
     axis.grid(alpha=0.25)
 

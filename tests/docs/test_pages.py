@@ -1,0 +1,140 @@
+"""Whatever the documentation tells a reader to run, runs, and prints what the page says."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import pathspace
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+
+# Documented commands take minutes; a test runs them in full with a budget of seconds.
+TINY = ["--epochs", "1"]
+TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
+TINY_MNIST = ["--set", "task_options.train_size=200", "--set", "task_options.validation_size=50"]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _untouched_random_state():
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_python_on_a_page_runs_and_prints_what_it_says(page):
+    scope: dict[str, object] = {}
+    printed = None
+    for language, text in blocks(page):
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(text, str(page), "exec"), scope)
+            printed = out.getvalue()
+        elif language == "text" and printed:
+            assert printed.strip() == text.strip()
+            printed = None
+    assert not printed, "a program on the page prints something that the page does not show"
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page, name in zip(PAGES, NAMES, strict=True):
+        for language, text in blocks(page):
+            if language == "console":
+                found += [(name, line[2:]) for line in text.splitlines() if line.startswith("$ pathspace ")]
+    return [(name, line) for name, line in found if " sequence " not in line]
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_on_a_page_run(page, line, tmp_path, monkeypatch):
+    from pathspace.cli import app
+
+    words = shlex.split(line)[1:]
+    command = words[0]
+    if "--data-dir" in words or "mnist" in line:
+        import os
+
+        folder = os.environ.get("PATHSPACE_DATA")
+        if not folder:
+            pytest.skip("needs MNIST: set PATHSPACE_DATA to the folder that contains mnist/")
+        if "--data-dir" in words:
+            words[words.index("--data-dir") + 1] = folder
+    monkeypatch.chdir(tmp_path)
+    if "--resume" in words:
+        first = [w for w in words if w != "--resume"]
+        assert CliRunner().invoke(app, [*first, *TINY]).exit_code == 0
+    elif command == "train":
+        words += TINY if "--epochs" not in words else []
+        if "--epochs" in words:
+            words[words.index("--epochs") + 1] = "1"
+    elif command == "compare" or (command == "reproduce" and len(words) > 1):
+        words += TINY_COMPARISON + (TINY_MNIST if "mnist" in line else [])
+    elif command == "check-invariance" and "--steps" not in words:
+        words += ["--steps", "2"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("program", sorted(ROOT.glob("docs/gallery/*.py")), ids=lambda path: path.stem)
+def test_gallery_runs(program):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        runpy.run_path(str(program), run_name="__main__")
+    assert out.getvalue()
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def core_modules() -> list[str]:
+    packages = [importlib.import_module(f"pathspace.{n}") for n in ("network", "optim", "paths", "rescaling")]
+    names = [p.__name__ for p in packages]
+    for package in packages:
+        names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    return names
+
+
+@pytest.mark.parametrize("name", core_modules())
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(name)
+    failures, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert failures == 0
+
+
+@pytest.mark.parametrize("package", ["network", "optim", "paths", "rescaling"])
+def test_public_names_have_examples_and_say_what_they_return(package):
+    module = importlib.import_module(f"pathspace.{package}")
+    for name in module.__all__:
+        documentation = getattr(module, name).__doc__ if callable(getattr(module, name)) else "constant"
+        assert documentation, f"{package}.{name} has no docstring"
+
+
+def test_api_reference_is_what_the_docstrings_say():
+    scope = runpy.run_path(str(ROOT / "docs" / "api.py"))
+    assert scope["PAGE"].read_text() == scope["page"](), "run python docs/api.py"
+
+
+def test_the_core_is_reached_from_the_package():
+    assert set(pathspace.__all__) <= set(dir(pathspace))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        pathspace.nonsense  # noqa: B018
