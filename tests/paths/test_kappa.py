@@ -415,3 +415,20 @@ def test_random_recurrent_networks_by_double_derivatives(
     )
     assert_close(dict(ps.paths.kappa(network)), known.kappa1(), rtol=1e-10, atol=1e-13)
     assert_close(dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12)
+
+
+def test_memory_kept_between_calls_changes_nothing():
+    from pathspace.paths.kappa import first_term
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    network = ps.trace(model, torch.zeros(1, 3))
+    kept: dict[str, torch.Tensor] = {}
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        expected, found = first_term(network), first_term(network, squares=kept)
+        addresses = {name: square.data_ptr() for name, square in kept.items()}
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert first_term(network, squares=kept).keys() == expected.keys()
+        assert addresses == {name: square.data_ptr() for name, square in kept.items()}

@@ -59,11 +59,12 @@ def kappa_of(
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
+    squares: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """:func:`kappa` of some parameters of a network."""
+    """:func:`kappa` of some parameters of a network; for ``squares`` see :func:`first_term`."""
 
     def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        first = first_term(network, given, names)
+        first = first_term(network, given, names, squares)
         if not second_term:
             return first
         second = pairs_term(network, given)
@@ -73,7 +74,10 @@ def kappa_of(
 
 
 def first_term(
-    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Sequence[str] | None = None
+    network: Network,
+    parameters: Mapping[str, Tensor] | None = None,
+    names: Sequence[str] | None = None,
+    squares: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
 
@@ -81,6 +85,9 @@ def first_term(
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
         names: the parameters to return; all of the network's if None.
+        squares: memory to square the parameters in, kept by the caller from one call to the next. Freeing it after
+            every training step makes the allocator hand it back to the system and fetch it anew, which can cost more
+            than the arithmetic.
 
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
@@ -88,10 +95,20 @@ def first_term(
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
     with torch.enable_grad():
-        q = {name: widened(source[name].detach()).square() for name in network.parameters}
+        q = {name: _square(name, source[name], squares) for name in network.parameters}
         wanted = [q[name].requires_grad_() for name in names]
         gradients = torch.autograd.grad(network.squared(q), wanted)
     return dict(zip(names, _own_memory(gradients), strict=True))
+
+
+def _square(name: str, parameter: Tensor, squares: dict[str, Tensor] | None) -> Tensor:
+    p = widened(parameter.detach())
+    if squares is None:
+        return p.square()
+    kept = squares.get(name)
+    if kept is None or kept.shape != p.shape or kept.dtype != p.dtype or kept.device != p.device:
+        kept = squares[name] = torch.empty_like(p)
+    return torch.square(p, out=kept).detach()  # a new tensor on the same memory: the old one may have a graph
 
 
 def _own_memory(gradients: Iterable[Tensor]) -> list[Tensor]:
