@@ -36,6 +36,8 @@ class Entry:
     steps: int = 100
     # whether invariance under arbitrary factors is checked on every network, or only on two
     thorough: bool = True
+    # how far rounding may be amplified there
+    rounding: float = 1e-12
 
     def __str__(self) -> str:
         return self.name
@@ -59,6 +61,37 @@ def _path_sgd(
 
     rule = None if plain is None else plain_rule
     return Entry(f"PathSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps)
+
+
+def _adam_like(
+    optimizer: str,
+    name: str = "",
+    *,
+    plain: dict[str, Any] | None = None,
+    invariant: bool = True,
+    thorough: bool = False,
+    steps: int = 40,
+    rounding: float = 1e-10,
+    **fixed: Any,
+) -> Entry:
+    """An optimizer that takes AdamW's rule outside the network."""
+    fixed = {"lr": 0.01, **fixed}
+
+    def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
+        return getattr(ps.optim, optimizer)(parameters, network, **{**fixed, **options})
+
+    def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, **{"lr": fixed["lr"], "weight_decay": 0.0, **(plain or {})})
+
+    return Entry(
+        f"{optimizer} {name}".strip(),
+        make,
+        invariant=invariant,
+        plain_rule=None if plain is None else plain_rule,
+        thorough=thorough,
+        steps=steps,
+        rounding=rounding,
+    )
 
 
 REGISTRY = [
@@ -87,6 +120,36 @@ REGISTRY = [
         second_term=True,
         damping=1e-3,
         normalization="frozen",
+    ),
+    _adam_like("PathAdam", plain={}, thorough=True, steps=100),
+    _adam_like("PathAdam", "raw", normalization="none", plain={}),
+    _adam_like("PathAdam", "power 0.3", power=0.3, plain={}),
+    _adam_like(
+        "PathAdam",
+        "everything",
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        amsgrad=True,
+        power=0.5,
+        refresh_every=3,
+        second_term=True,
+        normalization="frozen",
+        damping=1e-3,
+        clip_norm=0.5,
+    ),
+    _adam_like("PathGradientAdam", invariant=False, plain={}),
+    _adam_like(
+        "PathGradientAdam",
+        "everything",
+        invariant=False,
+        weight_decay=0.1,
+        amsgrad=True,
+        refresh_every=3,
+        second_term=True,
+        normalization="refreshed",
+        damping=1e-3,
+        clip_norm=0.5,
     ),
 ]
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from plain_metric import PlainMetric
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -33,11 +34,7 @@ def test_raw_step_gives_the_known_weights(name, second_term):
 
 
 class Plain:
-    """Path-SGD, one obvious line after the other, with brute-force kappa.
-
-    D = (kappa + damping m r^2) / c with r = (weight in the balanced network) / (weight) at the first step, m = mean
-    of kappa / r^2, and c = m, or m of the first step, or 1.
-    """
+    """Path-SGD, one obvious line after the other."""
 
     def __init__(self, case, model, **options):
         self.case, self.model = case, model
@@ -48,58 +45,24 @@ class Plain:
             "weight_decay": 0.0,
             "path_decay": 0.0,
             "clip_norm": math.inf,
-            "refresh_every": 1,
-            "second_term": False,
-            "damping": 0.0,
-            "normalization": "refreshed",
         } | options
-        self.steps, self.velocity = 0, {}
-        self.metric = self.gauge = self.normalizers = None
-
-    def balancing(self):
-        """Elementwise ratio of the balanced network's weights to these."""
-        balanced = copy.deepcopy(self.model)
-        ps.rescaling.balance_(trace(self.case, balanced))
-        return {
-            name: torch.nan_to_num(balanced.get_parameter(name) / p, nan=1.0).detach()
-            for name, p in self.model.named_parameters()
-        }
-
-    def refresh(self):
-        known = oracle(self.case, self.model)
-        kappa = known.kappa() if self.options["second_term"] else known.kappa1()
-        kind = self.options["normalization"]
-        if self.gauge is None:
-            self.gauge = self.balancing()
-        means = {name: (value / self.gauge[name] ** 2).mean() for name, value in kappa.items()}
-        if kind == "none":
-            self.normalizers = dict.fromkeys(kappa, 1.0)
-        elif self.normalizers is None or kind == "refreshed":
-            self.normalizers = means
-        damping = self.options["damping"]
-        self.metric = {
-            name: (value + damping * means[name] * self.gauge[name] ** 2) / self.normalizers[name]
-            for name, value in kappa.items()
-        }
+        self.velocity, self.metric = {}, PlainMetric(case, model, options)
 
     @torch.no_grad()
     def step(self):
         options = self.options
-        if self.steps % options["refresh_every"] == 0:
-            with torch.enable_grad():
-                self.refresh()
-        self.steps += 1
+        metric = self.metric.advance()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
         if options["path_decay"]:
             with torch.enable_grad():
                 kappa1 = oracle(self.case, self.model).kappa1()
             for name, p in self.model.named_parameters():
                 gradients[name] += options["path_decay"] * kappa1[name] * p
-        squares = [(g**2 / self.metric[name]).nan_to_num(0.0).sum() for name, g in gradients.items()]
+        squares = [(g**2 / metric[name]).nan_to_num(0.0).sum() for name, g in gradients.items()]
         norm = math.sqrt(sum(squares))
         shrink = min(1.0, options["clip_norm"] / norm)
         for name, p in self.model.named_parameters():
-            d = (shrink * gradients[name] / self.metric[name]).nan_to_num(0.0)
+            d = (shrink * gradients[name] / metric[name]).nan_to_num(0.0)
             v = self.velocity[name] = options["momentum"] * self.velocity.get(name, 0.0) + d
             if options["nesterov"]:
                 v = d + options["momentum"] * v
@@ -124,6 +87,8 @@ OPTIONS = {
     "stale and frozen": {"refresh_every": 2, "normalization": "frozen"},
     "second term": {"second_term": True},
     "damped": {"damping": 0.1},
+    "damped raw": {"damping": 0.1, "normalization": "none", "lr": 0.01},
+    "damped and frozen": {"damping": 0.1, "normalization": "frozen"},
     "damped raw, once": {"damping": 0.1, "normalization": "none", "lr": 0.01, "refresh_every": 100},
     "everything": {
         "momentum": 0.7,

@@ -1,5 +1,7 @@
 """Optimizers that do not see how the weights of a network are scaled."""
 
+from pathspace.optim.path_adam import PathAdam
+from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_sgd import PathSGD
 
-__all__ = ["PathSGD"]
+__all__ = ["PathAdam", "PathGradientAdam", "PathSGD"]

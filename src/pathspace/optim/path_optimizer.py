@@ -81,7 +81,7 @@ class PathOptimizer(torch.optim.Optimizer):
         """The metric from (damped) kappa, which may be overwritten; ``state`` has ``normalizer`` and the gauge."""
 
     @abstractmethod
-    def _advance(self, active: Active, names: dict[Tensor, str], metrics: dict[Tensor, Metric]) -> None:
+    def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         """Move the parameters; those without a metric are outside the network."""
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class PathOptimizer(torch.optim.Optimizer):
                 )
         if active:
             names = parameter_names(self.network, (p for p, _ in active))
-            self._advance(active, names, self._metrics(names))
+            self._advance(active, self._metrics(names))
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.path_metric import safe_divisor_
+from pathspace.optim.path_metric import parameter_names, safe_divisor_
 from pathspace.optim.path_optimizer import (
     Active,
     Metric,
@@ -55,8 +55,8 @@ class PathSGD(PathOptimizer):
         normalization: ``"refreshed"``: c is the present mean of kappa, seen in the gauge in which the network was
             balanced at the first step; ``"frozen"``: that of the first step, for good; ``"none"``: c = 1, the paper's
             rule, whose learning rate has another unit for every network.
-        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there;
-            stays invariant, unlike a constant.
+        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
+            (of the first step's mean, unless c is refreshed); stays invariant, unlike a constant.
         maximize: ascend instead.
 
     Raises:
@@ -115,8 +115,8 @@ class PathSGD(PathOptimizer):
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
         return Metric(safe_divisor_(kappa), state["normalizer"])
 
-    def _advance(self, active: Active, names: dict[Tensor, str], metrics: dict[Tensor, Metric]) -> None:
-        gradients = self._gradients(active, names)
+    def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
+        gradients = self._gradients(active)
         steps = [
             Steepest(p, group, g, metrics.get(p)) for (p, group), g in zip(active, gradients, strict=True)
         ]
@@ -124,8 +124,9 @@ class PathSGD(PathOptimizer):
         for step in steps:
             _update_(step, factor, self.state[step.p])
 
-    def _gradients(self, active: Active, names: dict[Tensor, str]) -> list[Tensor]:
+    def _gradients(self, active: Active) -> list[Tensor]:
         """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""
+        names = parameter_names(self.network, (p for p, _ in active))
         decayed = [names[p] for p, group in active if group["path_decay"] and p in names]
         kappa1 = first_term(self.network, names=decayed) if decayed else {}
         gradients = []

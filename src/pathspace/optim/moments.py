@@ -1,0 +1,45 @@
+"""Adam's direction, from the moments of whatever gradient it is given.
+
+Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; AMSGrad: Reddi, Kale and Kumar, "On the Convergence
+of Adam and Beyond", 2018. Letters: g gradient, m and v its averages, t the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def adam_direction(
+    g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, amsgrad: bool = False
+) -> Tensor:
+    """Take g into the moments and return the direction (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
+
+    Args:
+        g: gradient; it is not kept.
+        state: where the moments are kept: ``step``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``.
+        betas: decay rates of the two moments.
+        eps: added to the root.
+        amsgrad: use the largest v so far.
+
+    Returns:
+        A new tensor of g's shape.
+    """
+    if "exp_avg" not in state:
+        state["step"] = 0
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+    if amsgrad and "max_exp_avg_sq" not in state:
+        state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+    state["step"] += 1
+    # m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+    m = state["exp_avg"].lerp_(g, 1 - betas[0])
+    v = state["exp_avg_sq"].mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    if amsgrad:
+        v = torch.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
+    first, second = (1 - beta ** state["step"] for beta in betas)
+    # the bias of m multiplies the denominator, which saves a pass over the tensor
+    denominator = v.sqrt().mul_(first / math.sqrt(second)).add_(eps * first)
+    return torch.div(m, denominator, out=denominator)

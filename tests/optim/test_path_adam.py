@@ -1,0 +1,236 @@
+"""PathAdam and PathGradientAdam: known weights, every option against the rule written out, and Adam where they meet."""
+
+import copy
+import math
+
+import pytest
+import torch
+from plain_metric import PlainMetric
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, call, mlp, trace
+from fixture_nets import NETS, load
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_three_raw_steps_give_the_known_weights(name):
+    net = load(name)
+    known = net.net["invariant_adam_3steps"]
+    options = {"lr": known["lr"], "betas": tuple(known["betas"]), "eps": known["eps"]}
+    network = ps.trace(net.model, net.x)
+    optimizer = ps.optim.PathAdam(net.model.parameters(), network, normalization="none", **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net.loss(net.model(net.x)).backward()
+        optimizer.step()
+    weights = {name: p.detach() for name, p in net.model.named_parameters()}
+    assert_close(weights, net.as_tensors(known["new_params"]), rtol=1e-10, atol=1e-10)
+
+
+# --- the rules written out -----------------------------------------------------------------------------
+
+
+class Plain:
+    """PathAdam, or PathGradientAdam, one obvious line after the other."""
+
+    def __init__(self, kind, case, model, **options):
+        self.kind, self.model = kind, model
+        self.options = {
+            "lr": 1e-3,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "amsgrad": False,
+            "clip_norm": math.inf,
+            "maximize": False,
+        } | options
+        normalization = "none" if kind is ps.optim.PathGradientAdam else "refreshed"
+        self.metric = PlainMetric(case, model, {"normalization": normalization} | options)
+        self.t, self.m, self.v, self.largest = 0, {}, {}, {}
+
+    @torch.no_grad()
+    def step(self):
+        options, metric = self.options, self.metric.advance()
+        beta1, beta2 = options["betas"]
+        self.t += 1
+        sign = -1 if options["maximize"] else 1
+        h = {
+            name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0)
+            for name, p in self.model.named_parameters()
+        }
+        shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        for name, p in self.model.named_parameters():
+            root = metric[name].sqrt()
+            g = shrink * h[name]
+            if self.kind is ps.optim.PathGradientAdam:
+                g = (g / root).nan_to_num(0.0)
+            self.m[name] = beta1 * self.m.get(name, 0.0) + (1 - beta1) * g
+            self.v[name] = beta2 * self.v.get(name, 0.0) + (1 - beta2) * g**2
+            self.largest[name] = torch.maximum(self.largest.get(name, self.v[name]), self.v[name])
+            v = self.largest[name] if options["amsgrad"] else self.v[name]
+            d = (self.m[name] / (1 - beta1**self.t)) / ((v / (1 - beta2**self.t)).sqrt() + options["eps"])
+            if self.kind is ps.optim.PathAdam:
+                d = (d / root).nan_to_num(0.0, posinf=0.0, neginf=0.0)
+            p.copy_((1 - options["lr"] * options["weight_decay"]) * p - options["lr"] * d)
+
+
+SHARED = {
+    "default": {},
+    "betas": {"betas": (0.5, 0.8)},
+    "eps": {"eps": 0.1},
+    "weight decay": {"weight_decay": 0.3},
+    "amsgrad": {"amsgrad": True, "betas": (0.9, 0.5)},
+    "clipped": {"clip_norm": 0.02, "eps": 1e-2},
+    "stale": {"refresh_every": 3},
+    "second term": {"second_term": True},
+    "damped": {"damping": 0.1},
+    "maximize": {"maximize": True},
+}
+OPTIONS = [
+    *((ps.optim.PathAdam, chosen, options) for chosen, options in SHARED.items()),
+    *((ps.optim.PathGradientAdam, chosen, options) for chosen, options in SHARED.items()),
+    (ps.optim.PathAdam, "raw", {"normalization": "none"}),
+    (ps.optim.PathAdam, "frozen", {"normalization": "frozen", "eps": 0.1}),
+    (ps.optim.PathAdam, "power 0", {"power": 0.0}),
+    (ps.optim.PathAdam, "power 0.5", {"power": 0.5}),
+    (ps.optim.PathAdam, "power 1.5 raw", {"power": 1.5, "normalization": "none"}),
+    (ps.optim.PathAdam, "power 0.5, damped and stale", {"power": 0.5, "damping": 0.1, "refresh_every": 2}),
+    (ps.optim.PathGradientAdam, "frozen", {"normalization": "frozen", "eps": 0.1}),
+    (ps.optim.PathGradientAdam, "refreshed", {"normalization": "refreshed", "eps": 0.1}),
+]
+IDS = [f"{kind.__name__} {chosen}" for kind, chosen, _ in OPTIONS]
+
+
+def train(rule, model, case, steps=5):
+    for step in range(steps):
+        model.zero_grad()
+        case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()
+        rule.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch norm", "rnn", "tied characters"])
+@pytest.mark.parametrize(("kind", "chosen", "options"), OPTIONS, ids=IDS)
+def test_option_is_the_rule_written_out(kind, chosen, options, name):
+    case = BY_NAME[name]
+    options = {"lr": 0.01} | options
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    optimizer = kind(ours.parameters(), trace(case, ours), **options)
+    expected = train(Plain(kind, case, theirs, **options), theirs, case)
+    assert_close(train(optimizer, ours, case), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_every_option_has_an_effect():
+    """Otherwise the comparison above could be one of two rules that both ignore the option."""
+    case = BY_NAME["rnn"]
+    ends = []
+    for kind, _, options in OPTIONS:
+        model = case.model(torch.float64)
+        end = train(kind(model.parameters(), trace(case, model), **({"lr": 0.01} | options)), model, case)
+        ends.append(torch.cat([p.flatten() for p in end.values()]))
+    same = [
+        (IDS[i], IDS[j])
+        for i in range(len(ends))
+        for j in range(i)
+        if torch.allclose(ends[i], ends[j], rtol=1e-7, atol=1e-9)
+    ]
+    assert same == []
+
+
+# --- where they meet Adam ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_without_freedom_it_is_adamw(amsgrad):
+    """One linear layer has no unit to rescale, and its kappa is 1."""
+    case = BY_NAME["rnn"]
+    models = [nn.Linear(3, 4).double()]
+    models.append(copy.deepcopy(models[0]))
+    options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": amsgrad}
+    ours = ps.optim.PathAdam(
+        models[0].parameters(), ps.trace(models[0], torch.zeros(1, 3).double()), **options
+    )
+    theirs = torch.optim.AdamW(models[1].parameters(), **options)
+    for step in range(6):
+        x = torch.randn(5, 3, dtype=torch.float64) * (6 - step)
+        for model, optimizer in zip(models, (ours, theirs), strict=True):
+            optimizer.zero_grad()
+            case.loss(model(x)).backward()
+            optimizer.step()
+    assert_close(list(models[0].parameters()), list(models[1].parameters()), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
+def test_power_zero_is_adam_after_balancing_once(name):
+    case = BY_NAME[name]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    ps.rescaling.random_rescale_(trace(case, ours), generator=torch.Generator().manual_seed(3))
+    balanced = trace(case, theirs)
+    ps.rescaling.balance_(balanced)
+    optimizer = ps.optim.PathAdam(ours.parameters(), trace(case, ours), lr=0.01, power=0.0)
+    train(optimizer, ours, case)
+    train(torch.optim.Adam(theirs.parameters(), lr=0.01), theirs, case)
+    example = case.example(8, torch.float64, seed=50)
+    assert_close(case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10)
+
+
+def test_path_gradient_adam_is_adam_fed_with_the_path_gradient():
+    case = BY_NAME["stacked rnn"]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    optimizer = ps.optim.PathGradientAdam(ours.parameters(), trace(case, ours), lr=0.01, weight_decay=0.1)
+    network = trace(case, theirs)
+    adam = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1)
+
+    class Fed:
+        def step(self):
+            kappa = ps.paths.kappa(network)
+            for name, p in theirs.named_parameters():
+                p.grad = p.grad / kappa[name]
+            adam.step()
+
+    assert_close(train(optimizer, ours, case), train(Fed(), theirs, case), rtol=1e-9, atol=1e-12)
+
+
+def test_a_constant_kappa_is_cancelled_by_the_second_moment():
+    """Why PathGradientAdam is not invariant: but for eps, its first step is Adam's, whatever the scales."""
+    case = BY_NAME["mlp"]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    for model in (ours, theirs):
+        ps.rescaling.random_rescale_(trace(case, model), generator=torch.Generator().manual_seed(3))
+    optimizer = ps.optim.PathGradientAdam(ours.parameters(), trace(case, ours), lr=0.01, eps=1e-30)
+    path = train(optimizer, ours, case, steps=1)
+    plain = train(torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-30), theirs, case, steps=1)
+    assert_close(path, plain, rtol=1e-9, atol=1e-12)
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"eps": -1e-8},
+        {"weight_decay": -1.0},
+        {"clip_norm": 0.0},
+        {"refresh_every": 0},
+        {"damping": -1e-3},
+        {"normalization": "sometimes"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [ps.optim.PathAdam, ps.optim.PathGradientAdam])
+def test_impossible_options_are_refused(kind, options):
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.randn(2, 3))
+    with pytest.raises(ValueError, match=next(iter(options))):
+        kind(model.parameters(), network, **options)
+
+
+def test_a_negative_power_is_refused():
+    model = mlp(3, 4, 2)
+    with pytest.raises(ValueError, match="power"):
+        ps.optim.PathAdam(model.parameters(), ps.trace(model, torch.randn(2, 3)), power=-0.5)
