@@ -58,6 +58,15 @@ def _path_sgd(**options: Any) -> Candidate:
     return Candidate(build, invariant=True)
 
 
+def _path_adam(**options: Any) -> Candidate:
+    def build(model: nn.Module, network: Any) -> optim.Optimizer:
+        from pathspace.optim import PathAdam
+
+        return PathAdam(model.parameters(), network, **{"lr": 0.003, **options})
+
+    return Candidate(build, invariant=True)
+
+
 CANDIDATES = {
     "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
     "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
@@ -67,6 +76,7 @@ CANDIDATES = {
     "path-sgd-decay": _path_sgd(weight_decay=0.01),
     "path-sgd-clipping": _path_sgd(clip_norm=0.1),
     "path-sgd-stale": _path_sgd(refresh_every=10),
+    "path-adam": _path_adam(),
 }
 
 

@@ -78,13 +78,28 @@ def _path_sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.O
     )
 
 
+def _path_adam(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+    from pathspace.optim import PathAdam
+
+    return PathAdam(model.parameters(), network, lr=hyper.learning_rate, clip_norm=hyper.clip_norm)
+
+
 METHODS = {
     "sgd": Method("SGD", _sgd),
     "adam": Method("Adam", _adam, learning_rate=0.003),
     "path-sgd": Method("Path-SGD", _path_sgd, clips_itself=True, invariant=True),
+    "path-adam": Method("Path-Adam", _path_adam, clips_itself=True, invariant=True, learning_rate=0.003),
     "balanced-sgd": Method("balanced once, then SGD", _sgd, balances_first=True),
     "balanced-adam": Method("balanced once, then Adam", _adam, balances_first=True, learning_rate=0.003),
 }
+
+MAIN_METHODS = (
+    "sgd",
+    "adam",
+    "path-sgd",
+    "balanced-sgd",
+    "balanced-adam",
+)  # what a comparison shows by default
 
 
 def method(name: str, where: str = "--methods") -> Method:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.methods import METHODS, method
+from pathspace.experiments.methods import MAIN_METHODS, method
 from pathspace.experiments.models import check_model
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.starts import check_start
@@ -46,7 +46,7 @@ class Settings:
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu-rnn"
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = MAIN_METHODS
     starts: tuple[str, ...] = ("balanced", "rescaled")
     seeds: int = 3
     tuning_seeds: int = 1
