@@ -162,6 +162,12 @@ def compress(model: SequenceModel, data: bytes, progress: Progress | None = None
 
     Raises:
         ValueError: if the model reads characters and the data is not UTF-8.
+
+    Example:
+        >>> from pathspace.sequences import PCNN
+        >>> model = PCNN(units=3, passes=4).fit(b"abab")
+        >>> decompress(model, compress(model, b"abbx"))
+        b'abbx'
     """
     text = _text(model.alphabet_, data)
     known = model.alphabet_.known(text)

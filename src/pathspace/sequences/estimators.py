@@ -371,6 +371,11 @@ def merge(models: Sequence[SequenceModel], weights: Sequence[float] | None = Non
     Raises:
         ValueError: if there is none, or they do not fit together.
         NotFittedError: if one is not fitted.
+
+    Example:
+        >>> models = [PCNN(units=3, passes=4, seed=seed).fit("abab") for seed in (0, 1)]
+        >>> merge(models).parameters_.units
+        6
     """
     if not models:
         raise ValueError("there is no network to merge")

@@ -27,7 +27,10 @@ def merge_parameters(models: Sequence[Parameters], weights: Sequence[float] | No
         ValueError: if there is no network, or they do not fit together.
 
     Example:
-        >>> # half = merge_parameters([model, model]) predicts what model predicts
+        >>> from pathspace.sequences import PCNN
+        >>> network = PCNN(units=3, passes=4).fit("abab").parameters_
+        >>> merge_parameters([network, network]).units
+        6
     """
     if not models:
         raise ValueError("there is no network to merge")

@@ -25,7 +25,10 @@ class Walk:
         model: the parameters.
 
     Example:
-        >>> # walk = Walk(model); walk.predict(); walk.read(0)
+        >>> from pathspace.sequences import PCNN
+        >>> place = Walk(PCNN(units=3, passes=4).fit("abab").parameters_)
+        >>> round(float(place.read_all([0, 1]).predict().sum()), 9)
+        1.0
     """
 
     def __init__(self, model: Parameters) -> None:
