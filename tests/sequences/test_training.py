@@ -8,7 +8,8 @@ import pytest
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import start
-from pathspace.sequences.passes import Prior, forward, transition_direction, writing_direction
+from pathspace.sequences.passes import forward, transition_direction, writing_direction
+from pathspace.sequences.prior import Prior
 from pathspace.sequences.text import Corpus
 from pathspace.sequences.training import Settings, Training, train
 

@@ -23,13 +23,13 @@ from .parameters import Parameters
 from .passes import (
     Forward,
     Metric,
-    Prior,
     WritingStep,
     activities,
     forward,
     transition_direction,
     writing_direction,
 )
+from .prior import Prior
 from .text import Corpus
 
 _RISE, _FALL = 1.1, 0.5
