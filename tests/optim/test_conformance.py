@@ -272,8 +272,10 @@ def test_groups_may_be_added(entry):
     optimizer = entry.make(model[0].parameters(), network)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    case.loss(model(case.example(4))).backward()
-    optimizer.step()
+    for _ in range(2):  # SOAP's first step of a matrix only measures its basis
+        optimizer.zero_grad()
+        case.loss(model(case.example(4))).backward()
+        optimizer.step()
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert changed == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
@@ -444,7 +446,7 @@ def test_parameters_need_not_be_contiguous(entry):
             (model(x) - 1).square().mean().backward()
             optimizer.step()
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert_close(p, q, rtol=1e-10, atol=1e-12, check_stride=False)
+        assert_close(p, q, rtol=1e-10, atol=entry.rounding, check_stride=False)
     assert models[1][0].weight.stride() == (1, 4)
 
 

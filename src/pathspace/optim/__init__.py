@@ -2,6 +2,8 @@
 
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_gradient_adam import PathGradientAdam
+from pathspace.optim.path_muon import PathMuon
 from pathspace.optim.path_sgd import PathSGD
+from pathspace.optim.path_soap import PathSOAP
 
-__all__ = ["PathAdam", "PathGradientAdam", "PathSGD"]
+__all__ = ["PathAdam", "PathGradientAdam", "PathMuon", "PathSGD", "PathSOAP"]

@@ -1,0 +1,116 @@
+"""PathSOAP: Shampoo with Adam in its eigenbasis, in coordinates that do not depend on the scales of the weights.
+
+SOAP: Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing Shampoo using
+Adam", 2024. Letters: p parameter, g = dL/dp, D metric, G = g / sqrt(D) as a matrix, eta lr.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.coordinates import CoordinateOptimizer
+from pathspace.optim.eigenbasis import soap_direction
+from pathspace.optim.moments import adam_direction
+from pathspace.optim.path_optimizer import Normalization, Parameters, check_betas, check_not_negative
+
+
+class PathSOAP(CoordinateOptimizer):
+    r"""SOAP in the coordinates sqrt(D) p, invariant under node-wise rescaling of the network.
+
+    .. code-block:: text
+
+        D = (kappa / c)^power (1 / w)^(1 - power)             (as in PathAdam)
+        G = g / sqrt(D)                                       (dL/du; filters of a convolution are rows)
+        L = beta2 L + (1 - beta2) G G^T;   R = beta2 R + (1 - beta2) G^T G
+        d = Q_L Adam(Q_L^T G Q_R) Q_R^T                       (Q_L, Q_R eigenvectors of L, R, refreshed now and then)
+        p = (1 - eta weight_decay) p - eta d / sqrt(D)
+
+    A matrix preconditioner mixes entries, which makes sense only where they have a common unit. G belongs to
+    coordinates without a scale, hence so do L, R, the basis and d: two networks that differ by a node-wise rescaling
+    stay so, step by step, bitwise if the factors are powers of two.
+
+    Biases and other vectors take PathAdam's rule. The first step of a matrix only measures its basis, as in the
+    published code; weight decay acts on it already. Parameters that do not belong to the network take the same rules
+    with D = 1: SOAP and AdamW.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        lr: learning rate eta; about the size that Adam's has.
+        betas: decay rates of the two moments; L and R decay with the second.
+        eps: added to the root of the second moment, in the coordinates.
+        weight_decay: decoupled decay of every parameter, times lr.
+        precondition_frequency: steps between two updates of the eigenbasis, each one power iteration and QR.
+        max_precondition_size: sides of a matrix longer than this keep the standard basis.
+        power: how much of kappa is in the metric: 1 all, 0 only the balance of the units at the first step; see
+            :class:`PathAdam`.
+        clip_norm: largest norm of g / sqrt(D) over all parameters; longer gradients are scaled down to it. The norm
+            does not depend on the scaling of the weights.
+        refresh_every: steps between two computations of kappa; stale values stay invariant.
+        second_term: use kappa1 + kappa2 instead of kappa1 alone.
+        normalization: which c, see :class:`PathSGD`; ``"none"`` is c = 1.
+        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
+            (of the first step's mean, unless c is refreshed); bounds the steps of weights on paths of little weight.
+        maximize: ascend instead.
+
+    Raises:
+        ValueError: an option is out of its range, or no parameter belongs to the network.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.PathSOAP(model.parameters(), network, lr=3e-3)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        lr: float = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        precondition_frequency: int = 40,
+        max_precondition_size: int = 4096,
+        power: float = 1.0,
+        refresh_every: int = 1,
+        second_term: bool = False,
+        normalization: Normalization = "refreshed",
+        damping: float = 0.0,
+        clip_norm: float | None = None,
+        maximize: bool = False,
+    ) -> None:
+        check_betas(betas)
+        check_not_negative(eps=eps, max_precondition_size=max_precondition_size)
+        if precondition_frequency < 1:
+            raise ValueError(f"precondition_frequency must be at least 1, got {precondition_frequency}")
+        self.precondition_frequency = precondition_frequency
+        self.max_precondition_size = max_precondition_size
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(
+            params,
+            network,
+            defaults,
+            power=power,
+            clip_norm=clip_norm,
+            refresh_every=refresh_every,
+            second_term=second_term,
+            normalization=normalization,
+            damping=damping,
+        )
+
+    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        if g.dim() < 2:
+            return adam_direction(g, state, group["betas"], group["eps"])
+        frequency, largest = self.precondition_frequency, self.max_precondition_size
+        d = soap_direction(g.flatten(1), state, group["betas"], group["eps"], frequency, largest)
+        return d.reshape(g.shape)

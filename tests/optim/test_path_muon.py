@@ -1,0 +1,177 @@
+"""PathMuon: every option against Muon written out plainly, and torch.optim.Muon where there is nothing to rescale."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from plain_metric import PlainMetric
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, call, mlp, trace
+from pathspace.optim.newton_schulz import orthogonalized
+
+
+class Plain:
+    """PathMuon, one obvious line after the other; Newton-Schulz on the singular values themselves."""
+
+    def __init__(self, case, model, **options):
+        self.model = model
+        self.options = {
+            "momentum": 0.95,
+            "nesterov": True,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "adjust_lr": "match_rms_adamw",
+            "ns_steps": 5,
+            "clip_norm": math.inf,
+            "maximize": False,
+        } | options
+        self.metric = PlainMetric(case, model, options)
+        self.t, self.B, self.m, self.v = 0, {}, {}, {}
+
+    def matrix_direction(self, name, G):
+        options, mu = self.options, self.options["momentum"]
+        B = self.B[name] = mu * self.B.get(name, 0 * G) + (1 - mu) * G
+        U, s, Vh = torch.linalg.svd((1 - mu) * G + mu * B if options["nesterov"] else B, full_matrices=False)
+        s = s / max(s.square().sum().sqrt().item(), 1e-7)
+        for _ in range(options["ns_steps"]):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        n, m = G.shape
+        original = options["adjust_lr"] == "original"
+        return (max(1, n / m) ** 0.5 if original else 0.2 * max(n, m) ** 0.5) * U @ torch.diag(s) @ Vh
+
+    @torch.no_grad()
+    def step(self):
+        options, metric = self.options, self.metric.advance()
+        parameters = dict(self.model.named_parameters())
+        beta1, beta2 = options["betas"]
+        self.t += 1
+        sign = -1 if options["maximize"] else 1
+        h = {name: (sign * p.grad / metric[name].sqrt()).nan_to_num(0.0) for name, p in parameters.items()}
+        shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
+        for name, p in parameters.items():
+            g = shrink * h[name]
+            if p.dim() > 1:
+                d = self.matrix_direction(name, g.reshape(len(g), -1)).reshape(g.shape)
+            else:
+                m = self.m[name] = beta1 * self.m.get(name, 0.0) + (1 - beta1) * g
+                v = self.v[name] = beta2 * self.v.get(name, 0.0) + (1 - beta2) * g**2
+                d = m / (1 - beta1**self.t) / ((v / (1 - beta2**self.t)).sqrt() + options["eps"])
+            d = (d / metric[name].sqrt()).nan_to_num(0.0, posinf=0.0, neginf=0.0)
+            p.copy_((1 - options["lr"] * options["weight_decay"]) * p - options["lr"] * d)
+
+
+OPTIONS = {
+    "default": {},
+    "momentum": {"momentum": 0.5},
+    "without nesterov": {"nesterov": False},
+    "betas": {"betas": (0.5, 0.8)},
+    "eps": {"eps": 0.1},
+    "weight decay": {"weight_decay": 0.3},
+    "original size": {"adjust_lr": "original"},
+    "fewer iterations": {"ns_steps": 2},
+    "clipped": {"clip_norm": 0.02},
+    "stale, raw": {"refresh_every": 3, "normalization": "none"},
+    "frozen": {"normalization": "frozen"},
+    "second term": {"second_term": True},
+    "damped": {"damping": 0.1},
+    "power": {"power": 0.5},
+    "maximize": {"maximize": True},
+}
+CASES = ["mlp", "rnn", "small resnet"]
+
+
+def train(rule, model, case, steps=5):
+    for step in range(steps):
+        model.zero_grad()
+        # long gradients, so that one step of clipping tells in the momentum
+        (10.0 ** (step % 2) * case.loss(call(model, case.example(8, torch.float64, seed=step)))).backward()
+        rule.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [(o, c) for o in OPTIONS for c in CASES if not ("second_term" in OPTIONS[o] and c == "small resnet")],
+)
+def test_option_is_the_rule_written_out(chosen, name):
+    case = BY_NAME[name]
+    options = {"lr": 0.01} | OPTIONS[chosen]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    optimizer = ps.optim.PathMuon(ours.parameters(), trace(case, ours), **options)
+    expected = train(Plain(case, theirs, **options), theirs, case)
+    assert_close(train(optimizer, ours, case), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_every_option_has_an_effect():
+    case = BY_NAME["rnn"]
+    ends = []
+    for options in OPTIONS.values():
+        model = case.model(torch.float64)
+        optimizer = ps.optim.PathMuon(model.parameters(), trace(case, model), **({"lr": 0.01} | options))
+        ends.append(torch.cat([p.flatten() for p in train(optimizer, model, case).values()]))
+    pairs = itertools.combinations(range(len(ends)), 2)
+    assert [(i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=1e-7, atol=1e-8)] == []
+
+
+@pytest.mark.parametrize("size", [(4, 7), (7, 4)])
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
+    """One linear layer has no unit to rescale, and its kappa is 1. In bfloat16, as published."""
+    n, m = size
+    case = BY_NAME["rnn"]
+    ours, theirs = nn.Linear(m, n, bias=False), nn.Linear(m, n, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    options = {"lr": 0.01, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
+    network = ps.trace(ours, torch.zeros(1, m))
+    optimizer = ps.optim.PathMuon(
+        ours.parameters(), network, adjust_lr=adjust, ns_dtype=torch.bfloat16, **options
+    )
+    plain = torch.optim.Muon(theirs.parameters(), adjust_lr_fn=adjust, **options)
+    for _ in range(6):
+        x = torch.randn(9, m)
+        for model, rule in ((ours, optimizer), (theirs, plain)):
+            model.zero_grad()
+            case.loss(model(x)).backward()
+            rule.step()
+    assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(5, 8), (8, 5), (6, 6), (1, 4), (4, 1)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_singular_values_come_near_to_one(size, scale):
+    G = scale * torch.randn(*size, dtype=torch.float64)
+    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    inner = U.T @ orthogonalized(G) @ Vh.T
+    values = inner.diagonal()
+    assert 0.65 < values.min() <= values.max() < 1.25
+    assert_close(inner, torch.diag(values), rtol=0, atol=1e-12)
+
+
+def test_no_gradient_is_no_direction():
+    assert torch.equal(orthogonalized(torch.zeros(3, 4)), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"betas": (0.9, 1.0)},
+        {"eps": -1e-8},
+        {"adjust_lr": "never"},
+        {"ns_steps": 0},
+        {"power": -1.0},
+        {"damping": -1.0},
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options):
+    model = mlp(3, 4, 2)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ps.optim.PathMuon(model.parameters(), ps.trace(model, torch.zeros(1, 3)), **options)
