@@ -73,6 +73,7 @@ class PathOptimizer(torch.optim.Optimizer):
         self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
         self.normalization, self.damping = normalization, damping
         self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
+        self._squares: dict[str, Tensor] = {}  # memory that computing kappa needs, kept between steps
         super().__init__(params, defaults)
         parameter_names(network, (p for group in self.param_groups for p in group["params"]))
 
@@ -130,7 +131,9 @@ class PathOptimizer(torch.optim.Optimizer):
             for p in names:
                 self.state[p]["age"] += 1
             return {p: Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
-        kappa = kappa_of(self.network, list(names.values()), second_term=self.second_term)
+        kappa = kappa_of(
+            self.network, list(names.values()), second_term=self.second_term, squares=self._squares
+        )
         self._normalize(names, kappa)
         metrics = {}
         for p, name in names.items():
