@@ -167,7 +167,7 @@ class ScaledResidual(nn.Module):
         self.gain = nn.Parameter(torch.rand(4) + 0.5)
 
     def forward(self, x):
-        x = self.first(x / 255).relu()
+        x = self.first(x).relu()
         x = x + 0.1 * self.branch(x).relu() * self.gain
         return self.out(x / 3)
 

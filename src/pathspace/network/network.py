@@ -56,13 +56,27 @@ class Network:
         shapes = MappingProxyType({name: p.shape for name, p in self.parameters.items()})
         return tuple(UnitClass(i, name, self.edges, shapes) for i, name in enumerate(self.class_names))
 
-    def buffer(self, name: str) -> Tensor:
-        """A live buffer of the model."""
-        return self.model.get_buffer(name).detach()
+    def live(self, name: str) -> Tensor:
+        """A buffer of the model, or a parameter of it outside the network, as it is now."""
+        outside = name in self.outside
+        return (self.model.get_parameter(name) if outside else self.model.get_buffer(name)).detach()
+
+    def check_current(self) -> None:
+        """Raise RuntimeError if the model's parameters are no longer those that were traced."""
+        for name, parameter in self.parameters.items():
+            try:
+                current = self.model.get_parameter(name)
+            except AttributeError:
+                current = None
+            if current is not parameter:
+                raise RuntimeError(
+                    f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
+                    "or load_state_dict with assign=True): trace the model again"
+                )
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
-        return self.tape.run(parameters, self.buffer)[0]
+        return self.tape.run(parameters, self.live)[0]
 
     def edge_factors(self, name: str, factors: Tensor) -> Tensor:
         """s_target / s_source for every element of a parameter.

@@ -53,13 +53,26 @@ class ParameterUses:
         for old in self.of.setdefault(parameter.name, []):
             if _same_index(old.index, new.index):
                 self._tie(old, new.target, new.source, new.column)
+                old.bias = old.bias or bias
                 return
+        size = math.prod(self.shapes[parameter.name])
+        self._tie_repeats(new, size)
         for old in self.of[parameter.name]:  # another view of the same parameter: compare where they overlap
-            size = math.prod(self.shapes[parameter.name])
             places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
             (t_old, s_old), (t_new, s_new) = places
             self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
         self.of[parameter.name].append(new)
+
+    def _tie_repeats(self, use: ParameterUse, size: int) -> None:
+        """An element that occurs several times in one view (repeat, expand, indexing) has one target and one source."""
+        flat = use.index.reshape(-1)
+        if flat.numel() == 0 or int(torch.bincount(flat, minlength=size).max()) < 2:
+            return
+        for labels in (use.target, use.source):
+            wide = labels.expand(use.index.shape).reshape(-1)
+            one_of_them = torch.full((size,), WILD)
+            one_of_them[flat] = self.scales.resolve(wide)
+            self.scales.unify(wide, one_of_them[flat])
 
     def earlier_target(self, parameter: Value, source: Tensor, target_dim: int = 0) -> Tensor | None:
         """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.

@@ -8,7 +8,7 @@ which hands it to the rule of that operation (see ``rules``) or refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,11 @@ from pathspace.network.values import Value
 class Recorder(TorchFunctionMode):
     """Interprets torch functions on values; one object per trace."""
 
-    def __init__(self, rules: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, rules: dict[str, Callable[..., Any]], movements: Collection[str]) -> None:
         super().__init__()
         self.rules = rules
+        self.movements = movements  # operations that mean the same for inputs as for activations
+        self._viewed: dict[int, Any] = {}  # constants that have views
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
@@ -122,6 +124,15 @@ class Recorder(TorchFunctionMode):
         self.instructions.append(Instruction(function, used, made, self.where(name), of_parameter, recurrent))
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
+    def as_units(self, tensor: Tensor) -> Value:
+        """The value of a tensor; a parameter in the place of activations is made of edges from the bias node."""
+        value = self.value(tensor)
+        if value.kind != "parameter":
+            return value
+        made = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
+        self.uses.add(value, made, torch.full_like(made, FIXED), bias=True)
+        return Value(value.slot, self.scales.resolve(made))
+
     def note_unit(self, tensor: Tensor) -> Tensor:
         """Remember that this tensor holds unit values (after a ReLU)."""
         self.unit_values.append(self.value(tensor))
@@ -176,9 +187,12 @@ class Recorder(TorchFunctionMode):
         name = _short_name(func)
         if name in _METADATA:
             return func(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            self.refuse(name, "it writes its result into another tensor (out=)")
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if not any(id(t) in self._values for t in tensors):
             return self._constant(name, func, args, kwargs)
+        self._check_destination(name, args)
         values = [self._values[id(t)][1] for t in tensors if id(t) in self._values]
         for value in values:
             if value.kind == "tail" and name not in _TAIL_MOVES:
@@ -186,10 +200,16 @@ class Recorder(TorchFunctionMode):
         if name in _SHAPED_FACTORIES:
             return self._shaped_factory(name, args, kwargs)
         rule = self.rules.get(name)
+        kinds = {v.kind for v in values}
+        if (
+            kinds <= {"input", "buffer"}
+            and "input" in kinds
+            and name not in self.movements
+            and name not in _READS
+        ):
+            return self.preprocess(func, args, kwargs, values)
         if rule is not None:
             return rule(self, name, func, *args, **kwargs)
-        if all(v.kind in ("input", "buffer") for v in values) and name not in _READS:
-            return self.preprocess(func, args, kwargs, values)
         reason, advice = _explain(name)
         return self.refuse(name, reason, advice)
 
@@ -197,9 +217,27 @@ class Recorder(TorchFunctionMode):
         """A function of constants only: computed for real, so that its values are known."""
         if name in _RANDOM:
             self.refuse(name, "it draws random numbers, so the network differs from one pass to the next")
-        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
-            kwargs = {**kwargs, "device": "cpu"}
-        return func(*args, **kwargs)
+        # the model may have asked an empty tensor for its device
+        args, kwargs = pytree.tree_map_only(torch.device, _real_device, (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor._is_view():
+                self._viewed[id(tensor._base)] = tensor._base
+        return result
+
+    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
+        """Refuse writing into a constant in ways that would leave the traced value unknown."""
+        writes = (
+            name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or name in _AUGMENTED
+        )
+        if not writes or not isinstance(args[0], Tensor) or self.known(args[0]) is not None:
+            return
+        if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.rules:
+            self.refuse(
+                name,
+                "it writes into a constant through a view, or in a way tracing has no rule for",
+                "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
+            )
 
     def _shaped_factory(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """``x.new_zeros(...)``, ``torch.zeros_like(x)``: a real constant of the right type."""
@@ -244,6 +282,11 @@ class Recorder(TorchFunctionMode):
         return self._as_inputs(forward, args, kwargs, batch)
 
 
+def _real_device(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+_AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
 _NAMES: dict[Any, str] = {}
 
 

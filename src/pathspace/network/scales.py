@@ -25,7 +25,10 @@ class Scales:
 
     def __init__(self) -> None:
         self._parent: list[int] = [FIXED, WILD]  # signed parent of each variable; 0 is the fixed scale
-        self._table: Tensor | None = None  # _find of every variable, rebuilt after a union
+        self._table = torch.tensor(
+            [FIXED, WILD]
+        )  # representative of each variable, but for those in _dropped
+        self._dropped: list[int] = []  # representatives that are none any more
         self.origin: dict[int, tuple[str, int]] = {}  # variable -> (where it was made, its index there)
 
     def fresh(self, count: int, origin: str) -> Tensor:
@@ -34,8 +37,9 @@ class Scales:
         self._parent.extend(range(first, first + count))
         for i in range(count):
             self.origin[first + i] = (origin, i)
-        self._table = None
-        return torch.arange(first, first + count)
+        made = torch.arange(first, first + count)
+        self._table = torch.cat([self._table, made])
+        return made
 
     def _find(self, label: int) -> int:
         sign, node = (1, label) if label >= 0 else (-1, -label)
@@ -57,42 +61,65 @@ class Scales:
         if a == b or WILD in (a, b):
             return
         if abs(a) == abs(b):  # s = 1/s for s > 0 leaves s = 1
-            self._parent[abs(a)] = FIXED
+            drop, keep = a, FIXED
         else:
             # The older variable stays, so that classes are named after the place where they first appear.
             keep, drop = (a, b) if abs(a) < abs(b) else (b, a)
-            self._parent[abs(drop)] = keep if drop > 0 else -keep
-        self._table = None
+        self._parent[abs(drop)] = keep if drop > 0 else -keep
+        self._dropped.append(abs(drop))
 
     def resolve(self, labels: Tensor) -> Tensor:
         """The labels with every variable replaced by its representative; same shape."""
-        if self._table is None:
-            self._table = torch.tensor([self._find(i) for i in range(len(self._parent))])
-        return self._table[labels.abs()] * labels.sign()
+        if self._dropped:
+            renamed = torch.arange(len(self._table))
+            renamed[self._dropped] = torch.tensor([self._find(d) for d in self._dropped])
+            self._table = renamed[self._table.abs()] * self._table.sign()
+            self._dropped.clear()
+        small = _without_repeats(labels)
+        return (self._table[small.abs()] * small.sign()).expand(labels.shape)
 
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""
-        a, b = self.resolve(a), self.resolve(b)
-        if a.shape != b.shape:
-            a, b = torch.broadcast_tensors(a, b)
-        differ = a != b
-        if not bool(differ.any()):
-            return a
-        clash = differ & (a != WILD) & (b != WILD)
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        a, b = (self.resolve(_without_repeats(t)) for t in (a, b))
+        a, b = torch.broadcast_tensors(a, b)
+        clash = (a != b) & (a != WILD) & (b != WILD)
         if bool(clash.any()):
-            for left, right in torch.stack([a[clash], b[clash]], 1).unique(dim=0).tolist():
-                self._union(left, right)
+            n = len(self._table)  # a pair as one number: sorting numbers is far faster than sorting rows
+            for pair in ((a[clash] + n) * (2 * n + 1) + b[clash] + n).unique().tolist():
+                self._union(pair // (2 * n + 1) - n, pair % (2 * n + 1) - n)
             a, b = self.resolve(a), self.resolve(b)
-        return torch.where(a == WILD, b, a)
+        return torch.where(a == WILD, b, a).expand(shape)
 
     def unify_over(self, labels: Tensor, keep: tuple[int, ...]) -> Tensor:
         """Make labels equal along every dimension but those in ``keep``; returns them with shape ``[len] * keep``."""
         keep = tuple(d % labels.dim() for d in keep)
         rest = [d for d in range(labels.dim()) if d not in keep]
-        rows = self.resolve(labels).permute(*rest, *keep).reshape(-1, *(labels.shape[d] for d in keep))
+        shape = [labels.shape[d] for d in keep]
+        small = self.resolve(_without_repeats(labels))
+        rows = small.permute(*rest, *keep).reshape(-1, *(small.shape[d] for d in keep))
         common = rows[0]
-        if rows.shape[0] == 1 or bool((rows == common).all()):
-            return common
-        for row in rows.reshape(rows.shape[0], -1).unique(dim=0):  # few distinct rows, however many there are
-            common = self.unify(common, row.reshape(common.shape))
-        return self.resolve(common)
+        if rows.shape[0] > 1 and not bool((rows == common).all()):
+            for row in rows.reshape(rows.shape[0], -1).unique(
+                dim=0
+            ):  # few distinct rows, however many there are
+                common = self.unify(common, row.reshape(common.shape))
+        return self.resolve(common).expand(shape)
+
+
+def _without_repeats(labels: Tensor) -> Tensor:
+    """One of each along expanded dimensions: a channel's label is stored once, not once a pixel."""
+    for d, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            labels = labels.narrow(d, 0, 1)
+    return labels
+
+
+def compressed(labels: Tensor) -> Tensor:
+    """The same labels, expanded along dimensions in which they are all alike."""
+    shape = labels.shape
+    for d in range(labels.dim()):
+        first = labels.narrow(d, 0, 1)
+        if labels.shape[d] > 1 and bool((labels == first).all()):
+            labels = first
+    return labels.expand(shape)

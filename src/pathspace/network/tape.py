@@ -68,7 +68,7 @@ class Tape:
     def run(
         self,
         squared: Mapping[str, Tensor],
-        buffer: Callable[[str], Tensor],
+        live: Callable[[str], Tensor],
         watch: Sequence[int] = (),
         taps: list[Tap] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -76,7 +76,7 @@ class Tape:
 
         Args:
             squared: squared parameters by name; their type and device are those of the computation.
-            buffer: returns a live buffer of the model by name.
+            live: returns a buffer, or a parameter outside the network, of the model by name.
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
 
@@ -87,12 +87,12 @@ class Tape:
         one = torch.ones((), dtype=like.dtype, device=like.device)
         slots: dict[int, Tensor] = {}
         for leaf in self.leaves:
-            if leaf.kind == "parameter":
+            if leaf.kind == "parameter" and leaf.name in squared:
                 slots[leaf.slot] = squared[leaf.name]
             elif leaf.kind == "input":
                 slots[leaf.slot] = one.expand(leaf.shape)
             else:
-                data = buffer(leaf.name) if leaf.data is None else leaf.data
+                data = live(leaf.name) if leaf.data is None else leaf.data
                 slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
         for instruction in self.instructions:
             inputs = [slots[i] for i in instruction.inputs]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from pathspace.network.assemble import assemble, coverage
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
-from pathspace.network.network import Network, NodeLabels
+from pathspace.network.network import Network
 from pathspace.network.recorder import Recorder
-from pathspace.network.rules import RULES
-from pathspace.network.scales import FIXED, WILD, Scales
-from pathspace.network.tape import Tape
-from pathspace.network.units import EdgeLabels
+from pathspace.network.rules import MOVEMENTS, RULES
+from pathspace.network.scales import FIXED, WILD
 from pathspace.network.values import Value
 
 
@@ -30,6 +29,7 @@ def trace(
     outside: Iterable[nn.Module | str] = (),
     batch_dim: int | str | None = "auto",
     output: Callable[[Any], Any] | None = None,
+    states: Iterable[int | str] = (),
 ) -> Network:
     """Trace a model into a graph of unit classes.
 
@@ -46,13 +46,16 @@ def trace(
         batch_dim: the dimension of the inputs that holds the batch; None for inputs without one; ``"auto"`` finds it.
         output: picks the outputs from what the model returns. By default all returned tensors are outputs but
             the last states of recurrent layers.
+        states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
+            with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
 
     Returns:
         The network.
 
     Raises:
         UntraceableError: an operation has no place in path geometry; the message names it, its module and the reason.
-        ValueError: a name in ``outside`` is no module of the model, or a parameter has not been initialised.
+        ValueError: the model has no parameters, a name in ``outside`` is no module of it, or a parameter has not
+            been initialised.
 
     Example:
         >>> import torch, pathspace as ps
@@ -60,42 +63,69 @@ def trace(
         >>> ps.trace(model, torch.zeros(1, 4))
         Network(58 weights in 4 parameters, 8 unit classes)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace needs an nn.Module, got {type(model).__name__}; wrap a function in a module")
+    valid = batch_dim is None or batch_dim == "auto" or (type(batch_dim) is int and batch_dim >= 0)
+    if not valid:
+        raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
     names = _outside_names(model, outside)
     _check_model(model, names)
-    candidates = (0, 1, None) if batch_dim == "auto" else (batch_dim,)
-    problem: WrongBatchDimension | None = None
-    for candidate in candidates:
+    plan = _Plan(model, example_input, names, output, frozenset(states))
+    if batch_dim != "auto":
+        return plan.trace(batch_dim)[0]  # type: ignore[arg-type]
+    problem: Exception | None = None
+    for candidate in (0, 1, None):
         try:
-            return _trace_once(model, example_input, names, candidate, output)
-        except WrongBatchDimension as error:
+            network, used = plan.trace(candidate)
+            if candidate is None:
+                return network
+            again, used_again = plan.trace(candidate, size=2)
+            if used == used_again and network.num_classes == again.num_classes:
+                return network
+            problem = problem or WrongBatchDimension(
+                "the use of parameters, which would depend on the batch size,"
+            )
+        except (WrongBatchDimension, RuntimeError, IndexError) as error:
             problem = problem or error
-    raise UntraceableError(
-        "batch",
-        "",
-        f"no dimension of the example input can be the batch (tried {candidates}): {problem} uses it otherwise",
-        "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example",
-    )
+    if isinstance(problem, WrongBatchDimension):
+        raise UntraceableError(
+            "batch",
+            "",
+            f"no dimension of the example input can be the batch: {problem} needs dimension 0 otherwise",
+            "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example",
+        )
+    assert problem is not None
+    raise problem
 
 
-def _trace_once(
-    model: nn.Module,
-    example_input: Any,
-    outside: set[str],
-    batch_dim: Any,
-    output: Callable[[Any], Any] | None,
-) -> Network:
-    recorder = Recorder(RULES)
-    shadow, parameters = _shadow(model, recorder)
-    args, kwargs = _arguments(recorder, example_input, batch_dim)
-    with _paths(shadow, recorder, outside), torch.no_grad(), recorder:
-        result = shadow(*args, **kwargs)
-        if output is not None:
-            result = output(result)
-    outputs = _outputs(recorder, result)
-    for value in outputs:
-        recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
-    return _network(model, recorder, parameters, outputs)
+@dataclass(frozen=True)
+class _Plan:
+    """A trace, up to the choice of the batch dimension."""
+
+    model: nn.Module
+    example_input: Any
+    outside: set[str]
+    output: Callable[[Any], Any] | None
+    states: frozenset[int | str]
+
+    def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
+        """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
+        recorder = Recorder(RULES, MOVEMENTS)
+        shadow, parameters = _shadow(self.model, recorder)
+        args, kwargs = _arguments(recorder, self.example_input, batch_dim, size, self.states)
+        with _paths(shadow, recorder, self.outside), _uncompiled(shadow), torch.no_grad(), recorder:
+            result = shadow(*args, **kwargs)
+            if self.output is not None:
+                result = self.output(result)
+        outputs = _outputs(recorder, result)
+        for value in outputs:
+            recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+        owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
+        left = {name for name, p in parameters.items() if id(p) in owned}
+        return assemble(self.model, recorder, parameters, left, outputs), coverage(recorder)
 
 
 def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[str]:
@@ -119,12 +149,19 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
     for name, module in model.named_modules():
         if any(name == o or name.startswith(o + ".") for o in outside):
             continue
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UntraceableError(
+                "scripted module",
+                name,
+                "its code is compiled, and tracing does not see it",
+                "Trace the plain module",
+            )
         if module._forward_hooks or module._forward_pre_hooks:
             raise UntraceableError(
                 "forward hook",
                 name,
                 "a hook can change what the module computes, and tracing does not see it",
-                "Remove the hook before tracing and register it again afterwards",
+                "Remove it first (handle.remove(), remove_weight_norm, prune.remove), or leave the module outside",
             )
 
 
@@ -151,25 +188,54 @@ def _shadow(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str, 
 
 
 def _arguments(
-    recorder: Recorder, example_input: Any, batch_dim: int | None
+    recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def prepare(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        batch = batch_dim if batch_dim is not None and batch_dim < len(shape) else None
-        if batch is not None:
-            shape[batch] = 1
-        empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        return recorder.add_leaf(empty, "input", batch=batch)
-
-    if isinstance(example_input, dict):
-        return (), {k: pytree.tree_map_only(Tensor, prepare, v) for k, v in example_input.items()}
-    if isinstance(example_input, (tuple, list)):
-        return tuple(pytree.tree_map_only(Tensor, prepare, v) for v in example_input), {}
-    if not isinstance(example_input, Tensor):
+    """The model's arguments without data, with ``size`` examples, bound to leaves."""
+    given = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
+    if given is None:
         raise ValueError(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them"
         )
-    return (prepare(example_input),), {}
+    first = next((t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), None)
+    if first is None:
+        raise ValueError("example_input holds no tensor")
+    examples = first.shape[batch_dim] if batch_dim is not None and batch_dim < first.dim() else None
+
+    def empty(tensor: Tensor) -> tuple[Tensor, int | None]:
+        shape, batch = list(tensor.shape), None
+        if examples is not None and batch_dim is not None:
+            # other arguments may hold the batch elsewhere, as the states of nn.RNN do
+            places = [d for d in (batch_dim, *range(len(shape))) if d < len(shape) and shape[d] == examples]
+            batch = places[0] if places else None
+        if batch is not None:
+            shape[batch] = size
+        return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch
+
+    def prepare(tensor: Tensor) -> Tensor:
+        made, batch = empty(tensor)
+        return recorder.add_leaf(made, "input", batch=batch)
+
+    def carried(tensor: Tensor) -> Tensor:
+        return torch.zeros(empty(tensor)[0].shape, dtype=tensor.dtype)  # a zero fits every scale
+
+    def argument(key: int | str, value: Any) -> Any:
+        return pytree.tree_map_only(Tensor, carried if key in states else prepare, value)
+
+    if isinstance(given, dict):
+        return (), {key: argument(key, value) for key, value in given.items()}
+    if isinstance(given, (tuple, list)):
+        return tuple(argument(i, value) for i, value in enumerate(given)), {}
+    return (argument(0, given),), {}
+
+
+@contextmanager
+def _uncompiled(shadow: nn.Module) -> Iterator[None]:
+    """Run parts wrapped by torch.compile as plain Python."""
+    if not any(hasattr(module, "_orig_mod") for module in shadow.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
@@ -205,85 +271,10 @@ def _outputs(recorder: Recorder, result: Any) -> list[Value]:
     chosen = [v for v in values if not v.state] or values
     chosen = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
     if not chosen:
-        raise UntraceableError("output", "", "nothing that the model returns depends on its parameters")
+        raise UntraceableError(
+            "output",
+            "",
+            "no tensor that the model returns depends on its parameters",
+            "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
+        )
     return list({v.slot: v for v in chosen}.values())
-
-
-def _network(
-    model: nn.Module, recorder: Recorder, parameters: dict[str, nn.Parameter], outputs: Sequence[Value]
-) -> Network:
-    scales = recorder.scales
-    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
-    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
-    inside = {name: p for name, p in parameters.items() if name in recorder.uses.of and name in used}
-    for name, uses in recorder.uses.of.items():
-        if name in inside:
-            continue
-        for labels in (labels for use in uses for labels in (use.target, use.source)):
-            # on no path to an output: the plain rule trains it, so the units at its ends keep their scale
-            scales.unify(labels, torch.zeros_like(labels))
-    resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
-    parts = [t.abs().flatten() for pair in resolved.values() for t in pair]
-    roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
-    roots = roots[roots > WILD]
-    number = torch.zeros(int(roots.max()) + 1 if roots.numel() else 2, dtype=torch.long)
-    number[roots] = torch.arange(1, roots.numel() + 1)
-
-    def renumber(labels: Tensor) -> Tensor:
-        labels = scales.resolve(labels)
-        labels = torch.where(labels.abs() < len(number), labels, FIXED)
-        return number[labels.abs()] * labels.sign()
-
-    live = {slot for instruction in tape.instructions for slot in instruction.outputs}
-    edges = {
-        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
-        for name, (t, s) in resolved.items()
-    }
-    names = tuple(f"{where}[{i}]" for where, i in (scales.origin[r] for r in roots.tolist()))
-    return Network(
-        model=model,
-        parameters=MappingProxyType(inside),
-        outside=tuple(name for name in parameters if name not in inside),
-        edges=MappingProxyType(edges),
-        num_classes=len(names),
-        class_names=names,
-        tape=tape,
-        nodes=_nodes(recorder, renumber, live, len(names)),
-    )
-
-
-def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
-    scales: Scales = recorder.scales
-    uses = recorder.uses.of[name]
-    if len(uses) == 1 and uses[0].index.shape == shape:
-        index = uses[0].index
-        if bool((index.flatten() == torch.arange(index.numel())).all()):
-            return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
-    labels = []
-    for end in ("target", "source"):
-        flat = torch.full((shape.numel(),), WILD)
-        for use in uses:
-            flat[use.index.reshape(-1)] = (
-                scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
-            )
-        labels.append(flat.reshape(shape))
-    return labels[0], labels[1]
-
-
-def _nodes(
-    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], num_classes: int
-) -> tuple[NodeLabels, ...]:
-    """Values of units after their ReLU; for classes without one, the values of linear maps."""
-    nodes: dict[int, NodeLabels] = {}
-    covered = torch.zeros(num_classes + 1, dtype=torch.bool)
-    for values in (recorder.unit_values, recorder.linear_values):
-        seen = covered.clone()
-        for value in values:
-            if value.slot in live and value.slot not in nodes:
-                labels = renumber(value.labels)
-                missing = (labels != 0) & ~seen[labels.abs()]
-                if bool(missing.any()):
-                    nodes[value.slot] = NodeLabels(value.slot, torch.where(missing, labels, 0))
-                    covered[labels.abs().unique()] = True
-    return tuple(nodes.values())

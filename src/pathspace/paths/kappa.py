@@ -94,10 +94,10 @@ def first_term(
     """
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         q = {name: _square(name, source[name], squares) for name in network.parameters}
         wanted = [q[name].requires_grad_() for name in names]
-        gradients = torch.autograd.grad(network.squared(q), wanted)
+        gradients = torch.autograd.grad(network.squared(q), wanted, materialize_grads=True)
     return dict(zip(names, _own_memory(gradients), strict=True))
 
 

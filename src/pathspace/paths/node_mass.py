@@ -28,10 +28,15 @@ class NodeMass:
     out_of: Tensor
 
     def gauge(self) -> Tensor:
-        """The scales s_c = (gamma_in / gamma_out)^(1/4) at which each class stands; 1 for a class without paths."""
-        alive = (self.into > 0) & (self.out_of > 0)
-        ratio = torch.where(alive, self.into, 1.0) / torch.where(alive, self.out_of, 1.0)
-        return ratio.sqrt().sqrt()
+        """The scales b_c = (gamma_in / gamma_out)^(1/4) at which each class stands, covariant: b_c becomes s_c b_c.
+
+        A class that no path leaves (or none enters) still has the scale of its other side, sqrt(gamma_in) (or
+        1 / sqrt(gamma_out)); one without any path has no scale, and 1 stands for it.
+        """
+        enters, leaves = self.into > 0, self.out_of > 0
+        into, out_of = torch.where(enters, self.into, 1.0), torch.where(leaves, self.out_of, 1.0)
+        balance = (into / out_of).sqrt()
+        return torch.where(enters & leaves, balance.sqrt(), balance)
 
 
 def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
@@ -48,11 +53,11 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         FloatingPointError: a mass is not finite in float64.
     """
     source = network.parameters if parameters is None else parameters
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         q = {n: widened(source[n].detach()).double().square().requires_grad_() for n in network.parameters}
         device = next(iter(q.values())).device
         taps: list[Tap] = []
-        total, values = network.tape.run(q, network.buffer, [node.slot for node in network.nodes], taps)
+        total, values = network.tape.run(q, network.live, [node.slot for node in network.nodes], taps)
         labels = [node.labels for node in network.nodes] + [network.edges[t.recurrent].target.T for t in taps]
         entering = values + [tap.entering for tap in taps]  # dG/d(entering) = dG/d(state)
         deltas = torch.autograd.grad(total, entering, allow_unused=True) if entering else []

@@ -36,6 +36,8 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
         >>> ps.paths.squared_path_norm(ps.trace(model, torch.zeros(1, 2))).item()
         18.0
     """
+    if parameters is None:
+        network.check_current()
     source = network.parameters if parameters is None else parameters
     squared = {name: widened(source[name]).square() for name in network.parameters}
     return network.squared(squared)

@@ -47,10 +47,10 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
 
 def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """:func:`second_term` in the type of the given parameters, whether or not that overflows."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
         taps: list[Tap] = []
-        total, _ = network.tape.run(q, network.buffer, taps=taps)
+        total, _ = network.tape.run(q, network.live, taps=taps)
         result = {name: torch.zeros_like(value) for name, value in q.items()}
         uses = parameter_uses(network)
         closed = [tap for tap in taps if uses[tap.recurrent] == 1]
@@ -61,7 +61,9 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
                 result[tap.recurrent] = recurrent_second_term(S, before, delta)
         repeated = [name for name in q if uses[name] > 1]
         if repeated:
-            first = torch.autograd.grad(total, [q[n] for n in repeated], create_graph=True)
+            first = torch.autograd.grad(
+                total, [q[n] for n in repeated], create_graph=True, materialize_grads=True
+            )
             for name, gradient in zip(repeated, first, strict=True):
                 if gradient.requires_grad:
                     diagonal = _hessian_diagonal(gradient, q[name], batched=not taps)

@@ -105,7 +105,7 @@ def check_invariance(
         outputs = []
         for m, optimizer in zip((ours, rescaled), optimizers, strict=True):
             outputs.append(_step(m, example_input, loss, optimizer, seed + step))
-        ours_flat, rescaled_flat = outputs
+        ours_flat, rescaled_flat = (flat.double() for flat in outputs)
         finite = finite and bool(torch.isfinite(ours_flat).all() and torch.isfinite(rescaled_flat).all())
         equal = equal and torch.equal(ours_flat, rescaled_flat)
         difference = (ours_flat - rescaled_flat).abs().max() / ours_flat.abs().max().clamp_min(1e-300)

@@ -22,7 +22,9 @@ def rescale_(network: Network, factors: Tensor) -> None:
     Raises:
         ValueError: ``factors`` has another shape, or an element that is not positive and finite.
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
+        RuntimeError: a parameter of the model was replaced after tracing.
     """
+    network.check_current()
     factors = torch.as_tensor(factors)
     if factors.shape != (network.num_classes,):
         raise ValueError(

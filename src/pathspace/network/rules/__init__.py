@@ -33,3 +33,6 @@ RULES: dict[str, Callable[..., Any]] = {
     **recurrent.RULES,
     **output.RULES,
 }
+
+MOVEMENTS = frozenset(movement.RULES)
+"""Operations that mean the same for inputs as for activations; any other function of the inputs is preprocessing."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import BOUNDED, GATED, SIGNED
+from pathspace.network.reasons import BOUNDED, GATED, REASONS, SIGNED
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.values import AliasGroup, Value, common_kind
@@ -41,7 +41,7 @@ def unchanged(
 ) -> Tensor:
     """Dropout: all paths count, so it is the identity in the squared network."""
     del func
-    value = recorder.value(input)
+    value = recorder.as_units(input)
     position = _INPLACE_ARGUMENT.get(name, 2)
     inplace = kwargs.get("inplace", len(args) > position and args[position])
     if name.endswith("_") or inplace:
@@ -79,8 +79,7 @@ def add(
     del func
     if alpha < 0:
         recorder.refuse(name, SIGNED)
-    if out is not None:
-        recorder.refuse(name, "it writes its result into another tensor (out=)")
+    del out
     a, b = (recorder.value(t if isinstance(t, Tensor) else _number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
         recorder.refuse(name, "it adds two parameters, which are then no longer separate edges")
@@ -121,6 +120,8 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else _number(constant)
+        if not bool(constant.any()) and constant.numel() > 1:  # nothing but zeros: the start of a recurrence
+            return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return _scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:
@@ -170,9 +171,13 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
     return recorder.note_linear(_finish(recorder, name, torch.mul, operands, (other, weight), labels))
 
 
-def maximum(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+def maximum(
+    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Any = None, *_: Any, **__: Any
+) -> Tensor:
     """The larger of two: a path may leave through either, so the squared network adds them."""
     del func
+    if not isinstance(y, Tensor):
+        recorder.refuse(name, REASONS["max"])
     a, b = recorder.value(x), recorder.value(y)
     if "parameter" in (a.kind, b.kind):
         recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
@@ -234,5 +239,5 @@ RULES: dict[str, Callable[..., Any]] = {
         ],
         multiply,
     ),
-    "maximum": maximum,
+    **dict.fromkeys(("maximum", "max"), maximum),
 }

@@ -40,9 +40,11 @@ def linear(
 ) -> Tensor:
     """Y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
     del func
-    x, w = recorder.value(input), require_parameter(recorder, name, weight)
-    if x.kind == "parameter":
-        recorder.refuse(name, "both factors are parameters, so the product's elements are no edges")
+    x, w = recorder.as_units(input), require_parameter(recorder, name, weight)
+    if x.shape[-1:] != w.shape[-1:]:
+        raise RuntimeError(
+            f"{recorder.where(name)}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
+        )
     if x.batch is not None and x.batch == x.labels.dim() - 1:
         recorder.wrong_batch(name)
     wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)  # a vector weight has one output

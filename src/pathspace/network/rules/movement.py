@@ -40,6 +40,10 @@ def move_one(
     value = recorder.value(x)
     if _reads_traced(recorder, (args, kwargs)):
         recorder.refuse(name, "its indices or sizes depend on the data, so the network has no single graph")
+    if name == "view":
+        if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
+            recorder.refuse(name, "it reads the bits of a number as another type")
+        func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
         dims = tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)
         args = (dims,)
@@ -69,9 +73,7 @@ def join(
     recorder: Recorder, name: str, func: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Concatenation and stacking."""
-    values = [recorder.value(t) for t in tensors]
-    if any(v.kind == "parameter" for v in values):
-        recorder.refuse(name, "it joins parameters, which are then no longer separate edges")
+    values = [recorder.as_units(t) for t in tensors]
 
     def move(*parts: Tensor) -> Tensor:
         return func(parts, *args, **kwargs)
@@ -134,7 +136,7 @@ def pad(
         recorder.refuse(
             name, f"it pads with the constant {value}, which does not scale with the units beside it"
         )
-    known = recorder.value(input)
+    known = recorder.as_units(input)
 
     fill = mode == "constant"
 

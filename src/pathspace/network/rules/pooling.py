@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
-from pathspace.network.scales import WILD
+from pathspace.network.scales import WILD, compressed
 from pathspace.network.values import Value
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -39,7 +39,7 @@ def pooled_labels(recorder: Recorder, labels: Tensor, largest: Callable[[Tensor]
         empty = torch.isinf(high)
         high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
         if bool((high == low).all()):
-            return high
+            return compressed(high)
         recorder.scales.unify(high, low)
 
 

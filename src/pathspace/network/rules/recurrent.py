@@ -52,6 +52,7 @@ def rnn(
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
     cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
+    _check_features(recorder, name, x, cells[0][0])
     source = recorder.scales.unify_over(x.labels, (-1,))
     inputs: list[Value] = [x]
     final: list[Tensor] = []
@@ -91,6 +92,12 @@ def rnn(
     ]
     out = recorder.emit_many(squared, inputs, results, name=name, dtype=input.dtype, recurrent=True)
     return out[0], out[1]
+
+
+def _check_features(recorder: Recorder, name: str, x: Value, weight: Tensor) -> None:
+    if x.shape[-1] != weight.shape[1]:
+        message = f"{x.shape[-1]} features enter a layer for {weight.shape[1]}"
+        raise RuntimeError(f"{recorder.where(name)}: {message}")
 
 
 def stacked_recurrence(
@@ -153,7 +160,9 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
         if not bool(hx.any()):
             return None
         recorder.scales.unify(labels, torch.full_like(labels, FIXED))  # a constant start does not scale
-    elif known.kind == "input" or bool((recorder.scales.resolve(known.labels) == WILD).all()):
+    elif known.kind == "input" or (
+        known.kind == "hidden" and bool((recorder.scales.resolve(known.labels) == WILD).all())
+    ):
         return None
     own = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
     value = recorder.value(own)
@@ -164,6 +173,10 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     else:
         recorder.scales.unify(labels, torch.full_like(labels, FIXED))
     return value
+
+
+def _is_zero(recorder: Recorder, value: Value) -> bool:
+    return value.kind == "hidden" and bool((recorder.scales.resolve(value.labels) == WILD).all())
 
 
 def rnn_cell(
@@ -182,6 +195,7 @@ def rnn_cell(
     x = recorder.value(input)
     if x.batch is not None and (x.labels.dim() == 1 or x.batch != 0):
         recorder.wrong_batch(name)
+    _check_features(recorder, name, x, w_ih)
     biases = [b for b in (b_ih, b_hh) if b is not None]
     source = recorder.scales.unify_over(x.labels, (-1,))
     labels = _cell_labels(recorder, name, [w_ih, w_hh, *biases], source)

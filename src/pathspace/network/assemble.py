@@ -1,0 +1,123 @@
+"""From a finished recording to a network: unit classes are numbered, edges and nodes get their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.network.network import Network, NodeLabels
+from pathspace.network.recorder import Recorder
+from pathspace.network.scales import FIXED, WILD, Scales
+from pathspace.network.tape import Tape
+from pathspace.network.units import EdgeLabels
+from pathspace.network.values import Value
+
+
+def assemble(
+    model: nn.Module,
+    recorder: Recorder,
+    parameters: dict[str, nn.Parameter],
+    left: set[str],
+    outputs: Sequence[Value],
+) -> Network:
+    """The network of a finished recording.
+
+    Args:
+        model: the user's model.
+        recorder: what was recorded.
+        parameters: all parameters of the model by name.
+        left: names of those that modules left outside own.
+        outputs: the network's outputs.
+    """
+    scales = recorder.scales
+    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
+    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
+    inside = {
+        name: p
+        for name, p in parameters.items()
+        if name in recorder.uses.of and name in used and name not in left
+    }
+    for name, uses in recorder.uses.of.items():
+        if name in inside:
+            continue
+        for labels in (labels for use in uses for labels in (use.target, use.source)):
+            # on no path to an output, or left outside: the plain rule trains it, so the units at its ends stay put
+            scales.unify(labels, torch.zeros_like(labels))
+    resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
+    parts = [t.abs().flatten() for pair in resolved.values() for t in pair]
+    roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
+    roots = roots[roots > WILD]
+    number = torch.zeros(int(roots.max()) + 1 if roots.numel() else 2, dtype=torch.long)
+    number[roots] = torch.arange(1, roots.numel() + 1)
+
+    def renumber(labels: Tensor) -> Tensor:
+        labels = scales.resolve(labels)
+        labels = torch.where(labels.abs() < len(number), labels, FIXED)
+        return number[labels.abs()] * labels.sign()
+
+    live = {slot for instruction in tape.instructions for slot in instruction.outputs}
+    edges = {
+        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
+        for name, (t, s) in resolved.items()
+    }
+    names = tuple(f"{where}[{i}]" for where, i in (scales.origin[r] for r in roots.tolist()))
+    return Network(
+        model=model,
+        parameters=MappingProxyType(inside),
+        outside=tuple(name for name in parameters if name not in inside),
+        edges=MappingProxyType(edges),
+        num_classes=len(names),
+        class_names=names,
+        tape=tape,
+        nodes=_nodes(recorder, renumber, live, len(names)),
+    )
+
+
+def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
+    scales: Scales = recorder.scales
+    uses = recorder.uses.of[name]
+    if len(uses) == 1 and uses[0].index.shape == shape:
+        index = uses[0].index
+        if bool((index.flatten() == torch.arange(index.numel())).all()):
+            return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
+    labels = []
+    for end in ("target", "source"):
+        flat = torch.full((shape.numel(),), WILD)
+        for use in uses:
+            flat[use.index.reshape(-1)] = (
+                scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
+            )
+        labels.append(flat.reshape(shape))
+    return labels[0], labels[1]
+
+
+def _nodes(
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], num_classes: int
+) -> tuple[NodeLabels, ...]:
+    """Values of units after their ReLU; for classes without one, the values of linear maps."""
+    nodes: dict[int, NodeLabels] = {}
+    covered = torch.zeros(num_classes + 1, dtype=torch.bool)
+    for values in (recorder.unit_values, recorder.linear_values):
+        seen = covered.clone()
+        for value in values:
+            if value.slot in live and value.slot not in nodes:
+                labels = renumber(value.labels)
+                missing = (labels != 0) & ~seen[labels.abs()]
+                if bool(missing.any()):
+                    nodes[value.slot] = NodeLabels(value.slot, torch.where(missing, labels, 0))
+                    covered[labels.abs().unique()] = True
+    return tuple(nodes.values())
+
+
+def coverage(recorder: Recorder) -> dict[str, int]:
+    """How many elements of each parameter are used as edges."""
+    result = {}
+    for name, uses in recorder.uses.of.items():
+        size = recorder.uses.shapes[name].numel()
+        counts = sum(torch.bincount(use.index.reshape(-1), minlength=size) for use in uses)
+        result[name] = int(torch.as_tensor(counts).count_nonzero())
+    return result
