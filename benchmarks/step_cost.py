@@ -106,7 +106,8 @@ def measure(name: str, refresh_every: int, device: str, pairs: int | None) -> di
     path = ps.optim.PathSGD(other.parameters(), network, lr=1e-6, refresh_every=refresh_every)
     plain, ours = step_function(model, sgd, x, y), step_function(other, path, x, y)
     for _ in range(max(3, refresh_every)):
-        plain(), ours()
+        plain()
+        ours()
     ratios, seconds = [], []
     count = pairs or case.pairs
     for i in range(count):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pathspace.network.network import Network, NodeLabels
 from pathspace.network.recorder import Recorder
-from pathspace.network.scales import FIXED, WILD, Scales
+from pathspace.network.scales import FIXED, WILD, Scales, without_repeats
 from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels
 from pathspace.network.values import Value
@@ -54,9 +54,9 @@ def assemble(
     number[roots] = torch.arange(1, roots.numel() + 1)
 
     def renumber(labels: Tensor) -> Tensor:
-        labels = scales.resolve(labels)
-        labels = torch.where(labels.abs() < len(number), labels, FIXED)
-        return number[labels.abs()] * labels.sign()
+        small = scales.resolve(without_repeats(labels))
+        small = torch.where(small.abs() < len(number), small, FIXED)
+        return (number[small.abs()] * small.sign()).expand(labels.shape)
 
     live = {slot for instruction in tape.instructions for slot in instruction.outputs}
     edges = {
@@ -105,10 +105,11 @@ def _nodes(
         seen = covered.clone()
         for value in values:
             if value.slot in live and value.slot not in nodes:
-                labels = renumber(value.labels)
+                labels = without_repeats(renumber(value.labels))
                 missing = (labels != 0) & ~seen[labels.abs()]
                 if bool(missing.any()):
-                    nodes[value.slot] = NodeLabels(value.slot, torch.where(missing, labels, 0))
+                    kept = torch.where(missing, labels, 0).expand(value.shape)
+                    nodes[value.slot] = NodeLabels(value.slot, kept)
                     covered[labels.abs().unique()] = True
     return tuple(nodes.values())
 

@@ -56,6 +56,11 @@ class Network:
         shapes = MappingProxyType({name: p.shape for name, p in self.parameters.items()})
         return tuple(UnitClass(i, name, self.edges, shapes) for i, name in enumerate(self.class_names))
 
+    @cached_property
+    def names_by_id(self) -> Mapping[int, str]:
+        """Names of the network's parameters by the identity of the tensor."""
+        return {id(p): name for name, p in self.parameters.items()}
+
     def live(self, name: str) -> Tensor:
         """A buffer of the model, or a parameter of it outside the network, as it is now."""
         outside = name in self.outside

@@ -15,57 +15,70 @@ _LOOK_AFTER = 40  # steps; contracting layers of the usual starts repeat after a
 
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
-        h = _run(S, u, start)
+    def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
+        h = _run(S, u, start, backwards)
         ctx.save_for_backward(S, h, start)
+        ctx.backwards = backwards
         return h
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         S, h, start = ctx.saved_tensors
-        # delta_t = g_t + S^T delta_{t+1}: the same recurrence backwards, so it can be differentiated again.
-        delta = _LinearRecurrence.apply(S.t(), grad_outputs[0].flip(0), None).flip(0)  # type: ignore[union-attr]
+        # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be differentiated again.
+        delta: Tensor = _LinearRecurrence.apply(S.t(), grad_outputs[0], None, not ctx.backwards)  # type: ignore[assignment]
         # dG/dS = sum_t delta_t h_{t-1}^T
-        grad_S = delta[1:].t() @ h[:-1]
+        after, before, first = (
+            (delta[:-1], h[1:], delta[-1]) if ctx.backwards else (delta[1:], h[:-1], delta[0])
+        )
+        grad_S = after.t() @ before
         if start is None:
-            return grad_S, delta, None
-        return grad_S + torch.outer(delta[0], start), delta, S.t() @ delta[0]
+            return grad_S, delta, None, None
+        return grad_S + torch.outer(first, start), delta, S.t() @ first, None
 
 
-def _run(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
+def _run(S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
     h = torch.empty_like(u, memory_format=torch.contiguous_format)
     states = h.unbind(0)  # all rows at once: indexing costs as much as a small product
-    entering = [u[0]] * len(states) if u.stride(0) == 0 else u.unbind(0)
+    steps = len(states)
+    entering = (u[0],) * steps if u.stride(0) == 0 else u.unbind(0)
+    if backwards:
+        states, entering = states[::-1], entering[::-1]
+    previous = states[0]
     if start is None:
-        states[0].copy_(entering[0])
+        previous.copy_(entering[0])
     else:
-        torch.addmv(entering[0], S, start, out=states[0])
+        torch.addmv(entering[0], S, start, out=previous)
     # While u does not change, a state that repeats exactly repeats for ever: contracting layers stop early, with
     # bitwise the result of the full loop. Looking for it costs a synchronisation on a GPU, and time in short loops.
-    looks = not u.is_cuda and len(states) > _LOOK_AFTER
+    looks = not u.is_cuda and steps > _LOOK_AFTER
     same = (u[1:] == u[:-1]).all(1).tolist() if looks else []
-    t = 1
-    while t < len(states):
-        torch.addmv(entering[t], S, states[t - 1], out=states[t])
-        if looks and t % 8 == 7 and same[t - 1] and torch.equal(states[t], states[t - 1]):
+    same = same[::-1] if backwards else same
+    addmv, t = torch.addmv, 1
+    while t < steps:
+        previous = addmv(entering[t], S, previous, out=states[t])
+        if looks and t % 8 == 7 and same[t - 1] and torch.equal(previous, states[t - 1]):
             end = t + 1
-            while end < len(states) and same[end - 1]:
+            while end < steps and same[end - 1]:
                 end += 1
-            h[t + 1 : end] = states[t]
+            rest = slice(steps - end, steps - t - 1) if backwards else slice(t + 1, end)
+            h[rest] = previous
             t = end - 1
         t += 1
     return h
 
 
-def linear_recurrence(S: Tensor, u: Tensor, start: Tensor | None = None) -> Tensor:
+def linear_recurrence(
+    S: Tensor, u: Tensor, start: Tensor | None = None, *, backwards: bool = False
+) -> Tensor:
     """States h_t = S h_{t-1} + u_t of a linear recurrence.
 
     Args:
         S: transition matrix ``[H, H]``.
         u: what enters at each step, ``[T, H]``.
         start: h_{-1}, ``[H]``; zero if None.
+        backwards: run from t = T-1 down to 0, h_t = S h_{t+1} + u_t, from h_T = ``start``.
 
     Returns:
         All states, ``[T, H]``; differentiable, any number of times.
     """
-    return _LinearRecurrence.apply(S, u, start)  # type: ignore[return-value]
+    return _LinearRecurrence.apply(S, u, start, backwards)  # type: ignore[return-value]

@@ -75,13 +75,13 @@ class Scales:
             renamed[self._dropped] = torch.tensor([self._find(d) for d in self._dropped])
             self._table = renamed[self._table.abs()] * self._table.sign()
             self._dropped.clear()
-        small = _without_repeats(labels)
+        small = without_repeats(labels)
         return (self._table[small.abs()] * small.sign()).expand(labels.shape)
 
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""
         shape = torch.broadcast_shapes(a.shape, b.shape)
-        a, b = (self.resolve(_without_repeats(t)) for t in (a, b))
+        a, b = (self.resolve(without_repeats(t)) for t in (a, b))
         a, b = torch.broadcast_tensors(a, b)
         clash = (a != b) & (a != WILD) & (b != WILD)
         if bool(clash.any()):
@@ -96,7 +96,7 @@ class Scales:
         keep = tuple(d % labels.dim() for d in keep)
         rest = [d for d in range(labels.dim()) if d not in keep]
         shape = [labels.shape[d] for d in keep]
-        small = self.resolve(_without_repeats(labels))
+        small = self.resolve(without_repeats(labels))
         rows = small.permute(*rest, *keep).reshape(-1, *(small.shape[d] for d in keep))
         common = rows[0]
         if rows.shape[0] > 1 and not bool((rows == common).all()):
@@ -107,7 +107,7 @@ class Scales:
         return self.resolve(common).expand(shape)
 
 
-def _without_repeats(labels: Tensor) -> Tensor:
+def without_repeats(labels: Tensor) -> Tensor:
     """One of each along expanded dimensions: a channel's label is stored once, not once a pixel."""
     for d, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
         if size > 1 and stride == 0:

@@ -34,6 +34,7 @@ class Tap:
     before: Tensor  # [T, H]
     states: Tensor  # [T, H], after each transition
     entering: Tensor  # [T, H]; dG/d(entering) is the path mass after each transition
+    backwards: bool = False  # the transitions run from T-1 down to 0
 
 
 @dataclass(frozen=True)

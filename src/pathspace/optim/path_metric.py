@@ -20,11 +20,12 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.network import scale_of
 from pathspace.paths.node_mass import node_mass
+from pathspace.paths.norm import widened
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """The weights w_e of one parameter of shape ``[n, ...]``, in its type.
+    """The weights w_e of one parameter of shape ``[n, ...]``, in its type (float32 for half precision).
 
     Attributes:
         rows: ``[n, 1]``, or ``[1, 1]`` where all rows are alike.
@@ -37,12 +38,16 @@ class Gauge:
     def mean(self, kappa: Tensor) -> float:
         """The mean of kappa_e w_e: a number that rescaling does not change. One pass over kappa."""
         rows, columns = self.rows.to(kappa.dtype), self.columns.to(kappa.dtype)
+        if kappa.dim() == 1 and columns.shape == (1, 1):
+            by_row = kappa if rows.shape[0] > 1 else kappa.sum(0, keepdim=True)
+            return float(torch.dot(by_row, rows[:, 0])) * float(columns) / max(1, kappa.numel())
         flat = kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
         if columns.shape[0] == 1:
-            by_row = torch.mv(flat, columns.expand(1, flat.shape[1])[0])
+            by_row = torch.mv(flat, columns[0] if columns.shape[1] > 1 else columns[0].expand(flat.shape[1]))
         else:
             by_row = torch.linalg.vecdot(flat, columns)
-        return float(torch.dot(by_row, rows.expand(flat.shape[0], 1)[:, 0])) / max(1, kappa.numel())
+        weights = rows[:, 0] if rows.shape[0] > 1 else rows[:, 0].expand(flat.shape[0])
+        return float(torch.dot(by_row, weights)) / max(1, kappa.numel())
 
     def damping(self, shape: Sequence[int]) -> Tensor:
         """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""
@@ -78,7 +83,8 @@ def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
             else:
                 wide = weight.reshape(shape).expand(shape[0], *parameter.shape[1:])
                 columns = columns * wide.reshape(shape[0], -1)
-        result[name] = Gauge(rows.to(parameter.dtype), columns.to(parameter.dtype))
+        dtype = widened(parameter).dtype  # a factor of 1024, squared, is too large for float16
+        result[name] = Gauge(rows.to(dtype), columns.to(dtype))
     return result
 
 
@@ -90,17 +96,6 @@ def safe_divisor_(metric: Tensor) -> Tensor:
 
 
 def parameter_names(network: Network, parameters: Iterable[Tensor]) -> dict[Tensor, str]:
-    """Names in the network of those parameters that belong to it.
-
-    Raises:
-        ValueError: none of them does.
-    """
-    by_id = {id(p): name for name, p in network.parameters.items()}
-    parameters = list(parameters)
-    names = {p: by_id[id(p)] for p in parameters if id(p) in by_id}
-    if parameters and not names:
-        raise ValueError(
-            "none of these parameters belongs to the network: trace the model that they are the parameters of "
-            "(a copied or converted model must be traced again)"
-        )
-    return names
+    """Names in the network of those parameters that belong to it."""
+    by_id = network.names_by_id
+    return {p: by_id[id(p)] for p in parameters if id(p) in by_id}

@@ -75,7 +75,12 @@ class PathOptimizer(torch.optim.Optimizer):
         self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
         self._squares: dict[str, Tensor] = {}  # memory that computing kappa needs, kept between steps
         super().__init__(params, defaults)
-        parameter_names(network, (p for group in self.param_groups for p in group["params"]))
+        network.check_current()
+        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
+            raise ValueError(
+                "none of these parameters belongs to the network: trace the model that they are the parameters of "
+                "(a copied or converted model must be traced again)"
+            )
 
     @abstractmethod
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:

@@ -126,8 +126,9 @@ class PathSGD(PathOptimizer):
 
     def _gradients(self, active: Active) -> list[Tensor]:
         """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""
-        names = parameter_names(self.network, (p for p, _ in active))
-        decayed = [names[p] for p, group in active if group["path_decay"] and p in names]
+        regularized = [p for p, group in active if group["path_decay"]]
+        names = parameter_names(self.network, regularized) if regularized else {}
+        decayed = list(names.values())
         kappa1 = first_term(self.network, names=decayed) if decayed else {}
         gradients = []
         for p, group in active:

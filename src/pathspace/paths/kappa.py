@@ -50,6 +50,8 @@ def kappa(
         >>> ps.paths.kappa(ps.trace(model, torch.zeros(1, 2)))
         {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
     """
+    if parameters is None:
+        network.check_current()
     return kappa_of(network, list(network.parameters), second_term=second_term, parameters=parameters)
 
 

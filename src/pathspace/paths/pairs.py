@@ -42,6 +42,8 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
         FloatingPointError: a value is not finite even in float64.
         KeyError: ``parameters`` lacks a parameter of the network.
     """
+    if parameters is None:
+        network.check_current()
     return in_safe_type(network, parameters, lambda given: pairs_term(network, given))
 
 
@@ -58,6 +60,8 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
             deltas = torch.autograd.grad(total, [tap.entering for tap in closed], retain_graph=True)
             for tap, delta in zip(closed, deltas, strict=True):
                 S, before = q[tap.recurrent].detach(), tap.before.detach()
+                if tap.backwards:
+                    before, delta = before.flip(0), delta.flip(0)
                 result[tap.recurrent] = recurrent_second_term(S, before, delta)
         repeated = [name for name in q if uses[name] > 1]
         if repeated:

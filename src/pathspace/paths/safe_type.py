@@ -31,15 +31,13 @@ def in_safe_type(
     Raises:
         FloatingPointError: a value is not finite even in float64.
     """
-    if parameters is None:
-        network.check_current()
     source = network.parameters if parameters is None else parameters
     source = {name: widened(source[name].detach()) for name in network.parameters}
     result = compute(source)
-    if _first_overflow(result) is None and not any(_vanished(t) for t in result.values()):
+    if all(_healthy(t) for t in result.values()):
         return result
     result = compute({name: p.double() for name, p in source.items()})
-    worst = _first_overflow(result)
+    worst = next((name for name, t in result.items() if not _healthy(t)), None)
     if worst is not None:
         raise FloatingPointError(
             f"kappa of '{worst}' is not finite even in float64: the weights are not finite, or a recurrent layer "
@@ -50,19 +48,15 @@ def in_safe_type(
     return result
 
 
-def _first_overflow(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first tensor with an infinity or a NaN: the sum of non-negative numbers hides none."""
-    return next((name for name, t in tensors.items() if not math.isfinite(float(t.sum()))), None)
-
-
-def _vanished(tensor: Tensor) -> bool:
-    """Whether all of a tensor is zero or so small that it may have lost its digits (very deep networks)."""
+def _healthy(tensor: Tensor) -> bool:
+    """Whether a non-negative tensor holds neither infinity nor NaN, and not only digits lost near zero."""
+    if not tensor.numel():
+        return True
     limits = torch.finfo(tensor.dtype)
-    return (
-        tensor.numel() > 0
-        and tensor.dtype != torch.float64
-        and float(tensor.amax()) < limits.tiny / limits.eps
-    )
+    largest = float(tensor.amax())  # NaN if any element is
+    if tensor.dtype == torch.float64:
+        return math.isfinite(largest)
+    return limits.tiny / limits.eps <= largest <= limits.max
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -77,7 +77,8 @@ def rnn(
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
         sequence, last = stacked_recurrence(sequence, slots, per_cell, starts, layers, directions, inside)
         if taps is not None and inside is not None:
-            taps += [Tap(n, *states) for n, states in zip(recurrent_names, inside, strict=True)]
+            for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
+                taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
         if batched:
             return sequence.unsqueeze(1 - time_dim), last.unsqueeze(1)
         return sequence, last
@@ -129,13 +130,13 @@ def stacked_recurrence(
                 x.shape[0] > 1 and x.stride(0) == 0
             )  # the same input at every step: one product is enough
             u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
-            u = u.flip(0) if direction else u
-            h = linear_recurrence(cell[1], u, start)
+            h = linear_recurrence(cell[1], u, start, backwards=bool(direction))
             if inside is not None:
                 first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
-                inside.append((torch.cat([first, h[:-1]]), h, u))
-            last.append(h[-1])
-            outputs.append(h.flip(0) if direction else h)
+                before = torch.cat([h[1:], first] if direction else [first, h[:-1]])
+                inside.append((before, h, u))
+            last.append(h[0] if direction else h[-1])
+            outputs.append(h)
         x = torch.cat(outputs, 1) if directions > 1 else outputs[0]
     return x, torch.stack(last)
 
