@@ -25,7 +25,11 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         S, h, start = ctx.saved_tensors
         # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be differentiated again.
-        delta: Tensor = _LinearRecurrence.apply(S.t(), grad_outputs[0], None, not ctx.backwards)  # type: ignore[assignment]
+        g, other_way = grad_outputs[0], not ctx.backwards
+        if torch.is_grad_enabled():
+            delta: Tensor = _LinearRecurrence.apply(S.t(), g, None, other_way)  # type: ignore[assignment]
+        else:
+            delta = _run(S.t(), g, None, other_way)
         # dG/dS = sum_t delta_t h_{t-1}^T
         after, before, first = (
             (delta[:-1], h[1:], delta[-1]) if ctx.backwards else (delta[1:], h[:-1], delta[0])

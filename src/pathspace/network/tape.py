@@ -105,5 +105,7 @@ class Tape:
                 slots[instruction.outputs[0]] = result
             else:
                 slots.update(zip(instruction.outputs, result, strict=True))
-        total = sum((slots[i].sum() for i in self.outputs), start=torch.zeros_like(one))
+        total = slots[self.outputs[0]].sum()
+        for i in self.outputs[1:]:
+            total = total + slots[i].sum()
         return total, [slots[i] for i in watch]

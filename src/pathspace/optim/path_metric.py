@@ -23,7 +23,7 @@ from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Gauge:
     """The weights w_e of one parameter of shape ``[n, ...]``, in its type (float32 for half precision).
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pathspace.optim.path_optimizer import Metric, clip_factor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Steepest:
     """What one parameter's direction is made of; ``metric`` is None outside the network, where d = g."""
 
