@@ -20,7 +20,7 @@ from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.parameter_uses import ParameterUses
 from pathspace.network.reasons import BOUNDED, REASONS, SIGNED
 from pathspace.network.scales import FIXED, WILD, Scales
-from pathspace.network.tape import Instruction, Leaf
+from pathspace.network.tape import Instruction, Leaf, Pullback
 from pathspace.network.values import Value
 
 
@@ -99,12 +99,15 @@ class Recorder(TorchFunctionMode):
         batch: int | None = None,
         kind: str = "hidden",
         parameter: str = "",
+        pullback: Pullback | None = None,
     ) -> Tensor:
         """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
         slot = self.new_slot()
         of_parameter = kind == "parameter"
         slots = tuple(v.slot for v in inputs)
-        self.instructions.append(Instruction(function, slots, (slot,), self.where(name), of_parameter))
+        self.instructions.append(
+            Instruction(function, slots, (slot,), self.where(name), of_parameter, pullback=pullback)
+        )
         tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
         return self.bind(tensor, Value(slot, labels, kind, parameter, batch))
 
@@ -117,11 +120,14 @@ class Recorder(TorchFunctionMode):
         name: str,
         dtype: torch.dtype,
         recurrent: bool = False,
+        pullback: Pullback | None = None,
     ) -> tuple[Tensor, ...]:
         """Record a function with several results; ``results`` have their slots already."""
         made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
-        self.instructions.append(Instruction(function, used, made, self.where(name), of_parameter, recurrent))
+        self.instructions.append(
+            Instruction(function, used, made, self.where(name), of_parameter, recurrent, pullback)
+        )
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
     def as_units(self, tensor: Tensor) -> Value:

@@ -16,7 +16,7 @@ _LOOK_AFTER = 40  # steps; contracting layers of the usual starts repeat after a
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
-        h = _run(S, u, start, backwards)
+        h = run_recurrence(S, u, start, backwards)
         ctx.save_for_backward(S, h, start)
         ctx.backwards = backwards
         return h
@@ -29,7 +29,7 @@ class _LinearRecurrence(torch.autograd.Function):
         if torch.is_grad_enabled():
             delta: Tensor = _LinearRecurrence.apply(S.t(), g, None, other_way)  # type: ignore[assignment]
         else:
-            delta = _run(S.t(), g, None, other_way)
+            delta = run_recurrence(S.t(), g, None, other_way)
         # dG/dS = sum_t delta_t h_{t-1}^T
         after, before, first = (
             (delta[:-1], h[1:], delta[-1]) if ctx.backwards else (delta[1:], h[:-1], delta[0])
@@ -40,7 +40,8 @@ class _LinearRecurrence(torch.autograd.Function):
         return grad_S + torch.outer(first, start), delta, S.t() @ first, None
 
 
-def _run(S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
+def run_recurrence(S: Tensor, u: Tensor, start: Tensor | None, backwards: bool) -> Tensor:
+    """:func:`linear_recurrence` without a gradient."""
     h = torch.empty_like(u, memory_format=torch.contiguous_format)
     states = h.unbind(0)  # all rows at once: indexing costs as much as a small product
     steps = len(states)

@@ -96,6 +96,10 @@ def first_term(
     """
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
+    if network.tape.has_pullbacks:
+        with torch.no_grad():
+            q = {name: _square(name, source[name], squares) for name in network.parameters}
+            return dict(zip(names, _own_memory(network.tape.gradient(q, network.live, names)), strict=True))
     with torch.inference_mode(False), torch.enable_grad():
         q = {name: _square(name, source[name], squares) for name in network.parameters}
         wanted = [q[name].requires_grad_() for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,8 +60,24 @@ def linear(
     shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
     labels = labels.expand(*x.shape[:-1], wide.shape[0]).reshape(shape)
     batch = x.batch
-    out = recorder.emit(F.linear, values, labels, name=name, dtype=input.dtype, batch=batch)
+    pullback = linear_pullback if w.labels.dim() == 2 else None
+    out = recorder.emit(
+        F.linear, values, labels, name=name, dtype=input.dtype, batch=batch, pullback=pullback
+    )
     return recorder.note_linear(out)
+
+
+def linear_pullback(
+    inputs: Sequence[Tensor], _: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of y = h q^T + c in h, q and c."""
+    h, q, g = inputs[0], inputs[1], gradients[0]
+    assert g is not None
+    rows, before = g.reshape(-1, q.shape[0]), h.reshape(-1, q.shape[1])
+    found: list[Tensor | None] = [g @ q if needed[0] else None, rows.t() @ before if needed[1] else None]
+    if len(inputs) > 2:
+        found.append(rows.sum(0) if needed[2] else None)
+    return found
 
 
 def map_units(

@@ -7,7 +7,7 @@ applies the same torch function everywhere. Only the position of the batch dimen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import WILD
+from pathspace.network.tape import Pullback
 from pathspace.network.values import AliasGroup, Value, common_kind
 
 
@@ -62,11 +63,38 @@ def move_one(
             Value(recorder.new_slot(), labels, kind, value.name, batch, value.state, alias=value.alias)
         )
     out = recorder.emit_many(
-        (lambda t: tuple(move(t))) if many else move, [value], results, name=name, dtype=x.dtype
+        (lambda t: tuple(move(t))) if many else move,
+        [value],
+        results,
+        name=name,
+        dtype=x.dtype,
+        pullback=None if many else movement_pullback(move),
     )
     if not many:
         return out[0]
     return list(out) if isinstance(moved, list) else out
+
+
+def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
+    """Gradient of a movement: each element's goes back to where the element came from."""
+    places: dict[torch.device, Tensor] = {}
+
+    def pullback(
+        inputs: Sequence[Tensor],
+        _: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        t, g = inputs[0], gradients[0]
+        if not needed[0] or g is None:
+            return [None]
+        if t.device not in places:
+            index = torch.arange(t.numel(), device=t.device).reshape(t.shape)
+            places[t.device] = _on_labels(move, index).reshape(-1)
+        back = torch.zeros(t.numel(), dtype=g.dtype, device=g.device)
+        return [back.index_add_(0, places[t.device], g.reshape(-1)).reshape(t.shape)]
+
+    return pullback
 
 
 def join(

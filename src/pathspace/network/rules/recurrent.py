@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
-from pathspace.network.recurrence import linear_recurrence
+from pathspace.network.recurrence import linear_recurrence, run_recurrence
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import map_units, require_parameter
 from pathspace.network.scales import FIXED, WILD
@@ -91,7 +91,36 @@ def rnn(
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
-    out = recorder.emit_many(squared, inputs, results, name=name, dtype=input.dtype, recurrent=True)
+
+    def pullback(
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        x, w_in, w_rec, *biases = inputs
+        h = outputs[0].select(1 - time_dim, 0) if batched else outputs[0]
+        g = torch.zeros_like(h) if gradients[0] is None else gradients[0].reshape(h.shape)
+        if gradients[1] is not None:
+            g = torch.cat([g[:-1], g[-1:] + gradients[1].reshape(1, -1)])
+        x = x.select(1 - time_dim, 0) if batched else x
+        delta = run_recurrence(w_rec.t(), g, None, backwards=True)
+        total = delta.sum(0)  # delta_t summed over time
+        constant = x.shape[0] > 1 and x.stride(0) == 0
+        back = (delta @ w_in).reshape(inputs[0].shape) if needed[0] else None
+        to_input = torch.outer(total, x[0]) if constant else delta.t() @ x
+        return [back, to_input, delta[1:].t() @ h[:-1], *(total for _ in biases)]
+
+    by_hand = layers == directions == 1 and not any(starts)
+    out = recorder.emit_many(
+        squared,
+        inputs,
+        results,
+        name=name,
+        dtype=input.dtype,
+        recurrent=True,
+        pullback=pullback if by_hand else None,
+    )
     return out[0], out[1]
 
 
