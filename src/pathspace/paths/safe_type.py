@@ -40,8 +40,9 @@ def in_safe_type(
     worst = next((name for name, t in result.items() if not _healthy(t)), None)
     if worst is not None:
         raise FloatingPointError(
-            f"kappa of '{worst}' is not finite even in float64: the weights are not finite, or a recurrent layer "
-            "grows beyond 1e308 over its time steps. Use a smaller start for the recurrent weights."
+            f"kappa of '{worst}' is not finite even in float64: the weights are not finite, because training diverged "
+            "(lower the learning rate or clip), or a recurrent layer grows beyond 1e308 over its time steps (use a "
+            "smaller start for its recurrent weights)"
         )
     if all(_fits(k, source[name].dtype) for name, k in result.items()):
         return {name: k.to(source[name].dtype) for name, k in result.items()}
