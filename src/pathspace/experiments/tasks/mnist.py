@@ -128,7 +128,7 @@ def _checked(images: Tensor, labels: Tensor, folder: Path) -> tuple[Tensor, Tens
 
 def _download(part: str) -> tuple[Tensor, Tensor]:
     try:
-        from datasets import load_dataset
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports] -- an extra
     except ImportError as error:
         raise _no_data("neither is the package 'datasets' installed nor a data folder given") from error
     try:
