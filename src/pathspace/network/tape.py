@@ -129,6 +129,20 @@ class Tape:
         """Whether every instruction knows its own gradient."""
         return all(instruction.pullback is not None for instruction in self.instructions)
 
+    @cached_property
+    def _active_of(self) -> dict[frozenset[int], frozenset[int]]:
+        return {}
+
+    def _active(self, wanted: frozenset[int]) -> frozenset[int]:
+        """The slots that depend on some leaves; found once for each set of them."""
+        if wanted not in self._active_of:
+            active = set(wanted)
+            for instruction in self.instructions:
+                if active.intersection(instruction.inputs):
+                    active.update(instruction.outputs)
+            self._active_of[wanted] = frozenset(active)
+        return self._active_of[wanted]
+
     def gradient(
         self, squared: Mapping[str, Tensor], live: Callable[[str], Tensor], names: Sequence[str]
     ) -> list[Tensor]:

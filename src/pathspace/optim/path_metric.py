@@ -37,17 +37,19 @@ class Gauge:
 
     def mean(self, kappa: Tensor) -> float:
         """The mean of kappa_e w_e: a number that rescaling does not change. One pass over kappa."""
-        rows, columns = self.rows.to(kappa.dtype), self.columns.to(kappa.dtype)
-        if kappa.dim() == 1 and columns.shape == (1, 1):
-            by_row = kappa if rows.shape[0] > 1 else kappa.sum(0, keepdim=True)
-            return float(torch.dot(by_row, rows[:, 0])) * float(columns) / max(1, kappa.numel())
-        flat = kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
+        rows, columns = self.rows, self.columns
+        if rows.dtype != kappa.dtype:
+            rows, columns = rows.to(kappa.dtype), columns.to(kappa.dtype)
+        count = max(1, kappa.numel())
+        if kappa.dim() == 1 and columns.numel() == 1 and rows.shape[0] > 1:
+            return float(torch.dot(kappa, rows[:, 0])) * float(columns) / count
+        flat = kappa if kappa.dim() == 2 else kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
         if columns.shape[0] == 1:
             by_row = torch.mv(flat, columns[0] if columns.shape[1] > 1 else columns[0].expand(flat.shape[1]))
         else:
             by_row = torch.linalg.vecdot(flat, columns)
         weights = rows[:, 0] if rows.shape[0] > 1 else rows[:, 0].expand(flat.shape[0])
-        return float(torch.dot(by_row, weights)) / max(1, kappa.numel())
+        return float(torch.dot(by_row, weights)) / count
 
     def damping(self, shape: Sequence[int]) -> Tensor:
         """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""

@@ -108,13 +108,14 @@ def first_term(
 
 
 def _square(name: str, parameter: Tensor, squares: dict[str, Tensor] | None) -> Tensor:
-    p = widened(parameter.detach())
+    p = widened(parameter if not torch.is_grad_enabled() else parameter.detach())
     if squares is None:
         return p.square()
     kept = squares.get(name)
     if kept is None or kept.shape != p.shape or kept.dtype != p.dtype or kept.device != p.device:
         kept = squares[name] = torch.empty_like(p)
-    return torch.square(p, out=kept).detach()  # a new tensor on the same memory: the old one may have a graph
+    square = torch.square(p, out=kept)
+    return square.detach() if torch.is_grad_enabled() else square  # the old tensor may be in an old graph
 
 
 def _own_memory(gradients: Iterable[Tensor]) -> list[Tensor]:
