@@ -1,7 +1,8 @@
-"""Sums over paths: the path norm and kappa, the metric of Path-SGD."""
+"""Sums over paths: the path norm and kappa, the metric of Path-SGD; and the graph that all paths run through."""
 
 from pathspace.paths.kappa import kappa
 from pathspace.paths.norm import squared_path_norm
 from pathspace.paths.pairs import second_term
+from pathspace.paths.reduction import ReductionGraph, reduction_graph
 
-__all__ = ["kappa", "second_term", "squared_path_norm"]
+__all__ = ["ReductionGraph", "kappa", "reduction_graph", "second_term", "squared_path_norm"]

@@ -1,0 +1,162 @@
+"""The reduction graph of a network: unit classes as nodes, parameter elements as edges (S19 Section 4).
+
+A recurrent network unrolled over time, or a convolution over its positions, is a large graph with tied weights.
+What node-wise rescaling sees of it is small: one node per unit class and one edge per parameter element, a recurrent
+weight being an edge between two classes of one layer, or a self-loop. All nodes of fixed scale (inputs, bias node,
+outputs, and inner units whose scale is tied to 1) are one node here, number 0.
+
+Letters: c a unit class, node 1 + c; e an edge, numbered through all parameters in the network's order; w_e its weight.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Edge, Network
+
+FIXED = 0
+"""The node of everything whose scale is 1: inputs, bias node, outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReductionGraph:
+    """Unit classes and the parameter elements between them; made by :func:`reduction_graph`.
+
+    Attributes:
+        names: the parameters, in the order in which their elements are numbered.
+        shapes: their shapes.
+        source: node at the start of every edge, int64 ``[E]``: 0 fixed, 1 + c class c, -(1 + c) a unit whose scale is
+            the inverse of that of class c (only where one matrix is used both ways round).
+        target: node at the end of every edge, likewise.
+        bias: which edges come from the bias node, bool ``[E]``.
+        num_classes: how many unit classes there are.
+        class_names: where each was made.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    source: Tensor
+    target: Tensor
+    bias: Tensor
+    num_classes: int
+    class_names: tuple[str, ...]
+
+    @property
+    def num_edges(self) -> int:
+        """E, the number of weights."""
+        return self._ends[-1]
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate((shape.numel() for shape in self.shapes), initial=0))
+
+    @property
+    def signed(self) -> bool:
+        """Whether some unit has the inverse scale of its class, so that edges have no single direction."""
+        return bool((self.source < 0).any() or (self.target < 0).any())
+
+    def number(self, edge: Edge) -> int:
+        """The number of an edge (parameter name, index).
+
+        Raises:
+            KeyError: the network has no such parameter element.
+        """
+        name, index = edge
+        if name not in self.names:
+            raise KeyError(f"no parameter '{name}' in the network; it has {', '.join(self.names)}")
+        place = self.names.index(name)
+        shape = self.shapes[place]
+        if len(index) != len(shape) or any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
+            raise KeyError(f"'{name}' of shape {tuple(shape)} has no element {tuple(index)}")
+        flat = 0
+        for i, n in zip(index, shape, strict=True):
+            flat = flat * n + i
+        return self._ends[place] + flat
+
+    def edge(self, number: int) -> Edge:
+        """The edge (parameter name, index) of a number.
+
+        Raises:
+            IndexError: there is no edge of that number.
+        """
+        if not 0 <= number < self.num_edges:
+            raise IndexError(f"there is no edge {number}: the network has {self.num_edges} weights")
+        place = bisect_right(self._ends, number) - 1
+        rest, index = number - self._ends[place], []
+        for n in reversed(self.shapes[place]):
+            rest, i = divmod(rest, n)
+            index.append(i)
+        return self.names[place], tuple(reversed(index))
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector ``[E]`` of tensors shaped as the parameters, by name."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.names])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Undo :meth:`flatten`: name -> tensor of the parameter's shape."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        return {
+            name: part.reshape(shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def entering(self, unit_class: int) -> Tensor:
+        """Numbers of the edges whose weight is multiplied by the scale of a class; self-loops too."""
+        return ((self.target == unit_class + 1) | (self.source == -unit_class - 1)).nonzero().flatten()
+
+    def leaving(self, unit_class: int) -> Tensor:
+        """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
+        return ((self.source == unit_class + 1) | (self.target == -unit_class - 1)).nonzero().flatten()
+
+    def exponents(self) -> Tensor:
+        """How rescaling moves the logarithms of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
+
+        Path values do not change under rescaling, so these columns span the part of weight space that no path sees.
+        """
+        result = torch.zeros(self.num_edges, self.num_classes + 1, dtype=torch.float64)
+        edges = torch.arange(self.num_edges)
+        for node, sign in ((self.target, 1.0), (self.source, -1.0)):
+            result.index_put_((edges, node.abs()), sign * node.sign().double(), accumulate=True)
+        return result[:, 1:]
+
+
+def reduction_graph(network: Network) -> ReductionGraph:
+    """The reduction graph of a traced network.
+
+    Args:
+        network: a traced network.
+
+    Returns:
+        The graph, on the CPU; it holds no weights, so it stays right while the network is trained.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> graph = ps.paths.reduction_graph(ps.trace(model, torch.zeros(1, 2)))
+        >>> graph.num_edges, graph.num_classes, graph.edge(7)
+        (10, 3, ('2.weight', (0, 1)))
+        >>> [graph.edge(e) for e in graph.leaving(1).tolist()]
+        [('2.weight', (0, 1))]
+    """
+    sources, targets, biases = [], [], []
+    for name, parameter in network.parameters.items():
+        labels = network.edges[name]
+        sources.append(labels.source.cpu().expand(parameter.shape).reshape(-1))
+        targets.append(labels.target.cpu().expand(parameter.shape).reshape(-1))
+        biases.append(torch.full((parameter.numel(),), labels.bias))
+    return ReductionGraph(
+        names=tuple(network.parameters),
+        shapes=tuple(p.shape for p in network.parameters.values()),
+        source=torch.cat(sources),
+        target=torch.cat(targets),
+        bias=torch.cat(biases),
+        num_classes=network.num_classes,
+        class_names=network.class_names,
+    )
