@@ -104,6 +104,18 @@ def test_permuted_mnist_moves_the_pixels_of_all_images_alike(tiny_mnist: Path) -
     assert not torch.equal(moved.train.inputs, plain.train.inputs)
 
 
+def test_pooled_mnist_averages_neighbouring_pixels(tiny_mnist: Path) -> None:
+    options = {"train_size": 8, "validation_size": 4}
+    single = build_task("mnist", {**options, "steps": 784}, data_dir=tiny_mnist)
+    pooled = build_task("mnist", {**options, "steps": 98, "pool": 8}, data_dir=tiny_mnist)
+    assert pooled.train.inputs.shape == (8, 98, 1)
+    torch.testing.assert_close(
+        pooled.train.inputs, single.train.inputs.reshape(8, 98, 8).mean(2, keepdim=True)
+    )
+    rows = build_task("mnist", {**options, "steps": 28, "pool": 4}, data_dir=tiny_mnist)
+    torch.testing.assert_close(rows.train.inputs, single.train.inputs.reshape(8, 28, 7, 4).mean(3))
+
+
 def test_mnist_is_found_through_the_environment(tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATHSPACE_DATA", str(tiny_mnist))
     assert len(build_task("mnist", {"train_size": 8, "validation_size": 4}).train) == 8
@@ -192,6 +204,7 @@ def test_real_mnist(real_data: Path) -> None:
         ("adding", {"length": 1}, "a whole number from 2 on"),
         ("adding", {"test_size": 2.5}, "a whole number from 1 on"),
         ("mnist", {"steps": 30}, "give a divisor of 784"),
+        ("mnist", {"steps": 28, "pool": 3}, "give a divisor of 28"),
         ("mnist", {"data_dir": "x"}, "Unknown option 'data_dir'"),
     ],
 )

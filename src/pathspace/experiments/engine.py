@@ -26,7 +26,6 @@ from pathspace.experiments.starts import move_to_start
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
 
-EVALUATION_BATCH = 1000
 SECONDS_BETWEEN_REPORTS = 0.1
 
 
@@ -196,17 +195,17 @@ def _validate(state: RunState, task: Task) -> Validation:
 
 @torch.no_grad()
 def _evaluate(model: nn.Module, task: Task, split: Split) -> tuple[float, float]:
-    """Return the mean loss and the mean error over a split."""
+    """Return the mean loss and the error over a split."""
     model.eval()
     loss = error = 0.0
     for inputs, targets in zip(
-        split.inputs.split(EVALUATION_BATCH), split.targets.split(EVALUATION_BATCH), strict=True
+        split.inputs.split(task.evaluation_batch), split.targets.split(task.evaluation_batch), strict=True
     ):
         outputs = model(inputs)
         loss += task.loss(outputs, targets).item() * len(inputs)
         error += task.errors(outputs, targets).sum().item()
     model.train()
-    return loss / len(split), error / len(split)
+    return loss / len(split), task.reported(error / len(split))
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

@@ -1,38 +1,153 @@
-"""The registry of models: from a task's sizes to a network with one output per sequence."""
+"""The registry of models: from a task's sizes to a network that answers at the last step or at every step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options
 
+CHOICES = {"output": ("last", "every"), "start": ("default", "identity")}
+MAY_BE_ZERO = ("embedding",)
+IDENTITY_DEVIATION = 0.001
 
-class ReluRNN(nn.Module):
-    """A recurrent network with ReLU units; a linear layer reads the last step.
+
+class Recurrent(nn.Module):
+    """Recurrent layers read by a linear one; base of the models.
 
     Args:
-        input_size: D, numbers per step.
-        output_size: K, numbers in the output.
-        hidden: H, units per layer.
-        layers: Recurrent layers, one on top of the other.
+        layers: The recurrent layers, batch first.
+        input_size: D, numbers per step, or how many symbols there are.
+        output_size: K, numbers in an output.
+        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
+        output: Whether the last step is read or every one.
     """
 
-    def __init__(self, input_size: int, output_size: int, *, hidden: int = 100, layers: int = 1) -> None:
+    def __init__(
+        self,
+        layers: Callable[[int], nn.RNNBase],
+        input_size: int,
+        output_size: int,
+        embedding: int,
+        output: Literal["last", "every"],
+    ) -> None:
         super().__init__()
-        self.rnn = nn.RNN(input_size, hidden, layers, nonlinearity="relu", batch_first=True)
-        self.readout = nn.Linear(hidden, output_size)
+        self.symbols, self.output = input_size, output
+        self.embedding = nn.Embedding(input_size, embedding) if embedding else None
+        self.rnn = layers(embedding or input_size)
+        self.readout = nn.Linear(self.rnn.hidden_size, output_size)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map sequences (B, T, D) to outputs (B, K)."""
+        """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
+        if self.embedding is not None:
+            inputs = self.embedding(inputs)
+        elif inputs.dim() == 2:
+            inputs = functional.one_hot(inputs, self.symbols).to(self.readout.weight.dtype)
         states, _ = self.rnn(inputs)
-        return self.readout(states[:, -1])
+        return self.readout(states if self.output == "every" else states[:, -1])
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"relu-rnn": ReluRNN}
+class ReluRNN(Recurrent):
+    """A recurrent network with ReLU units; a linear layer reads it.
+
+    Args:
+        input_size: D, numbers per step, or how many symbols there are.
+        output_size: K, numbers in an output.
+        hidden: H, units per layer.
+        layers: Recurrent layers, one on top of the other.
+        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
+        output: Whether the last step is read or every one.
+        start: PyTorch's initialisation, or the identity for recurrent weights, zero for biases and N(0, 0.001^2) for
+            all others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        hidden: int = 100,
+        layers: int = 1,
+        embedding: int = 0,
+        output: Literal["last", "every"] = "last",
+        start: Literal["default", "identity"] = "default",
+    ) -> None:
+        super().__init__(
+            lambda size: nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True),
+            input_size,
+            output_size,
+            embedding,
+            output,
+        )
+        if start == "identity":
+            self._start_at_identity()
+
+    @torch.no_grad()
+    def _start_at_identity(self) -> None:
+        for name, parameter in self.named_parameters():
+            if "weight_hh" in name:
+                parameter.copy_(torch.eye(len(parameter)))
+            elif "bias" in name:
+                parameter.zero_()
+            elif not name.startswith("embedding"):
+                parameter.normal_(0.0, IDENTITY_DEVIATION)
+
+
+class TanhRNN(Recurrent):
+    """A recurrent network with tanh units, which cannot be rescaled; for `hidden` and the others see `ReluRNN`."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        hidden: int = 100,
+        layers: int = 1,
+        embedding: int = 0,
+        output: Literal["last", "every"] = "last",
+    ) -> None:
+        super().__init__(
+            lambda size: nn.RNN(size, hidden, layers, nonlinearity="tanh", batch_first=True),
+            input_size,
+            output_size,
+            embedding,
+            output,
+        )
+
+
+class LSTM(Recurrent):
+    """An LSTM, which cannot be rescaled; for `hidden` and the others see `ReluRNN`.
+
+    It has four times the recurrent weights of an RNN with as many units.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        hidden: int = 100,
+        layers: int = 1,
+        embedding: int = 0,
+        output: Literal["last", "every"] = "last",
+    ) -> None:
+        super().__init__(
+            lambda size: nn.LSTM(size, hidden, layers, batch_first=True),
+            input_size,
+            output_size,
+            embedding,
+            output,
+        )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"relu-rnn": ReluRNN, "tanh-rnn": TanhRNN, "lstm": LSTM}
+# Models with a path norm; the others are trained by optimizers that need no network.
+RESCALABLE = ("relu-rnn",)
 
 
 def build_model(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> nn.Module:
@@ -42,13 +157,20 @@ def build_model(name: str, input_size: int, output_size: int, options: Mapping[s
         name: A name in `MODELS`.
         input_size: D of the task.
         output_size: K of the task.
-        options: What the model takes, for example `{"hidden": 64}`; all of them sizes.
+        options: What the model takes, for example `{"hidden": 64}`.
 
     Raises:
-        ConfigurationError: The name or an option is unknown, or a size is not a whole number from 1 on.
+        ConfigurationError: The name or an option is unknown, or a value is impossible.
     """
     check_model(name, options)
     return MODELS[name](input_size, output_size, **options)
+
+
+def count_weights(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> int:
+    """Return how many weights the model has that `build_model` would return; nothing is allocated."""
+    check_model(name, options)
+    with torch.device("meta"):
+        return sum(p.numel() for p in MODELS[name](input_size, output_size, **options).parameters())
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
@@ -56,8 +178,14 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, "the setting 'model'")
     check_options(MODELS[name], options, f"model_options of the model {name!r}")
-    for option, size in options.items():
-        if not isinstance(size, int) or size < 1:
+    for option, value in options.items():
+        if option in CHOICES:
+            if value not in CHOICES[option]:
+                where = f"the option {option!r} of the model {name!r}"
+                raise unknown_name("value", str(value), CHOICES[option], where)
+            continue
+        least = 0 if option in MAY_BE_ZERO else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigurationError(
-                f"The option {option!r} of the model {name!r} is {size!r}: give a whole number from 1 on."
+                f"The option {option!r} of the model {name!r} is {value!r}: give a whole number from {least} on."
             )

@@ -22,6 +22,8 @@ TASKS = {
     "digits": "pathspace.experiments.tasks.digits",
     "mnist": "pathspace.experiments.tasks.mnist",
     "adding": "pathspace.experiments.tasks.adding",
+    "characters": "pathspace.experiments.tasks.characters",
+    "words": "pathspace.experiments.tasks.words",
 }
 
 

@@ -1,4 +1,4 @@
-"""MNIST read as sequences: rows, groups of pixels, or single pixels; in order or permuted.
+"""MNIST read as sequences: rows, groups of pixels, single pixels or averages of pixels; in order or permuted.
 
 The four idx files are looked for in `DIR/mnist` and in `DIR`, where DIR is `--data-dir` or else the
 environment variable `PATHSPACE_DATA`. Without either the images are downloaded through Hugging Face datasets.
@@ -8,7 +8,6 @@ Source: Y. LeCun, C. Cortes and C. Burges, the MNIST database of handwritten dig
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.tasks.corpora import data_folder
 from pathspace.experiments.tasks.idx import read_idx
 from pathspace.experiments.tasks.task import Split, Task, classification
 
@@ -44,6 +44,7 @@ def build(
     *,
     steps: int = 28,
     permuted: bool = False,
+    pool: int = 1,
     train_size: int = 50_000,
     validation_size: int = 10_000,
     data_dir: Path | None = None,
@@ -53,18 +54,25 @@ def build(
     Args:
         steps: T, a divisor of 784: 28 reads rows, 98 reads eight pixels a step, 784 reads single pixels.
         permuted: Whether the pixels are brought into one fixed random order first.
+        pool: How many consecutive pixels are averaged into one number: 98 steps and a pool of 8 give one number a
+            step, a short relative of the 784 single pixels.
         train_size: How many of the 60,000 training images are trained on.
         validation_size: How many other training images are the validation split: the same ones for every
             `train_size`.
         data_dir: The folder that holds the files or a folder `mnist` with them.
 
     Raises:
-        ConfigurationError: `steps` does not divide 784, the sizes exceed the training set, or there is no
-            data.
+        ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training set, or there
+            is no data.
     """
     if not isinstance(steps, int) or steps < 1 or PIXELS % steps:
         raise ConfigurationError(
             f"The option 'steps' of the task 'mnist' is {steps!r}: give a divisor of {PIXELS}, such as 28."
+        )
+    if not isinstance(pool, int) or pool < 1 or PIXELS // steps % pool:
+        raise ConfigurationError(
+            f"The option 'pool' of the task 'mnist' is {pool!r}: give a divisor of {PIXELS // steps}, the number of "
+            "pixels in a step."
         )
     images, labels = load("train", data_dir)
     if min(train_size, validation_size) < 1 or train_size + validation_size > len(images):
@@ -77,20 +85,24 @@ def build(
     test_images, test_labels = load("test", data_dir)
     return classification(
         "mnist",
-        f"MNIST, {steps} steps of {PIXELS // steps}{', permuted' if permuted else ''} "
+        f"MNIST, {steps} steps of {PIXELS // steps // pool}{f', averages of {pool} pixels' * (pool > 1)}"
+        f"{', permuted' * permuted} "
         f"({train_size} training, {validation_size} validation, {len(test_images)} test images)",
-        Split(as_sequences(images[fitted], steps, permuted), labels[fitted]),
-        Split(as_sequences(images[held_out], steps, permuted), labels[held_out]),
-        Split(as_sequences(test_images, steps, permuted), test_labels),
+        Split(as_sequences(images[fitted], steps, permuted, pool), labels[fitted]),
+        Split(as_sequences(images[held_out], steps, permuted, pool), labels[held_out]),
+        Split(as_sequences(test_images, steps, permuted, pool), test_labels),
         classes=10,
     )
 
 
-def as_sequences(images: Tensor, steps: int, permuted: bool) -> Tensor:
-    """Turn uint8 images (N, 28, 28) into float32 sequences (N, steps, 784 / steps) with values in [0, 1]."""
+def as_sequences(images: Tensor, steps: int, permuted: bool, pool: int = 1) -> Tensor:
+    """Turn uint8 images (N, 28, 28) into float32 sequences (N, steps, 784 / steps / pool), values in [0, 1]."""
     pixels = images.reshape(len(images), PIXELS)
     if permuted:
         pixels = pixels[:, torch.randperm(PIXELS, generator=torch.Generator().manual_seed(PERMUTATION_SEED))]
+    if pool > 1:
+        averages = pixels.reshape(len(images), -1, pool).to(torch.float32).mean(dim=-1)
+        return averages.reshape(len(images), steps, -1).div_(255.0)
     return pixels.reshape(len(images), steps, PIXELS // steps).to(torch.float32).div_(255.0)
 
 
@@ -107,7 +119,7 @@ def load(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
     Raises:
         ConfigurationError: No data, with both ways of getting it; or a broken file.
     """
-    folder = data_dir or (Path(os.environ["PATHSPACE_DATA"]) if os.environ.get("PATHSPACE_DATA") else None)
+    folder = data_folder(data_dir)
     if folder is None:
         return _download(part)
     for candidate in (folder / "mnist", folder):

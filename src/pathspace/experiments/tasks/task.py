@@ -5,6 +5,7 @@ Letters: N sequences, T steps, D numbers per step, K outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,14 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pathspace.experiments.errors import ConfigurationError
+
+NOT_COUNTED = -100  # what cross_entropy ignores
+
 
 @dataclass(frozen=True)
 class Split:
     """Sequences and their targets.
 
     Attributes:
-        inputs: Shape (N, T, D), float32.
-        targets: Shape (N,) with class numbers, or (N, K) with real values.
+        inputs: Shape (N, T, D), float32; or (N, T), int64, the numbers of symbols.
+        targets: Shape (N,) with class numbers, (N, K) with real values, or (N, T) with the number of the symbol
+            that follows each step, `NOT_COUNTED` where it does not count.
     """
 
     inputs: Tensor
@@ -40,13 +46,16 @@ class Task:
         train: What the weights are fitted to.
         validation: What learning rates are chosen by.
         test: Looked at once, after the last step of a run that is reported.
-        input_size: D.
+        input_size: D, or how many symbols there are.
         output_size: K.
-        kind: `"classification"` (error in percent) or `"regression"` (mean squared error).
+        kind: `"classification"` (error in percent), `"regression"` (mean squared error) or `"prediction"` of the
+            next symbol, at every step.
         loss: (outputs (B, K), targets (B, ...)) -> the mean loss of the batch, a 0-dim tensor.
         errors: (outputs (B, K), targets (B, ...)) -> the error of each sequence, shape (B,); its mean is the
             metric.
         metric: What the mean of `errors` is called, with its unit.
+        reported: What becomes of that mean in reports; perplexity is the exponential of a mean.
+        evaluation_batch: Sequences that validation and test take at a time; their outputs must fit into memory.
     """
 
     name: str
@@ -56,10 +65,12 @@ class Task:
     test: Split
     input_size: int
     output_size: int
-    kind: Literal["classification", "regression"]
+    kind: Literal["classification", "regression", "prediction"]
     loss: Callable[[Tensor, Tensor], Tensor]
     errors: Callable[[Tensor, Tensor], Tensor]
     metric: str
+    reported: Callable[[float], float] = float
+    evaluation_batch: int = 1000
 
 
 def classification(
@@ -96,6 +107,77 @@ def regression(name: str, description: str, train: Split, validation: Split, tes
         errors=_squared_errors,
         metric="mean squared error",
     )
+
+
+def prediction(
+    name: str,
+    description: str,
+    train: Split,
+    validation: Split,
+    test: Split,
+    *,
+    symbols: int,
+    metric: Literal["bits per character", "perplexity"],
+) -> Task:
+    """Return a task that predicts the next symbol at every step, with the mean cross-entropy as loss."""
+    # 2^24 outputs are 64 MB.
+    evaluation_batch = max(1, 2**24 // (symbols * test.inputs.shape[1]))
+    return Task(
+        name=name,
+        description=description,
+        train=train,
+        validation=validation,
+        test=test,
+        input_size=symbols,
+        output_size=symbols,
+        kind="prediction",
+        loss=_prediction_loss,
+        errors=_bits if metric == "bits per character" else _nats,
+        metric=metric,
+        reported=float if metric == "bits per character" else _exponential,
+        evaluation_batch=evaluation_batch,
+    )
+
+
+def windows(symbols: Tensor, length: int, context: int = 0) -> Split:
+    """Cut a text into windows that predict, each symbol but the first few exactly once.
+
+    Args:
+        symbols: The numbers of the text's symbols, int64 of shape (L,), L > length + context.
+        length: T, predictions per window; a rest of the text that is shorter is left out.
+        context: Steps before those, which are read and do not count: windows overlap by as many.
+    """
+    count = (len(symbols) - 1 - context) // length
+    start = torch.arange(count).unsqueeze(1) * length
+    places = start + torch.arange(length + context)
+    targets = symbols[places + 1]
+    targets[:, :context] = NOT_COUNTED
+    return Split(symbols[places], targets)
+
+
+def _prediction_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.dim() != 3:
+        raise ConfigurationError(
+            "The task predicts at every step, but the model reads only the last one: set "
+            "model_options.output to 'every'."
+        )
+    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED)
+
+
+def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
+    # -ln p of each counted symbol, averaged over the sequence
+    each = functional.cross_entropy(
+        outputs.transpose(1, 2), targets, ignore_index=NOT_COUNTED, reduction="none"
+    )
+    return each.to(torch.float64).sum(dim=1) / (targets != NOT_COUNTED).sum(dim=1)
+
+
+def _bits(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _nats(outputs, targets) / math.log(2)
+
+
+def _exponential(mean: float) -> float:
+    return math.exp(mean) if mean < 700 else math.inf
 
 
 def _percent_wrong(outputs: Tensor, targets: Tensor) -> Tensor:

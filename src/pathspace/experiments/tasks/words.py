@@ -1,0 +1,83 @@
+"""Predicting the next word: Penn Treebank and WikiText-2, with one end of sentence for every line.
+
+A training sequence is a window of the text, read from a zero state; windows do not overlap and come in random
+order. Validation and test windows are preceded by a context that is read and does not count.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.tasks.characters import shortened
+from pathspace.experiments.tasks.corpora import WORDS, read_corpus
+from pathspace.experiments.tasks.task import Task, prediction, windows
+
+PRESET: dict[str, Any] = {
+    # A few minutes on two cores: 600 steps.
+    "task_options": {"train_size": 240_000, "validation_size": 10_000, "test_size": 20_000},
+    "epochs": 1,
+    "batch_size": 20,
+    # One-hot inputs would be wasteful: every word has a vector.
+    "model_options": {"hidden": 200, "embedding": 200, "output": "every"},
+    "momentum": 0.9,
+    "clip_norm": 1.0,
+    "learning_rates": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
+}
+END = "<eos>"
+
+
+def build(
+    *,
+    dataset: str = "ptb",
+    length: int = 20,
+    context: int = 20,
+    train_size: int = 0,
+    validation_size: int = 0,
+    test_size: int = 0,
+    data_dir: Path | None = None,
+) -> Task:
+    """Return the prediction of words as a task.
+
+    Args:
+        dataset: A name in `corpora.WORDS`.
+        length: T, predictions per window.
+        context: Steps that validation and test windows read before those that count.
+        train_size: Words from the beginning of the training part; 0 takes all. The vocabulary is that of the whole
+            training part in any case.
+        validation_size: The same of the validation part.
+        test_size: The same of the test part.
+        data_dir: The folder that holds the files, or the data set's folder with them.
+
+    Raises:
+        ConfigurationError: There is no such data set, a size is impossible, or there is no data.
+    """
+    if dataset not in WORDS:
+        raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
+    corpus = WORDS[dataset]
+    texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
+    vocabulary = {word: number for number, word in enumerate(sorted(set(texts[0])))}
+    numbers = [_numbers(text, vocabulary) for text in texts]
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    train, validation, test = (
+        shortened(text, size, name, least=length + context + 1, task="words")
+        for text, (name, size) in zip(numbers, sizes.items(), strict=True)
+    )
+    return prediction(
+        "words",
+        f"{corpus.title}, {len(vocabulary)} types, windows of {length} ({len(train)} training, "
+        f"{len(validation)} validation, {len(test)} test words)",
+        windows(train, length),
+        windows(validation, length, context),
+        windows(test, length, context),
+        symbols=len(vocabulary),
+        metric="perplexity",
+    )
+
+
+def _numbers(text: list[str], vocabulary: dict[str, int]) -> Tensor:
+    return torch.tensor([vocabulary[word] for word in text])
