@@ -6,7 +6,14 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-MODULES = ("pathspace", "pathspace.network", "pathspace.rescaling", "pathspace.paths", "pathspace.optim")
+MODULES = (
+    "pathspace",
+    "pathspace.network",
+    "pathspace.rescaling",
+    "pathspace.paths",
+    "pathspace.optim",
+    "pathspace.nn",
+)
 PAGE = Path(__file__).with_name("api.md")
 
 

@@ -6,11 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathspace import network, optim, paths, rescaling, sequences
+    from pathspace import network, nn, optim, paths, rescaling, sequences
     from pathspace.network import Network, UntraceableError, trace
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Network", "UntraceableError", "network", "optim", "paths", "rescaling", "sequences", "trace"]
+__all__ = [
+    "Network",
+    "UntraceableError",
+    "network",
+    "nn",
+    "optim",
+    "paths",
+    "rescaling",
+    "sequences",
+    "trace",
+]
 
 _FROM_NETWORK = frozenset({"Network", "UntraceableError", "trace"})
 

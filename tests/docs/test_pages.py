@@ -107,7 +107,9 @@ def test_links_between_pages_lead_somewhere():
 
 
 def core_modules() -> list[str]:
-    packages = [importlib.import_module(f"pathspace.{n}") for n in ("network", "optim", "paths", "rescaling")]
+    packages = [
+        importlib.import_module(f"pathspace.{n}") for n in ("network", "nn", "optim", "paths", "rescaling")
+    ]
     names = [p.__name__ for p in packages]
     for package in packages:
         names += [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
@@ -121,7 +123,7 @@ def test_examples_in_docstrings_run(name):
     assert failures == 0
 
 
-@pytest.mark.parametrize("package", ["network", "optim", "paths", "rescaling"])
+@pytest.mark.parametrize("package", ["network", "nn", "optim", "paths", "rescaling"])
 def test_public_names_have_examples_and_say_what_they_return(package):
     module = importlib.import_module(f"pathspace.{package}")
     for name in module.__all__:

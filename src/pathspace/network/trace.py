@@ -268,7 +268,9 @@ def _outputs(recorder: Recorder, result: Any) -> list[Value]:
             )
         if value is not None and value.kind in ("hidden", "tail"):
             values.append(value)
-    chosen = [v for v in values if not v.state] or values
+    chosen = [v for v in values if not v.state]
+    if not chosen and not recorder.extra_outputs:  # nothing but states is returned, and nothing goes outside
+        chosen = values
     chosen = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
     if not chosen:
         raise UntraceableError(

@@ -39,9 +39,9 @@ def homogeneous(
 def unchanged(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Dropout: all paths count, so it is the identity in the squared network."""
+    """Dropout, of activations or of weights: all paths count, so it is the identity in the squared network."""
     del func
-    value = recorder.as_units(input)
+    value = recorder.value(input)
     position = _INPLACE_ARGUMENT.get(name, 2)
     inplace = kwargs.get("inplace", len(args) > position and args[position])
     if name.endswith("_") or inplace:

@@ -47,7 +47,7 @@ def rnn(
     if x.batch is not None and x.batch != batch_dim:
         recorder.wrong_batch(name)
     time_dim = 1 if batched and batch_first else 0
-    steps = x.shape[time_dim]
+    steps, examples = x.shape[time_dim], x.shape[1 - time_dim] if batched else 1
 
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
@@ -79,14 +79,15 @@ def rnn(
         if taps is not None and inside is not None:
             for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
-        if batched:
-            return sequence.unsqueeze(1 - time_dim), last.unsqueeze(1)
-        return sequence, last
+        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
 
-    labels = source.expand(steps, -1)
-    last_labels = torch.stack(final)
-    if batched:
-        labels, last_labels = labels.unsqueeze(1 - time_dim), last_labels.unsqueeze(1)
+    def batch_of(one: Tensor, dim: int) -> Tensor:
+        """All examples are alike in the squared network."""
+        shape = [*one.shape[:dim], examples, *one.shape[dim:]]
+        return one.unsqueeze(dim).expand(shape) if batched else one
+
+    labels = batch_of(source.expand(steps, -1), 1 - time_dim)
+    last_labels = batch_of(torch.stack(final), 1)
     results = [
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
@@ -100,9 +101,13 @@ def rnn(
     ) -> list[Tensor | None]:
         x, w_in, w_rec, *biases = inputs
         h = outputs[0].select(1 - time_dim, 0) if batched else outputs[0]
-        g = torch.zeros_like(h) if gradients[0] is None else gradients[0].reshape(h.shape)
-        if gradients[1] is not None:
-            g = torch.cat([g[:-1], g[-1:] + gradients[1].reshape(1, -1)])
+        first, last = gradients
+        if batched:
+            first = None if first is None else first.sum(1 - time_dim)
+            last = None if last is None else last.sum(1)
+        g = torch.zeros_like(h) if first is None else first
+        if last is not None:
+            g = torch.cat([g[:-1], g[-1:] + last])
         x = x.select(1 - time_dim, 0) if batched else x
         delta = run_recurrence(w_rec.t(), g, None, backwards=True)
         total = delta.sum(0)  # delta_t summed over time
