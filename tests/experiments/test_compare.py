@@ -36,7 +36,7 @@ class Recorder(Silent):
 
 
 def without_seconds(results: list[RunResult]) -> list[RunResult]:
-    return [replace(result, seconds=0.0) for result in results]
+    return [replace(result, seconds=0.0, step_seconds=None) for result in results]
 
 
 def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: Make, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.tasks.task import Task
 
 Config = Callable[..., RunConfig]
@@ -163,8 +164,6 @@ def test_the_test_split_is_looked_at_only_when_asked(
         def __getattr__(self, name: str) -> None:
             raise AssertionError("the test split was touched")
 
-    from dataclasses import replace
-
     task = replace(tiny_task, test=Untouchable())  # type: ignore[arg-type]
     config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=False)
     assert run(config, task).test_error is None
@@ -189,3 +188,45 @@ def test_the_gradient_of_plain_methods_is_clipped(tiny_config: Config, tiny_task
     assert clipped.losses[0] == free.losses[0]
     assert clipped.validations[-1].loss == pytest.approx(clipped.validations[0].loss, rel=1e-4)
     assert free.validations[-1].loss < 0.9 * free.validations[0].loss
+
+
+def test_results_of_older_versions_keep_their_names_and_can_be_read(
+    tiny_config: Config, tiny_task: Task
+) -> None:
+    config = RunConfig(
+        "digits", {}, "relu-rnn", {"hidden": 6}, "sgd", "balanced", 0.05, 0, 2, 16, 0.0, None, 5, 1, True
+    )
+    assert config.key == "sgd-balanced-0.05-0-8b610bc0c3"  # as written by the first version
+    values = run(tiny_config(), tiny_task).as_dict()
+    for name in (
+        "schedule",
+        "warmup",
+        "weight_decay",
+        "refresh_every",
+        "damping",
+        "rescale_factor",
+        "validate_every",
+    ):
+        del values["config"][name]
+    del values["step_seconds"]
+    assert RunResult.from_dict(values).config == tiny_config()
+
+
+def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_it(
+    tiny_config: Config, tiny_task: Task
+) -> None:
+    entries = tuple(Validation(step, 1.0, error) for step, error in ((0, 9.0), (4, 2.5), (8, 2.0), (12, 3.0)))
+    result = replace(run(tiny_config(epochs=1), tiny_task), validations=entries, step_seconds=0.25)
+    assert [result.steps_to(error) for error in (9.0, 3.0, 2.0, 1.9)] == [0, 4, 8, None]
+    assert result.seconds_to(2.0) == 2.0
+    assert result.seconds_to(1.9) is None
+
+
+def test_weight_decay_shrinks_the_weights_of_every_method(tiny_config: Config, tiny_task: Task) -> None:
+    for method in METHODS:
+        free, decayed = (
+            run(tiny_config(method, rate=0.01, epochs=1, weight_decays=[decay]), tiny_task)
+            for decay in (0.0, 50.0)
+        )
+        assert free.losses[0] == decayed.losses[0]
+        assert decayed.losses[1] != free.losses[1], method

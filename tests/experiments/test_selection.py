@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pathspace.experiments.run import RunConfig, RunResult, Validation
-from pathspace.experiments.selection import choose, tuning_runs
+from pathspace.experiments.selection import choose, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
 
 Make = Callable[..., RunConfig]
@@ -73,3 +73,53 @@ def test_tuning_gives_everybody_the_same_grid_and_never_sees_test_data_or_report
     for run in runs:
         budgets[run.method, run.start].append((run.learning_rate, run.seed, run.epochs, run.batch_size))
     assert len({tuple(budget) for budget in budgets.values()}) == 1
+
+
+def test_the_best_pair_of_rate_and_decay_is_chosen(result: Callable[..., RunResult]) -> None:
+    def with_decay(rate: float, decay: float, error: float, **changes: bool) -> RunResult:
+        one = result(rate, error, **changes)
+        return replace(one, config=replace(one.config, weight_decay=decay))
+
+    results = [
+        with_decay(0.1, 0.0, 4.0),
+        with_decay(0.1, 0.1, 5.0),
+        with_decay(0.2, 0.0, 6.0),
+        with_decay(0.2, 0.1, 3.0),
+        with_decay(0.3, 0.0, 7.0),
+        with_decay(0.3, 0.1, 1.0, diverged=True),
+    ]
+    choice = choose(results)["sgd", "balanced"]
+    assert (choice.learning_rate, choice.weight_decay) == (0.2, 0.1)
+    assert choice.scores == {0.1: 4.0, 0.2: 3.0, 0.3: 7.0}
+    assert choice.pairs[0.3, 0.1] == math.inf
+    assert (choice.tried, choice.failed) == (6, 1)
+    assert not choice.at_edge
+
+
+def test_a_run_that_ends_no_better_than_it_began_has_failed(result: Callable[..., RunResult]) -> None:
+    assert choose([result(0.1, 1.0, 9.0), result(0.2, 1.0, 8.9)])["sgd", "balanced"].failed == 1
+
+
+def test_rate_and_decay_are_chosen_in_turn_at_the_same_cost_for_everybody(
+    tiny_settings: Callable[..., Settings], result: Callable[..., RunResult]
+) -> None:
+    grid = tiny_settings(weight_decays=[0.0, 0.1, 1.0], tuning_epochs=1)
+    assert len(tuning_runs(grid)) == 3 * 2 * 2 * 3
+    assert decay_runs(grid, {}) == []
+    settings = replace(grid, tuning="in turn")
+    first = tuning_runs(settings)
+    assert len(first) == 3 * 2 * 2
+    assert {run.weight_decay for run in first} == {0.0}
+    assert {run.epochs for run in first} == {1}
+    choices = {
+        (method, start): replace(choose([result(0.1, 1.0)])["sgd", "balanced"], learning_rate=rate)
+        for method, rate in zip(settings.methods, (0.01, 0.1, 0.1), strict=True)
+        for start in settings.starts
+    }
+    others = decay_runs(settings, choices)
+    assert len(others) == 3 * 2 * 2
+    assert {(run.method, run.learning_rate) for run in others} == {
+        (method, choices[method, "balanced"].learning_rate) for method in settings.methods
+    }
+    assert {run.weight_decay for run in others} == {0.1, 1.0}
+    assert {run.key for run in first}.isdisjoint(run.key for run in others)

@@ -37,6 +37,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "seconds": state.seconds,
         "diverged_at": state.diverged_at,
         "losses": torch.tensor(state.losses, dtype=torch.float64),
+        "durations": torch.tensor(state.durations, dtype=torch.float64),
         "validations": torch.tensor([(v.loss, v.error) for v in state.validations], dtype=torch.float64),
         "validation_steps": [v.step for v in state.validations],
     }
@@ -56,7 +57,8 @@ def load(folder: Path, config: RunConfig, state: RunState) -> None:
         raise ConfigurationError(
             f"The checkpoint {str(path)!r} cannot be read ({error}): delete it and start the run again."
         ) from error
-    stored = json.loads(content["config"])
+    # What an older version did not write stood at its default.
+    stored = RunConfig(**json.loads(content["config"])).as_dict()
     asked = json.loads(json.dumps(config.as_dict()))
     for name in asked:
         if stored.get(name) != asked[name]:
@@ -71,6 +73,7 @@ def load(folder: Path, config: RunConfig, state: RunState) -> None:
     state.seconds = content["seconds"]
     state.diverged_at = content["diverged_at"]
     state.losses = content["losses"].tolist()
+    state.durations = content["durations"].tolist() if "durations" in content else []
     values = content["validations"].reshape(-1, 2).tolist()
     state.validations = [
         Validation(step, loss, error)

@@ -11,8 +11,9 @@ from pathlib import Path
 from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.pool import Monitor, Place, run_all
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.selection import Choice, choose, tuning_runs
+from pathspace.experiments.selection import Choice, choose, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
+from pathspace.experiments.symmetry import run_distinct
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.workers import Workers
 
@@ -33,6 +34,7 @@ class Row:
             learning rate, this start's and the first start's, over all steps and seeds. Exactly 0 for an
             invariant method; infinite where one curve diverged and the other did not; None for the first
             start, and for rates of its own.
+        weight_decay: The decay, chosen along with the rate.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Row:
     rate_chosen_from: str
     runs: tuple[RunResult, ...]
     difference: float | None
+    weight_decay: float = 0.0
 
     @property
     def diverged(self) -> int:
@@ -121,12 +124,20 @@ def compare(
     # A single process needs no helper.
     with Workers(processes) if processes > 1 else nullcontext() as workers:
         title = "Choosing learning rates on the validation split"
-        tuning = run_all(tuning_runs(settings), place, monitor, title=title, workers=workers)
+
+        def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
+            return run_all(configs, place, monitor, title=title, workers=workers)
+
+        verified = settings.verified_seeds
+        tuning = run_distinct(tuning_runs(settings), run, title, verified_seeds=verified)
+        others = decay_runs(settings, choose(tuning))
+        if others:
+            title = "Choosing decays on the validation split"
+            tuning += run_distinct(others, run, title, verified_seeds=verified)
         choices = choose(tuning)
         plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
         configs = [config for plan in plans for config in _configs(settings, plan)]
-        title = "Training with the chosen rates"
-        final = run_all(configs, place, monitor, title=title, workers=workers)
+        final = run_distinct(configs, run, "Training with the chosen rates", verified_seeds=verified)
     return Comparison(
         settings=settings,
         task_description=task.description,
@@ -162,7 +173,7 @@ def train(
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")
-    row = Row(method, start, rate, start, tuple(runs), None)
+    row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)
     return Comparison(settings, task.description, task.metric, {}, (row,), ())
 
 
@@ -172,23 +183,31 @@ class _Plan:
     start: str
     learning_rate: float
     rate_chosen_from: str
+    weight_decay: float
 
 
 def _plans(settings: Settings, method: str, choices: dict[tuple[str, str], Choice]) -> list[_Plan]:
     first, *others = settings.starts
-    rate = choices[method, first].learning_rate
-    plans = [_Plan(method, first, rate, first)]
+    shared = choices[method, first]
+    plans = [_Plan(method, first, shared.learning_rate, first, shared.weight_decay)]
     for start in others:
-        plans.append(_Plan(method, start, rate, first))
-        own = choices[method, start].learning_rate
-        if own != rate:
-            plans.append(_Plan(method, start, own, start))
+        plans.append(_Plan(method, start, shared.learning_rate, first, shared.weight_decay))
+        own = choices[method, start]
+        if (own.learning_rate, own.weight_decay) != (shared.learning_rate, shared.weight_decay):
+            plans.append(_Plan(method, start, own.learning_rate, start, own.weight_decay))
     return plans
 
 
 def _configs(settings: Settings, plan: _Plan) -> list[RunConfig]:
     return [
-        settings.run_config(plan.method, plan.start, plan.learning_rate, seed, evaluate_test=True)
+        settings.run_config(
+            plan.method,
+            plan.start,
+            plan.learning_rate,
+            seed,
+            evaluate_test=True,
+            weight_decay=plan.weight_decay,
+        )
         for seed in range(settings.seeds)
     ]
 
@@ -203,7 +222,17 @@ def _rows(settings: Settings, plans: Sequence[_Plan], final: Sequence[RunResult]
             reference = runs
         elif plan.rate_chosen_from == settings.starts[0]:
             difference = max(map(largest_difference, reference, runs))
-        rows.append(Row(plan.method, plan.start, plan.learning_rate, plan.rate_chosen_from, runs, difference))
+        rows.append(
+            Row(
+                plan.method,
+                plan.start,
+                plan.learning_rate,
+                plan.rate_chosen_from,
+                runs,
+                difference,
+                plan.weight_decay,
+            )
+        )
     return tuple(rows)
 
 

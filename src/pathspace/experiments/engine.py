@@ -7,6 +7,7 @@ torch's random state.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
 from pathspace.experiments.models import build_model
 from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
-from pathspace.experiments.starts import move_to_start
+from pathspace.experiments.schedule import factor
+from pathspace.experiments.starts import balance_once_, move_to_start
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
@@ -92,6 +94,7 @@ def run(
         test_error=test_error,
         diverged_at=state.diverged_at,
         seconds=state.seconds,
+        step_seconds=statistics.median(state.durations) if state.durations else None,
     )
 
 
@@ -116,15 +119,27 @@ def total_steps(config: RunConfig, task: Task) -> int:
 
 def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool) -> RunState:
     import pathspace
-    from pathspace import rescaling
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
     network = pathspace.trace(model, task.train.inputs[:2])
     if fresh:  # a checkpoint brings its own weights
-        move_to_start(network, config.start, seed=config.seed, exponent=config.rescale_exponent)
+        move_to_start(
+            network,
+            config.start,
+            seed=config.seed,
+            exponent=config.rescale_exponent,
+            factor=config.rescale_factor,
+        )
         if chosen.balances_first:
-            rescaling.balance_(network)
-    hyper = Hyperparameters(config.learning_rate, config.momentum, config.clip_norm)
+            balance_once_(network)
+    hyper = Hyperparameters(
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        clip_norm=config.clip_norm,
+        weight_decay=config.weight_decay,
+        refresh_every=config.refresh_every,
+        damping=config.damping,
+    )
     return RunState(model=model, optimizer=chosen.build(model, network, hyper))
 
 
@@ -141,7 +156,8 @@ def _train(
     should_stop: Callable[[], bool],
 ) -> None:
     last_report = 0.0
-    while state.diverged_at is None and state.step < config.epochs * epoch_steps:
+    steps = config.epochs * epoch_steps
+    while state.diverged_at is None and state.step < steps:
         if should_stop():
             save()
             raise InterruptedRunError
@@ -149,17 +165,22 @@ def _train(
         if state.order is None or place == 0:
             state.order = epoch_order(len(task.train), config.seed, epoch)
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
+        rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
 
         began = time.perf_counter()
         loss = _step(state, task, batch, clip_norm)
-        state.seconds += time.perf_counter() - began
+        duration = time.perf_counter() - began
+        state.seconds += duration
 
         if loss is None:
             state.diverged_at = state.step
             break
         state.losses.append(loss)
+        state.durations.append(duration)
         state.step += 1
-        if place == epoch_steps - 1:
+        if place == epoch_steps - 1 or (config.validate_every and state.step % config.validate_every == 0):
             state.validations.append(_validate(state, task))
         if checkpoint_every and state.step % checkpoint_every == 0:
             save()

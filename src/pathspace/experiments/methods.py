@@ -25,11 +25,17 @@ class Hyperparameters:
         learning_rate: From the grid.
         momentum: For the methods that have one in this sense; Adam keeps its own two decay rates.
         clip_norm: Largest norm of a step's gradient; None does not clip.
+        weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
+        refresh_every: Steps between two computations of kappa, for the methods that use it.
+        damping: What they add to kappa, as a fraction of its mean.
     """
 
     learning_rate: float
     momentum: float = 0.0
     clip_norm: float | None = None
+    weight_decay: float = 0.0
+    refresh_every: int = 1
+    damping: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Method:
         balances_first: Whether the start is balanced once, function unchanged, before the first step.
         clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine clips the norm
             of the plain gradient.
+        otherwise: For a method that balances first, the same one without balancing: what it is from a start that
+            is balanced already.
         invariant: Whether a rescaled start must give exactly the same curve.
         learning_rate: What `pathspace train` takes when none is given.
     """
@@ -50,6 +58,7 @@ class Method:
     build: Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]
     balances_first: bool = False
     clips_itself: bool = False
+    otherwise: str = ""
     invariant: bool = False
     learning_rate: float = 0.1
 
@@ -57,40 +66,84 @@ class Method:
 def _sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
     from torch import optim
 
-    return optim.SGD(model.parameters(), lr=hyper.learning_rate, momentum=hyper.momentum)
+    from pathspace.experiments.plain_rules import SGD
+
+    if not hyper.weight_decay:
+        return optim.SGD(model.parameters(), lr=hyper.learning_rate, momentum=hyper.momentum)
+    return SGD(model.parameters(), hyper.learning_rate, hyper.momentum, hyper.weight_decay)
 
 
 def _adam(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
     from torch import optim
 
-    return optim.Adam(model.parameters(), lr=hyper.learning_rate)
+    return optim.AdamW(model.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay)
 
 
-def _path_sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
-    from pathspace.optim import PathSGD
+def _soap(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+    from pathspace.experiments.plain_rules import SOAP
 
-    return PathSGD(
-        model.parameters(),
-        network,
-        lr=hyper.learning_rate,
-        momentum=hyper.momentum,
-        clip_norm=hyper.clip_norm,
+    return SOAP(model.parameters(), hyper.learning_rate, hyper.weight_decay)
+
+
+def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+    from pathspace.experiments.plain_rules import Muon
+
+    return Muon(model.parameters(), hyper.learning_rate, hyper.weight_decay)
+
+
+def _in_path_space(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+    """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike."""
+
+    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+        import pathspace.optim
+
+        momentum = {"momentum": hyper.momentum} if name == "PathSGD" else {}
+        return getattr(pathspace.optim, name)(
+            model.parameters(),
+            network,
+            lr=hyper.learning_rate,
+            weight_decay=hyper.weight_decay,
+            clip_norm=hyper.clip_norm,
+            refresh_every=hyper.refresh_every,
+            damping=hyper.damping,
+            **momentum,
+            **options,
+        )
+
+    return build
+
+
+def _path(label: str, name: str, learning_rate: float, **options: Any) -> Method:
+    build = _in_path_space(name, **options)
+    return Method(label, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
+
+
+def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> Method:
+    return Method(
+        f"balanced once, then {label}",
+        build,
+        balances_first=True,
+        otherwise=otherwise,
+        learning_rate=learning_rate,
     )
-
-
-def _path_adam(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
-    from pathspace.optim import PathAdam
-
-    return PathAdam(model.parameters(), network, lr=hyper.learning_rate, clip_norm=hyper.clip_norm)
 
 
 METHODS = {
     "sgd": Method("SGD", _sgd),
     "adam": Method("Adam", _adam, learning_rate=0.003),
-    "path-sgd": Method("Path-SGD", _path_sgd, clips_itself=True, invariant=True),
-    "path-adam": Method("Path-Adam", _path_adam, clips_itself=True, invariant=True, learning_rate=0.003),
-    "balanced-sgd": Method("balanced once, then SGD", _sgd, balances_first=True),
-    "balanced-adam": Method("balanced once, then Adam", _adam, balances_first=True, learning_rate=0.003),
+    "adamw": Method("AdamW", _adam, learning_rate=0.003),
+    "soap": Method("SOAP", _soap, learning_rate=0.003),
+    "muon": Method("Muon", _muon, learning_rate=0.003),
+    "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
+    "path-adam": _path("Path-Adam", "PathAdam", 0.003),
+    "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
+    "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
+    "path-muon": _path("PathMuon", "PathMuon", 0.003),
+    "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
+    "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
+    "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
+    "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
+    "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
 }
 
 MAIN_METHODS = (

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +33,13 @@ class RunConfig:
         rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
         evaluate_test: Whether the test split is looked at; never while learning rates are chosen.
+        schedule: A name in `schedule.SCHEDULES`.
+        warmup: The part of the run over which the learning rate rises linearly.
+        weight_decay: See `methods.Hyperparameters`; so are the next two.
+        refresh_every: Steps between two computations of kappa.
+        damping: What is added to kappa, as a fraction of its mean.
+        rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
+        validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
     """
 
     task: str
@@ -50,18 +57,30 @@ class RunConfig:
     rescale_exponent: int
     threads: int
     evaluate_test: bool
+    schedule: str = "constant"
+    warmup: float = 0.0
+    weight_decay: float = 0.0
+    refresh_every: int = 1
+    damping: float = 0.0
+    rescale_factor: float = 0.0
+    validate_every: int = 0
 
     @property
     def key(self) -> str:
         """A file name that is the same for equal configurations and no others."""
-        content = json.dumps(self.as_dict(), sort_keys=True)
+        # Fields with a default came later: left out where they say nothing, they do not change older names.
+        later = {item.name: item.default for item in fields(self) if item.default is not MISSING}
+        values = self.as_dict().items()
+        stated = {name: v for name, v in values if name not in later or v != later[name]}
+        content = json.dumps(stated, sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return f"{self.method}-{self.start}-{self.learning_rate:g}-{self.seed}-{digest}"
 
     @property
     def label(self) -> str:
         """What progress displays call the run."""
-        return f"{self.method}, {self.start}, rate {self.learning_rate:g}, seed {self.seed}"
+        decay = f", decay {self.weight_decay:g}" if self.weight_decay else ""
+        return f"{self.method}, {self.start}, rate {self.learning_rate:g}{decay}, seed {self.seed}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -87,6 +106,7 @@ class RunState:
     seconds: float = 0.0
     diverged_at: int | None = None
     losses: list[float] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     order: Tensor | None = None
 
@@ -102,6 +122,8 @@ class RunResult:
         test_error: After the last step; None when the run diverged or was not to look.
         diverged_at: The step whose loss was not finite, or None.
         seconds: Time spent in training steps, evaluation not counted.
+        step_seconds: The median time of one training step: what else the machine does hardly shows in it. None
+            if no step was done, or in results that older versions wrote.
     """
 
     config: RunConfig
@@ -110,6 +132,7 @@ class RunResult:
     test_error: float | None
     diverged_at: int | None
     seconds: float
+    step_seconds: float | None = None
 
     @property
     def validation_score(self) -> tuple[float, float]:
@@ -117,6 +140,20 @@ class RunResult:
         if self.diverged_at is not None:
             return (math.inf, math.inf)
         return (self.validations[-1].error, self.validations[-1].loss)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run diverged or ended no better than it began, by the validation loss."""
+        return self.diverged_at is not None or not self.validations[-1].loss < self.validations[0].loss
+
+    def steps_to(self, error: float) -> int | None:
+        """Return the step of the first validation whose error is at most `error`; None if there is none."""
+        return next((v.step for v in self.validations if v.error <= error), None)
+
+    def seconds_to(self, error: float) -> float | None:
+        """Return `steps_to` times the median time of a step."""
+        steps = self.steps_to(error)
+        return None if steps is None or self.step_seconds is None else steps * self.step_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a number that is not finite becomes None."""
@@ -141,6 +178,7 @@ class RunResult:
             test_error=values["test_error"],
             diverged_at=values["diverged_at"],
             seconds=values["seconds"],
+            step_seconds=values.get("step_seconds"),
         )
 
 

@@ -1,11 +1,11 @@
-"""Choosing learning rates: one grid for every method and start, judged on the validation split alone."""
+"""Choosing learning rate and decay: one grid for every method and start, judged on the validation split alone."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
@@ -13,56 +13,108 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
 
 @dataclass(frozen=True)
 class Choice:
-    """The learning rate chosen for a method and a start.
+    """The learning rate and the weight decay chosen for a method and a start.
 
     Attributes:
-        learning_rate: The one with the least mean validation error; ties go to the least validation loss.
-        scores: The mean validation error of every rate in the grid; infinite where a run diverged.
+        learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to the least
+            validation loss.
+        scores: The mean validation error of every rate in the grid, with the decay that is best for it; infinite
+            where a run diverged.
         at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider grid may do
             better.
         all_diverged: Whether no rate came through; the choice is then the smallest one.
+        weight_decay: See `learning_rate`.
+        pairs: The mean validation error of every pair (rate, decay) that was tried.
+        tried: How many runs the choice was made by.
+        failed: How many of them diverged or ended no better than they began.
     """
 
     learning_rate: float
     scores: dict[float, float]
     at_edge: bool
     all_diverged: bool
+    weight_decay: float = 0.0
+    pairs: dict[tuple[float, float], float] = field(default_factory=dict)
+    tried: int = 0
+    failed: int = 0
 
 
 def tuning_runs(settings: Settings) -> list[RunConfig]:
-    """Return the runs that learning rates are chosen by; none of them looks at the test split."""
+    """Return the runs that rates and decays are chosen by; none of them looks at the test split.
+
+    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest.
+    """
+    decays = settings.weight_decays if settings.tuning == "grid" else settings.weight_decays[:1]
     return [
-        settings.run_config(method, start, rate, FIRST_TUNING_SEED + seed, evaluate_test=False)
+        run
         for method in settings.methods
         for start in settings.starts
+        for decay in decays
         for rate in settings.learning_rates
+        for run in _tuning(settings, method, start, rate, decay)
+    ]
+
+
+def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) -> list[RunConfig]:
+    """Return the runs that decays are chosen by in turn: the other decays, with the chosen rates.
+
+    Args:
+        settings: Of the comparison.
+        choices: What was chosen from the results of `tuning_runs`.
+    """
+    if settings.tuning == "grid":
+        return []
+    return [
+        run
+        for (method, start), choice in choices.items()
+        for decay in settings.weight_decays[1:]
+        for run in _tuning(settings, method, start, choice.learning_rate, decay)
+    ]
+
+
+def _tuning(settings: Settings, method: str, start: str, rate: float, decay: float) -> list[RunConfig]:
+    return [
+        settings.run_config(
+            method,
+            start,
+            rate,
+            FIRST_TUNING_SEED + seed,
+            evaluate_test=False,
+            weight_decay=decay,
+            epochs=settings.tuning_epochs,
+        )
         for seed in range(settings.tuning_seeds)
     ]
 
 
 def choose(results: Iterable[RunResult]) -> dict[tuple[str, str], Choice]:
-    """Choose a learning rate for every (method, start) among the results of `tuning_runs`."""
-    scores: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    """Choose rate and decay for every (method, start) among the results of `tuning_runs` and `decay_runs`."""
+    grouped: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
     for result in results:
-        config = result.config
-        scores[config.method, config.start][config.learning_rate].append(result.validation_score)
-    return {pair: _best(by_rate) for pair, by_rate in scores.items()}
+        grouped[result.config.method, result.config.start].append(result)
+    return {pair: _best(group) for pair, group in grouped.items()}
 
 
-def _best(by_rate: dict[float, list[tuple[float, float]]]) -> Choice:
+def _best(results: list[RunResult]) -> Choice:
+    by_pair: dict[tuple[float, float], list[tuple[float, float]]] = defaultdict(list)
+    for result in results:
+        by_pair[result.config.learning_rate, result.config.weight_decay].append(result.validation_score)
     means = {
-        rate: tuple(
+        pair: tuple(
             math.fsum(column) / len(column) if all(map(math.isfinite, column)) else math.inf
-            for column in zip(*pairs, strict=True)
+            for column in zip(*scores, strict=True)
         )
-        for rate, pairs in sorted(by_rate.items())
+        for pair, scores in sorted(by_pair.items())
     }
-    rate = min(means, key=lambda rate: (means[rate], rate))
+    rate, decay = min(means, key=lambda pair: (means[pair], pair))
+    rates = sorted({pair[0] for pair in means})
     return Choice(
         learning_rate=rate,
-        scores={rate: error for rate, (error, _) in means.items()},
-        at_edge=len(means) > 1 and rate in (min(means), max(means)),
-        all_diverged=math.isinf(means[rate][0]),
+        scores={one: min(mean[0] for pair, mean in means.items() if pair[0] == one) for one in rates},
+        at_edge=len(rates) > 1 and rate in (rates[0], rates[-1]),
+        all_diverged=math.isinf(means[rate, decay][0]),
+        weight_decay=decay,
+        pairs={pair: error for pair, (error, _) in means.items()},
+        tried=len(results),
+        failed=sum(result.failed for result in results),
     )

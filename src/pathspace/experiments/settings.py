@@ -11,12 +11,15 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.methods import MAIN_METHODS, method
 from pathspace.experiments.models import check_model
 from pathspace.experiments.run import RunConfig
+from pathspace.experiments.schedule import check_schedule
 from pathspace.experiments.starts import check_start
 from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
 FIRST_TUNING_SEED = 1000
+TUNINGS = ("grid", "in turn")
+LISTS = ("methods", "starts", "learning_rates", "weight_decays", "baselines")
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,27 @@ class Settings:
         seeds: Runs per row of the table.
         tuning_seeds: Runs per learning rate while the rate is chosen.
         learning_rates: The grid, the same for every method and start.
+        weight_decays: The grid of decoupled weight decays, the same for every method and start; the first one is
+            what runs outside the grid take.
+        tuning: `"grid"` tries every pair of learning rate and decay; `"in turn"` every rate with the first decay,
+            then the other decays with the best rate.
+        tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many as `epochs`.
         epochs: Passes over the training split.
+        schedule: A name in `schedule.SCHEDULES`.
+        warmup: The part of a run, in [0, 1), over which the learning rate rises linearly.
         batch_size: Sequences per step.
         momentum: See `methods.Hyperparameters`.
         clip_norm: Largest norm of a step's gradient; 0 does not clip.
+        refresh_every: Steps between two computations of kappa, for the methods that use it.
+        damping: What they add to kappa, as a fraction of its mean.
         rescale_exponent: k; the rescaled start uses powers of two from 2^-k to 2^k.
+        rescale_factor: f; if it is not 0, the rescaled start uses any numbers from 1/f to f instead.
+        verified_seeds: 0 does every run. Otherwise runs that an exact symmetry makes the same to the last bit are
+            done for so many seeds each and compared; where they are the same, one of them stands for all of them
+            for the other seeds and while rates are chosen.
+        validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
+        baselines: The methods that the others are to beat: the report compares each of them with the best of these.
+        target_error: The report says how long every method takes to this validation error; 0 leaves that out.
         checkpoint_every: Steps between checkpoints.
         threads: Threads of PyTorch in every run.
     """
@@ -51,27 +70,52 @@ class Settings:
     seeds: int = 3
     tuning_seeds: int = 1
     learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    weight_decays: tuple[float, ...] = (0.0,)
+    tuning: str = "grid"
+    tuning_epochs: int = 0
     epochs: int = 10
+    schedule: str = "constant"
+    warmup: float = 0.0
     batch_size: int = 32
     momentum: float = 0.0
     clip_norm: float = 0.0
+    refresh_every: int = 1
+    damping: float = 0.0
     rescale_exponent: int = 5
+    rescale_factor: float = 0.0
+    verified_seeds: int = 0
+    validate_every: int = 0
+    baselines: tuple[str, ...] = ()
+    target_error: float = 0.0
     checkpoint_every: int = 200
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "tuning_seeds", "epochs", "batch_size", "checkpoint_every", "threads"):
+        for name in (
+            "seeds", "tuning_seeds", "epochs", "batch_size", "checkpoint_every", "threads", "refresh_every",
+        ):  # fmt: skip
             _require(name, getattr(self, name), _is_whole(getattr(self, name), 1), "a whole number from 1 on")
+        for name in ("tuning_epochs", "rescale_exponent", "verified_seeds", "validate_every"):
+            _require(name, getattr(self, name), _is_whole(getattr(self, name), 0), "a whole number")
+        for name in ("momentum", "warmup"):
+            value = getattr(self, name)
+            _require(name, value, _is_real(value) and 0 <= value < 1, "one in [0, 1)")
+        for name in ("clip_norm", "damping", "target_error"):
+            value = getattr(self, name)
+            _require(name, value, _is_real(value) and value >= 0, "0 or more")
+        factor = self.rescale_factor
         _require(
-            "rescale_exponent", self.rescale_exponent, _is_whole(self.rescale_exponent, 0), "a whole number"
+            "rescale_factor", factor, _is_real(factor) and (factor == 0 or factor >= 1), "0, or 1 or more"
         )
-        _require(
-            "momentum", self.momentum, _is_real(self.momentum) and 0 <= self.momentum < 1, "one in [0, 1)"
-        )
-        _require("clip_norm", self.clip_norm, _is_real(self.clip_norm) and self.clip_norm >= 0, "0 or more")
-        rates = self.learning_rates
+        rates, decays = self.learning_rates, self.weight_decays
         good = len(rates) > 0 and all(_is_real(rate) and rate > 0 for rate in rates)
         _require("learning_rates", list(rates), good, "one or more positive numbers")
+        good = len(decays) > 0 and all(_is_real(decay) and decay >= 0 for decay in decays)
+        _require("weight_decays", list(decays), good, "one or more numbers, 0 or positive")
+        _require("tuning", self.tuning, self.tuning in TUNINGS, "'grid' or 'in turn'")
+        check_schedule(self.schedule)
+        good = set(self.baselines) <= set(self.methods)
+        _require("baselines", list(self.baselines), good, "some of the methods")
         for name in ("methods", "starts"):
             chosen = getattr(self, name)
             _require(name, list(chosen), len(chosen) > 0, "at least one")
@@ -84,9 +128,27 @@ class Settings:
         check_task(self.task, self.task_options)
 
     def run_config(
-        self, method: str, start: str, learning_rate: float, seed: int, *, evaluate_test: bool
+        self,
+        method: str,
+        start: str,
+        learning_rate: float,
+        seed: int,
+        *,
+        evaluate_test: bool,
+        weight_decay: float | None = None,
+        epochs: int = 0,
     ) -> RunConfig:
-        """Return the configuration of one run of this comparison."""
+        """Return the configuration of one run of this comparison.
+
+        Args:
+            method: A name in `methods.METHODS`.
+            start: A name in `starts.STARTS`.
+            learning_rate: Step size.
+            seed: Of the run.
+            evaluate_test: Whether it looks at the test split in the end.
+            weight_decay: None takes the first one of the grid.
+            epochs: 0 takes those of the settings.
+        """
         return RunConfig(
             task=self.task,
             task_options=dict(self.task_options),
@@ -96,13 +158,20 @@ class Settings:
             start=start,
             learning_rate=learning_rate,
             seed=seed,
-            epochs=self.epochs,
+            epochs=epochs or self.epochs,
             batch_size=self.batch_size,
             momentum=self.momentum,
             clip_norm=self.clip_norm or None,
             rescale_exponent=self.rescale_exponent,
             threads=self.threads,
             evaluate_test=evaluate_test,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            weight_decay=self.weight_decays[0] if weight_decay is None else weight_decay,
+            refresh_every=self.refresh_every,
+            damping=self.damping,
+            rescale_factor=self.rescale_factor,
+            validate_every=self.validate_every,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -136,7 +205,7 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a table.")
                 merged[name] = {**merged.get(name, {}), **value}
-            elif name in ("methods", "starts", "learning_rates"):
+            elif name in LISTS:
                 if not isinstance(value, list | tuple):
                     raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
                 merged[name] = tuple(value)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 STARTS = {
     "default": "PyTorch's initialisation as it is",
     "balanced": "PyTorch's initialisation, every unit rescaled so that equal path mass enters and leaves it",
-    "rescaled": "the balanced start with every unit rescaled by a random power of two; the same function",
+    "rescaled": "the balanced start with every unit rescaled by a random factor; the same function",
 }
+BALANCED = 1e-5  # how far from 1 the factors that would balance a network may be, for it to be balanced
 
 
-def move_to_start(network: Network, start: str, *, seed: int, exponent: int) -> None:
+def move_to_start(network: Network, start: str, *, seed: int, exponent: int, factor: float = 0.0) -> None:
     """Bring freshly initialised weights to a start, in place, without changing the network's function.
 
     Args:
@@ -25,6 +26,7 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int) -> 
         seed: Chooses the random factors.
         exponent: k; the factors of the rescaled start are powers of two between 2^-k and 2^k, so nothing is
             rounded.
+        factor: f; where it is not 0, the factors are any numbers between 1/f and f instead, log-uniform.
 
     Raises:
         ConfigurationError: The start is unknown.
@@ -40,11 +42,26 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int) -> 
     if start == "rescaled":
         rescaling.random_rescale_(
             network,
-            low=2.0**-exponent,
-            high=2.0**exponent,
-            powers_of_two=True,
+            low=1 / factor if factor else 2.0**-exponent,
+            high=factor or 2.0**exponent,
+            powers_of_two=not factor,
             generator=torch.Generator().manual_seed(seed),
         )
+
+
+def balance_once_(network: Network) -> None:
+    """Balance a network, in place; one that is balanced already keeps every bit.
+
+    Factors that are powers of two come first, and the rest only where they do not suffice. So the balanced start, and
+    that start rescaled by powers of two, end as the same weights to the last bit.
+    """
+    from pathspace import rescaling
+    from pathspace.paths.node_mass import node_mass
+
+    rescaling.balance_(network, powers_of_two=True)
+    gauge = node_mass(network).gauge()
+    if bool(((gauge - 1).abs() > BALANCED).any()):
+        rescaling.balance_(network)
 
 
 def check_start(start: Any, where: str = "--start") -> None:

@@ -1,0 +1,49 @@
+"""Learning-rate schedules: the factor of the learning rate at a step, from the number of the step alone.
+
+No schedule keeps a state, so a resumed run takes the factors that an uninterrupted one takes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pathspace.experiments.errors import unknown_name
+
+SCHEDULES = {
+    "constant": "the learning rate as it is",
+    "cosine": "half a period of a cosine, from the learning rate to 0",
+}
+
+
+def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
+    """Return what multiplies the learning rate at one step.
+
+    .. code-block:: text
+
+        w = round(warmup steps)
+        (step + 1) / w                                     for step < w
+        (1 + cos(pi (step - w) / (steps - w))) / 2         for a cosine, from then on
+
+    Args:
+        schedule: A name in `SCHEDULES`.
+        warmup: The part of the run, in [0, 1), over which the factor rises linearly.
+        step: The number of the step, from 0.
+        steps: How many steps the whole run has.
+
+    Raises:
+        ConfigurationError: There is no such schedule.
+    """
+    check_schedule(schedule)
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * (step - rising) / (steps - rising)))
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raise a `ConfigurationError` unless there is a schedule of this name."""
+    if schedule not in SCHEDULES:
+        raise unknown_name("schedule", schedule, SCHEDULES, "the setting 'schedule'")

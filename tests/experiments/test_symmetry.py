@@ -1,0 +1,112 @@
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import pathspace
+from pathspace.experiments.engine import run
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.models import build_model
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.starts import balance_once_, move_to_start
+from pathspace.experiments.symmetry import representative, run_distinct
+from pathspace.experiments.tasks.task import Task
+
+Config = Callable[..., RunConfig]
+OPTIONS = {"epochs": 3, "momentum": 0.9, "clip_norm": 1.0, "rescale_exponent": 6, "weight_decays": [0.1]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("start", ["balanced", "rescaled"])
+def test_a_representative_is_the_same_computation(
+    tiny_config: Config, tiny_task: Task, method: str, start: str
+) -> None:
+    config = tiny_config(method, start, 0.01, **OPTIONS)
+    stands = representative(config)
+    if stands != config:
+        one, other = run(config, tiny_task), run(stands, tiny_task)
+        assert (one.losses, one.validations, one.test_error) == (
+            other.losses,
+            other.validations,
+            other.test_error,
+        )
+    chosen = METHODS[method]
+    assert (stands == config) == (
+        not (chosen.invariant and start == "rescaled") and not chosen.balances_first
+    )
+
+
+def test_factors_that_round_and_other_starts_have_no_representative(tiny_config: Config) -> None:
+    for config in (
+        tiny_config("path-sgd", "rescaled", rescale_factor=100),
+        tiny_config("path-sgd", "default"),
+    ):
+        assert representative(config) == config
+
+
+@pytest.fixture
+def doing(tiny_task: Task) -> tuple[Callable[[Sequence[RunConfig], str], list[RunResult]], list[str]]:
+    done: list[str] = []
+
+    def do(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
+        done.extend(config.label for config in configs)
+        return [run(config, tiny_task) for config in configs]
+
+    return do, done
+
+
+def test_every_computation_is_done_once_beyond_the_verified_seeds(tiny_config: Config, doing) -> None:
+    do, done = doing
+    configs = [
+        tiny_config(method, start, seed=seed, epochs=1)
+        for method in ("sgd", "path-sgd", "balanced-sgd")
+        for start in ("balanced", "rescaled")
+        for seed in range(3)
+    ]
+    whole = [result.losses for result in do(configs, "")]
+    done.clear()
+    results = run_distinct(configs, do, "", verified_seeds=1)
+    assert [result.losses for result in results] == whole
+    assert [result.config for result in results] == configs
+    # 3 of sgd balanced, 3 of sgd rescaled, 3 of path-sgd, and one of each of the other three
+    assert len(done) == len(set(done)) == 3 + 3 + 3 + 3
+    done.clear()
+    run_distinct(configs, do, "", verified_seeds=0)
+    assert len(done) == len(configs)
+
+
+def test_a_method_without_the_symmetry_that_it_claims_is_found_out(
+    tiny_config: Config, doing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "sgd", replace(METHODS["sgd"], invariant=True))
+    configs = [
+        tiny_config("sgd", start, seed=seed, epochs=1)
+        for start in ("balanced", "rescaled")
+        for seed in (0, 1)
+    ]
+    with pytest.raises(ConfigurationError, match="should be the same computation as 'sgd, balanced"):
+        run_distinct(configs, doing[0], "", verified_seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("start", "factor"), [("balanced", 0), ("rescaled", 0), ("rescaled", 100), ("default", 0)]
+)
+def test_balancing_once_ends_at_the_balanced_start(start: str, factor: float) -> None:
+    def parameters(start: str, factor: float = 0.0, *, balanced: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = build_model("relu-rnn", 3, 2, {"hidden": 6})
+        network = pathspace.trace(model, torch.zeros(2, 4, 3))
+        move_to_start(network, start, seed=1, exponent=5, factor=factor)
+        if balanced:
+            balance_once_(network)
+        return [p.detach() for p in model.parameters()]
+
+    wanted = parameters("balanced", balanced=False)
+    found = parameters(start, factor, balanced=True)
+    exact = start != "default" and not factor
+    for p, q in zip(wanted, found, strict=True):
+        assert torch.equal(p, q) if exact else torch.allclose(p, q, rtol=1e-5, atol=0)
+    moved = parameters("rescaled", factor, balanced=False)
+    assert any(not torch.allclose(p, q, rtol=1e-2) for p, q in zip(wanted, moved, strict=True))
