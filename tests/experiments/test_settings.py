@@ -26,6 +26,25 @@ def test_settings_survive_json() -> None:
     assert settings_from(("config.json", settings.as_dict())) == settings
 
 
+def test_methods_bring_their_own_models_along() -> None:
+    settings = settings_from(
+        (
+            "a test",
+            {
+                "methods": ["sgd", "irnn-sgd", "lstm-adam"],
+                "starts": ["default"],
+                "model_options": {"hidden": 7},
+            },
+        )
+    )
+    models = [settings.run_config(name, "default", 0.1, 0, evaluate_test=False) for name in settings.methods]
+    assert [(config.model, config.model_options) for config in models] == [
+        ("relu-rnn", {"hidden": 7}),
+        ("relu-rnn", {"hidden": 7, "start": "identity"}),
+        ("lstm", {"hidden": 7}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -59,6 +78,16 @@ def test_settings_survive_json() -> None:
         ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
         ({"model_options": {"width": 3}}, "Unknown option 'width' in model_options"),
         ({"task_options": {"width": 3}}, "Unknown option 'width' in task_options"),
+        ({"model": "lstm", "methods": ["path-sgd"]}, "'path-sgd' needs a model that can be rescaled"),
+        ({"methods": ["lstm-adam"], "starts": ["balanced"]}, "set starts to .'default'."),
+        (
+            {
+                "methods": ["tanh-sgd"],
+                "starts": ["default"],
+                "model_options": {"start": "identity"},
+            },
+            "Unknown option 'start' in model_options of the model 'tanh-rnn'",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
+from pathspace.experiments.models import count_weights
 from pathspace.experiments.pool import Monitor, Place, run_all
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import Choice, choose, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.symmetry import run_distinct
 from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
 
 RUNS = "runs"
@@ -82,6 +84,7 @@ class Comparison:
         choices: The learning rate chosen for every (method, start).
         rows: In the order of methods and starts.
         tuning: The runs that learning rates were chosen by.
+        weights: How many weights the model of each method has.
     """
 
     settings: Settings
@@ -90,6 +93,7 @@ class Comparison:
     choices: dict[tuple[str, str], Choice]
     rows: tuple[Row, ...]
     tuning: tuple[RunResult, ...]
+    weights: Mapping[str, int] = field(default_factory=dict)
 
 
 def compare(
@@ -145,7 +149,16 @@ def compare(
         choices=choices,
         rows=_rows(settings, plans, final),
         tuning=tuple(tuning),
+        weights=_weights(settings, task),
     )
+
+
+def _weights(settings: Settings, task: Task) -> dict[str, int]:
+    models = {method: settings.model_of(method) for method in settings.methods}
+    return {
+        method: count_weights(name, task.input_size, task.output_size, options)
+        for method, (name, options) in models.items()
+    }
 
 
 def train(
@@ -174,7 +187,9 @@ def train(
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")
     row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)
-    return Comparison(settings, task.description, task.metric, {}, (row,), ())
+    return Comparison(
+        settings, task.description, task.metric, {}, (row,), (), weights=_weights(settings, task)
+    )
 
 
 @dataclass(frozen=True)

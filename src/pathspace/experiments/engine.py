@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pathspace.experiments import checkpoint
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
-from pathspace.experiments.models import build_model
+from pathspace.experiments.models import RESCALABLE, build_model
 from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
@@ -121,8 +121,13 @@ def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool
     import pathspace
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
-    network = pathspace.trace(model, task.train.inputs[:2])
-    if fresh:  # a checkpoint brings its own weights
+    network = pathspace.trace(model, task.train.inputs[:2]) if config.model in RESCALABLE else None
+    if network is None and (config.start != "default" or chosen.needs_network):
+        raise ConfigurationError(
+            f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
+            f"needs no path norm, not {config.start!r} and {config.method!r}."
+        )
+    if fresh and network is not None:  # a checkpoint brings its own weights
         move_to_start(
             network,
             config.start,

@@ -7,8 +7,8 @@ of learning rates, the same momentum and the same clipping norm; what a method c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.errors import unknown_name
@@ -52,6 +52,8 @@ class Method:
             is balanced already.
         invariant: Whether a rescaled start must give exactly the same curve.
         learning_rate: What `pathspace train` takes when none is given.
+        model: The model of its own that the method trains, a name in `models.MODELS`; empty for that of the settings.
+        model_options: Laid over those of the settings.
     """
 
     label: str
@@ -61,6 +63,13 @@ class Method:
     otherwise: str = ""
     invariant: bool = False
     learning_rate: float = 0.1
+    model: str = ""
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the method needs a model that can be traced."""
+        return self.balances_first or self.clips_itself or self.invariant
 
 
 def _sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
@@ -144,6 +153,20 @@ METHODS = {
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
     "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
+}
+
+_IDENTITY = {"start": "identity"}
+METHODS |= {
+    # Other models and starts that papers compare with, trained by the methods above.
+    "irnn-sgd": replace(METHODS["sgd"], label="IRNN, SGD", model="relu-rnn", model_options=_IDENTITY),
+    "irnn-adam": replace(METHODS["adam"], label="IRNN, Adam", model="relu-rnn", model_options=_IDENTITY),
+    "irnn-path-sgd": replace(
+        METHODS["path-sgd"], label="IRNN, Path-SGD", model="relu-rnn", model_options=_IDENTITY
+    ),
+    "tanh-sgd": replace(METHODS["sgd"], label="tanh RNN, SGD", model="tanh-rnn"),
+    "tanh-adam": replace(METHODS["adam"], label="tanh RNN, Adam", model="tanh-rnn"),
+    "lstm-sgd": replace(METHODS["sgd"], label="LSTM, SGD", model="lstm"),
+    "lstm-adam": replace(METHODS["adam"], label="LSTM, Adam", model="lstm"),
 }
 
 MAIN_METHODS = (

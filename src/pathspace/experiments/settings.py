@@ -9,7 +9,7 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.methods import MAIN_METHODS, method
-from pathspace.experiments.models import check_model
+from pathspace.experiments.models import RESCALABLE, check_model
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
 from pathspace.experiments.starts import check_start
@@ -124,8 +124,30 @@ class Settings:
             method(name)
         for name in self.starts:
             check_start(name, "the setting 'starts'")
-        check_model(self.model, self.model_options)
+        for name in self.methods:
+            self._check_model_of(name)
         check_task(self.task, self.task_options)
+
+    def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Return the model that a method trains, and its options."""
+        chosen = method(name)
+        return chosen.model or self.model, {**self.model_options, **chosen.model_options}
+
+    def _check_model_of(self, name: str) -> None:
+        model, options = self.model_of(name)
+        check_model(model, options)
+        if model in RESCALABLE:
+            return
+        if method(name).needs_network:
+            raise ConfigurationError(
+                f"The method {name!r} needs a model that can be rescaled, which {model!r} cannot: choose from "
+                f"{', '.join(RESCALABLE)}."
+            )
+        if self.starts != ("default",):
+            raise ConfigurationError(
+                f"The method {name!r} trains the model {model!r}, whose units cannot be rescaled: set starts to "
+                "['default'], or leave the method out."
+            )
 
     def run_config(
         self,
@@ -149,11 +171,12 @@ class Settings:
             weight_decay: None takes the first one of the grid.
             epochs: 0 takes those of the settings.
         """
+        model, model_options = self.model_of(method)
         return RunConfig(
             task=self.task,
             task_options=dict(self.task_options),
-            model=self.model,
-            model_options=dict(self.model_options),
+            model=model,
+            model_options=model_options,
             method=method,
             start=start,
             learning_rate=learning_rate,

@@ -113,6 +113,7 @@ def as_json(
         "metric": comparison.metric,
         "rows": rows,
         "learning_rates": choices,
+        "weights": dict(comparison.weights),
         "published": None
         if published is None
         else {

@@ -149,6 +149,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         f"Test error: {over}after {settings.epochs} epochs. "
         f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
     ]
+    sentences += _weights_note(comparison)
     if comparison.choices:
         sentences.append(
             "Learning rates were chosen on the validation split, by the same grid for every method and "
@@ -176,6 +177,18 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
     if published is not None:
         sentences.append(f"Published: {published.source} {published.setting}")
     return tuple(sentences)
+
+
+def _weights_note(comparison: Comparison) -> list[str]:
+    """Name the number of weights, and the methods whose model has another one than that of the settings."""
+    methods: dict[int, list[str]] = {}
+    for name, count in comparison.weights.items():
+        methods.setdefault(count, []).append(METHODS[name].label)
+    if not methods:
+        return []
+    most = max(methods, key=lambda count: len(methods[count]))
+    others = [f"{', '.join(labels)}: {count:,}." for count, labels in methods.items() if count != most]
+    return [" ".join([f"Weights: {most:,}.", *others])]
 
 
 def print_table(table: Table, console: Console, published: Published | None = None) -> None:
