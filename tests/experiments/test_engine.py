@@ -10,6 +10,7 @@ from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.models import RESCALABLE
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.tasks.task import Task
 
@@ -40,13 +41,16 @@ def killed_at(step: int) -> Callable[[], bool]:
     return check
 
 
+def start_for(method: str) -> str:
+    return "rescaled" if METHODS[method].model in ("", *RESCALABLE) else "default"
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_killed_run_resumes_exactly(
     tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, momentum: float
 ) -> None:
-    start = "rescaled" if METHODS[method].model in ("", "relu-rnn") else "default"
-    config = tiny_config(method, start, 0.01, epochs=4, momentum=momentum, clip_norm=1.0)
+    config = tiny_config(method, start_for(method), 0.01, epochs=4, momentum=momentum, clip_norm=1.0)
     whole = run(config, tiny_task)
     assert len(whole.losses) == total_steps(config, tiny_task) == 16
     # Dies at step 7, in the middle of an epoch; the last checkpoint is from step 6; then again at step 12.
@@ -226,8 +230,18 @@ def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_
 def test_weight_decay_shrinks_the_weights_of_every_method(tiny_config: Config, tiny_task: Task) -> None:
     for method in METHODS:
         free, decayed = (
-            run(tiny_config(method, rate=0.01, epochs=1, weight_decays=[decay]), tiny_task)
+            run(tiny_config(method, start_for(method), 0.01, epochs=1, weight_decays=[decay]), tiny_task)
             for decay in (0.0, 50.0)
         )
         assert free.losses[0] == decayed.losses[0]
         assert decayed.losses[1] != free.losses[1], method
+
+
+def test_models_that_cannot_be_rescaled_train_from_the_default_start_alone(
+    tiny_config: Config, tiny_task: Task
+) -> None:
+    result = run(tiny_config("lstm-adam", "default", 0.01, epochs=5), tiny_task)
+    assert result.validations[-1].loss < result.validations[0].loss
+    for change in ({"start": "rescaled"}, {"method": "path-sgd"}):
+        with pytest.raises(ConfigurationError, match="cannot be rescaled"):
+            run(replace(result.config, **change), tiny_task)

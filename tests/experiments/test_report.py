@@ -235,3 +235,20 @@ def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
         configuration=Configuration("compare", "Nothing", comparison.settings).as_dict(),
     )
     assert (tmp_path / "report.html").exists()
+
+
+def test_weights_are_stated_where_methods_train_other_models(comparison: Comparison) -> None:
+    assert f"Weights: {6 * (2 + 6 + 2) + 7}." in build_table(comparison).notes
+    counts = {"sgd": 1234, "path-sgd": 1234, "lstm-adam": 98765}
+    text = " ".join(build_table(replace(comparison, weights=counts)).notes)
+    assert "Weights: 1,234. LSTM, Adam: 98,765." in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [("error, %", "1.23"), ("bits per character", "1.235"), ("perplexity", "1.2"), ("other", "1.23e+00")],
+)
+def test_errors_have_the_digits_of_their_metric(comparison: Comparison, metric: str, words: str) -> None:
+    row = next(row for row in comparison.rows if not row.diverged)
+    one = replace(row, runs=(replace(row.runs[0], test_error=1.2346),))
+    assert error_label(replace(comparison, metric=metric), one) == words

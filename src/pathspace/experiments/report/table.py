@@ -14,6 +14,8 @@ from rich.table import Table as RichTable
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 
+# Per cents of some thousand sequences have two decimals; squared errors may be of any size.
+DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 
 
@@ -125,8 +127,7 @@ def error_label(comparison: Comparison, row: Row) -> str:
     mean, deviation = row.mean_test_error, row.test_error_deviation
     if mean is None:
         return NOTHING
-    # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
-    digits = ".2f" if "%" in comparison.metric else ".2e"
+    digits = DIGITS.get(comparison.metric, ".2e")
     return f"{mean:{digits}}" + ("" if deviation is None else f" ± {deviation:{digits}}")
 
 
