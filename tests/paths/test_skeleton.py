@@ -1,0 +1,228 @@
+"""Skeletons and basis paths against walks written down one by one, and against numbers known beforehand."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, mlp, trace
+from fixture_nets import NETS, load, load_rnn
+from oracles.basis import as_skeleton, best_products, fixture_edges
+
+KNOWN = json.loads((Path(__file__).parents[1] / "data" / "path_space.json").read_text())
+RULES = ["largest", "cyclic", "random"]
+UNTIED = [case for case in ZOO if case.name != "tied characters"]
+
+
+def choose(network, rule="largest"):
+    return ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(5))
+
+
+# --- known numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_basis_paths_and_values_are_those_of_the_fixture(name):
+    net, known = load(name), KNOWN["nets"][name]
+    network = ps.trace(net.model, net.x)
+    skeleton = as_skeleton(network, net, known["skeleton"])
+    edges = fixture_edges(net)
+    paths = {tuple(edges[i] for i in path) for path in known["basis"].values()}
+    found = ps.paths.basis_paths(network, skeleton)
+    assert set(found) == paths
+    assert len(found) == len(paths) == known["rank"]
+    values = ps.paths.basis_values(network, skeleton)
+    for number, value in known["basis_values"].items():
+        parameter, index = edges[int(number)]
+        assert values[parameter][index].item() == pytest.approx(value, rel=1e-10)
+
+
+def test_cyclic_rule_is_that_of_the_paper():
+    model, x = load_rnn()
+    skeleton = ps.paths.skeleton(ps.trace(model, x), "cyclic")
+    assert skeleton.incoming == tuple(("rnn.weight_ih_l0", (j, j % 2)) for j in range(3))
+    assert skeleton.outgoing == tuple(("out.weight", (j % 2, j)) for j in range(3))
+
+
+# --- what a skeleton is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_edges_are_where_they_belong(case, rule):
+    network = trace(case, case.model(torch.float64))
+    skeleton = choose(network, rule)
+    for unit_class in network.unit_classes:
+        into, out_of = skeleton.incoming[unit_class.index], skeleton.outgoing[unit_class.index]
+        assert into in set(unit_class.incoming) - set(unit_class.bias) - set(unit_class.outgoing)
+        assert out_of in set(unit_class.outgoing) - set(unit_class.incoming)
+        for name, index in (into, out_of):
+            assert network.parameters[name][index] != 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", UNTIED, ids=str)
+def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
+    network = trace(case, case.model(torch.float64))
+    skeleton = choose(network, rule)
+    paths = ps.paths.basis_paths(network, skeleton)
+    graph = skeleton.graph
+    assert skeleton.incomplete == ()
+    assert len(set(paths)) == len(paths) == graph.num_edges - network.num_classes
+    counts = torch.zeros(len(paths), graph.num_edges, dtype=torch.float64)
+    for row, path in zip(counts, paths, strict=True):
+        for edge in path:
+            row[graph.number(edge)] += 1
+        # from input to output: every edge starts where the one before it ends
+        numbers = [graph.number(edge) for edge in path]
+        assert graph.source[numbers[0]] == graph.target[numbers[-1]] == 0
+        assert all(graph.target[a] == graph.source[b] != 0 for a, b in itertools.pairwise(numbers))
+    assert torch.linalg.matrix_rank(counts) == len(paths)
+    assert not (counts @ graph.exponents()).any()  # no rescaling changes a value
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in ZOO if not {"tied characters", "deep residual", "scaled residual"} & {c.name}],
+    ids=str,
+)
+def test_largest_rule_takes_the_largest_products(case):
+    network = trace(case, case.model(torch.float64))
+    products = choose(network).products(network.parameters).abs()
+    into, out_of = best_products(network)
+    c = network.num_classes
+    assert_close(products[1 : 1 + c], into, rtol=1e-12, atol=0)
+    assert_close(products[1 + c :], out_of, rtol=1e-12, atol=0)
+
+
+def test_other_rules_do_not():
+    case = BY_NAME["mlp"]
+    network = trace(case, case.model(torch.float64))
+    largest = choose(network).products(network.parameters).abs()
+    for rule in ("cyclic", "random"):
+        assert choose(network, rule).products(network.parameters).abs().sum() < largest.sum()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_choice_does_not_depend_on_the_scales(case, rule):
+    network = trace(case, case.model(torch.float64))
+    before = choose(network, rule)
+    ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
+    after = choose(network, rule)
+    assert torch.equal(before.edges, after.edges)
+
+
+def test_ties_are_broken_alike_in_every_scaling():
+    """Weights of one size, as after a constant start: rounding must not choose."""
+    model = mlp(3, 50, 40, 2).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.sign() * 0.3)
+    network = ps.trace(model, torch.zeros(1, 3))
+    before = choose(network)
+    for seed in range(5):
+        ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(choose(network).edges, before.edges)
+
+
+def test_values_do_not_depend_on_the_scales():
+    case = BY_NAME["skip"]
+    network = trace(case, case.model(torch.float64))
+    skeleton = choose(network)
+    before = ps.paths.basis_values(network, skeleton)
+    ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
+    assert_close(ps.paths.basis_values(network, skeleton), before, rtol=1e-12, atol=0)
+    plain = {name: p.detach() for name, p in network.parameters.items()}
+    assert not torch.allclose(plain["second.weight"], before["second.weight"])
+
+
+def test_values_are_products_along_the_paths():
+    case = BY_NAME["stacked bidirectional rnn"]
+    network = trace(case, case.model(torch.float64))
+    skeleton = choose(network)
+    values = ps.paths.basis_values(network, skeleton)
+    left_out = set(skeleton.outgoing)
+    edges = [skeleton.graph.edge(e) for e in range(skeleton.graph.num_edges)]
+    paths = ps.paths.basis_paths(network, skeleton)
+    for (name, index), path in zip([e for e in edges if e not in left_out], paths, strict=True):
+        product = math.prod(network.parameters[n][i].item() for n, i in path)
+        assert values[name][index].item() == pytest.approx(product, rel=1e-12)
+
+
+# --- zeros ---------------------------------------------------------------------------------------------
+
+
+def test_zero_weights_are_passed_over_and_dead_classes_named():
+    model = mlp(3, 4, 3, 2)
+    with torch.no_grad():
+        model[0].weight[1] = 0  # nothing enters class 1
+        model[4].weight[:, 2] = 0  # nothing leaves class 4 + 2
+        model[0].weight[0, :2] = 0
+    network = ps.trace(model, torch.zeros(1, 3))
+    for rule in RULES:
+        skeleton = choose(network, rule)
+        assert skeleton.incomplete == (1, 6)
+        assert skeleton.incoming[0] == ("0.weight", (0, 2))
+        assert skeleton.incoming[1] is None
+        assert skeleton.outgoing[6] is None
+        paths = ps.paths.basis_paths(network, skeleton)
+        assert not any(
+            ("0.weight", (1, 0)) in path[1:] or ("4.weight", (0, 6)) in path[:-1] for path in paths
+        )
+        assert ps.paths.basis_values(network, skeleton)["2.bias"].isnan().tolist() == [False, False, True]
+    assert "2 of them incomplete" in repr(skeleton)
+
+
+def test_a_network_of_zeros_has_no_skeleton():
+    model = mlp(3, 4, 2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    network = ps.trace(model, torch.zeros(1, 3))
+    skeleton = choose(network)
+    assert skeleton.incomplete == (0, 1, 2, 3)
+    assert ps.paths.basis_paths(network, skeleton) == [
+        (("2.bias", (0,)),),
+        (("2.bias", (1,)),),
+    ]
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+def test_impossible_requests_are_refused():
+    case = BY_NAME["mlp"]
+    network = trace(case, case.model())
+    with pytest.raises(ValueError, match="'largest', 'cyclic' or 'random'"):
+        ps.paths.skeleton(network, "best")
+    other = trace(BY_NAME["rnn"], BY_NAME["rnn"].model())
+    with pytest.raises(ValueError, match="another network"):
+        ps.paths.basis_paths(other, choose(network))
+    tied = trace(BY_NAME["tied characters"], BY_NAME["tied characters"].model())
+    with pytest.raises(ValueError, match="both directions"):
+        ps.paths.basis_paths(tied, choose(tied))
+
+
+def test_edges_chosen_by_hand_are_checked():
+    case = BY_NAME["rnn"]
+    network = trace(case, case.model())
+    skeleton = choose(network)
+    again = ps.paths.Skeleton.from_edges(network, skeleton.incoming, skeleton.outgoing)
+    assert torch.equal(again.edges, skeleton.edges)
+    assert torch.equal(again.starts, skeleton.starts)
+    into, out_of = list(skeleton.incoming), list(skeleton.outgoing)
+    with pytest.raises(ValueError, match="one edge for each of the 3 classes"):
+        ps.paths.Skeleton.from_edges(network, into[:2], out_of)
+    with pytest.raises(ValueError, match="does not enter class 0"):
+        ps.paths.Skeleton.from_edges(network, [into[1], *into[1:]], out_of)
+    circle = [("rnn.weight_hh_l0", (0, 1)), ("rnn.weight_hh_l0", (1, 0)), into[2]]
+    with pytest.raises(ValueError, match="leads back to no input"):
+        ps.paths.Skeleton.from_edges(network, circle, out_of)
+    with pytest.raises(KeyError):
+        ps.paths.Skeleton.from_edges(network, [("nothing", (0,)), *into[1:]], out_of)
