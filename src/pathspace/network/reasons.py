@@ -117,6 +117,7 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(
         ("max", "min"), "it also returns indices that depend on the data; for a maximum, use amax"
     ),
+    "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
     "einsum": "an einsum can be a linear map or a product of activations; write it as linear, matmul or permute",
 }
 GATED, SIGNED, BOUNDED = _GATED, _SIGNED, _BOUNDED

@@ -1,6 +1,20 @@
-"""Layers and models that the papers define; ordinary modules, which :func:`pathspace.trace` knows."""
+"""Layers and models that the papers define; ordinary modules.
 
+:func:`pathspace.trace` knows the models; a network is traced before :func:`ddp_normalize` normalizes it.
+"""
+
+from pathspace.nn.ddp_layers import DDPConv1d, DDPConv2d, DDPConv3d, DDPLinear
+from pathspace.nn.ddp_normalize import ddp_normalize, fold
 from pathspace.nn.language_model import LanguageModel
 from pathspace.nn.stacked_rnn import StackedReLURNN
 
-__all__ = ["LanguageModel", "StackedReLURNN"]
+__all__ = [
+    "DDPConv1d",
+    "DDPConv2d",
+    "DDPConv3d",
+    "DDPLinear",
+    "LanguageModel",
+    "StackedReLURNN",
+    "ddp_normalize",
+    "fold",
+]

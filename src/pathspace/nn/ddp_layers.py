@@ -1,0 +1,172 @@
+"""Linear and convolutional layers normalized by R = alpha S + (1 - alpha) D; see :func:`pathspace.nn.ddp_normalize`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from pathspace.nn.ddp_function import Normalized, Product, Rule, squared_gamma
+
+if TYPE_CHECKING:
+    _Base, _Convolution = nn.Module, nn.modules.conv._ConvNd
+else:
+    _Base = _Convolution = object
+
+
+class _DDPNormalized(_Base):
+    """What the layers share: their weight and bias are w~ and b~, their buffers the measure D and running statistics.
+
+    In training the statistics are the batch's (over examples and positions) and are averaged into the running ones;
+    in evaluation the running ones stand for them, and gamma~ still follows w~ through the D term.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    ddp_measure: Tensor
+    running_mean: Tensor | None
+    running_statistic: Tensor | None
+    num_batches_tracked: Tensor | None
+    ddp_rule: Rule
+    momentum: float | None
+
+    def _normalize(self, rule: Rule, measure: Tensor, momentum: float | None) -> None:
+        """Turn a plain layer, whose class was replaced by this one, into a normalized layer."""
+        weight = self.weight.detach()
+        self.ddp_rule, self.momentum = rule, momentum
+        self.register_buffer("ddp_measure", measure.to(weight))
+        zeros = weight.new_zeros(weight.shape[0])
+        self.register_buffer("running_mean", zeros.clone() if rule.centred else None)
+        self.register_buffer("running_statistic", torch.ones_like(zeros) if rule.alpha > 0 else None)
+        count = torch.zeros((), dtype=torch.long, device=weight.device)
+        self.register_buffer("num_batches_tracked", count if rule.needs_mean else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Z = (W~ x - c mean + b~) / gamma~."""
+        return ddp_normalized(input, self.weight, self)
+
+    def _forward(self, input: Tensor) -> Tensor:
+        # half-precision statistics would be of little use
+        with torch.autocast(input.device.type, enabled=False):
+            x = input.to(self.weight.dtype)
+            if not self.training:
+                return self._plain(x, *self.folded())
+            z, mean, statistic = self._batch(x)
+            self._track(mean, statistic, z.numel() // len(mean), x)
+            return z
+
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """The weight w~ / gamma~ and the bias (b~ - c mean) / gamma~ of evaluation mode, differentiable."""
+        rule = self.ddp_rule
+        gamma2 = squared_gamma(rule, self.running_statistic, self.weight, self.bias, self.ddp_measure)
+        scale = gamma2.rsqrt()
+        shift = self.bias
+        if self.running_mean is not None:
+            shift = -self.running_mean if shift is None else shift - self.running_mean
+        weight = self.weight * scale.reshape(-1, *[1] * (self.weight.dim() - 1))
+        return weight, None if shift is None else shift * scale
+
+    def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
+        """The autograd function on a batch ``[n, in, ...]``."""
+        z, mean, statistic = Normalized.apply(  # pyright: ignore[reportGeneralTypeIssues]
+            x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule
+        )
+        return z, mean, statistic
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, statistic: Tensor, n: int, x: Tensor) -> None:
+        """Average the statistics of ``n`` values per channel into the running ones as BatchNorm does."""
+        rule, count = self.ddp_rule, self.num_batches_tracked
+        if count is None:
+            return
+        least = 2 if rule.centred or not rule.second_moment else 1  # a variance of one value is zero
+        if n < least:
+            raise ValueError(
+                f"{type(self).__name__} in training needs at least {least} values per channel for its batch "
+                f"statistics, got {n} from an input of shape {list(x.shape)}; use a larger batch or eval()"
+            )
+        count.add_(1)
+        weight = self.momentum if self.momentum is not None else count.to(mean.dtype).reciprocal()
+        if self.running_mean is not None:
+            self.running_mean.lerp_(mean, weight)
+        if self.running_statistic is not None:
+            if not rule.second_moment:
+                statistic = statistic * (n / (n - 1))  # the unbiased variance
+            self.running_statistic.lerp_(statistic, weight)
+
+    def extra_repr(self) -> str:
+        rule = self.ddp_rule
+        statistic = "second_moment" if rule.second_moment else "covariance"
+        own = f"alpha={rule.alpha}, statistic={statistic}, centred={rule.centred}"
+        return f"{super().extra_repr()}, {own}"  # type: ignore[misc]
+
+
+def ddp_normalized(input: Tensor, weight: Tensor, layer: _DDPNormalized) -> Tensor:
+    """What a normalized layer computes, as one operation under its own name (which tracing then refuses)."""
+    if has_torch_function((input, weight)):
+        return handle_torch_function(ddp_normalized, (input, weight), input, weight, layer)
+    return layer._forward(input)
+
+
+class DDPLinear(_DDPNormalized, nn.Linear):
+    """A linear layer normalized by its batch; made by :func:`pathspace.nn.ddp_normalize`.
+
+    All dimensions of its input but the last count as examples.
+    """
+
+    def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x.reshape(-1, x.shape[-1])
+        z, mean, statistic = self._normalized(rows, Product())
+        return z.reshape(*x.shape[:-1], -1), mean, statistic
+
+
+class _DDPConvolution(_DDPNormalized, _Convolution):
+    """A convolution; examples and positions count alike in its statistics."""
+
+    def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        space = len(self.stride)
+        if x.dim() == space + 1:  # a single example
+            z, mean, statistic = self._batch(x.unsqueeze(0))
+            return z.squeeze(0), mean, statistic
+        padding: Any = (0,) * space if self.padding == "valid" else self.padding
+        if self.padding_mode != "zeros" or padding == "same":
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode)
+            padding = (0,) * space
+        return self._normalized(x, Product(self.stride, padding, self.dilation, self.groups))
+
+
+class DDPConv1d(_DDPConvolution, nn.Conv1d):
+    """A one-dimensional convolution normalized by its batch; made by :func:`pathspace.nn.ddp_normalize`."""
+
+
+class DDPConv2d(_DDPConvolution, nn.Conv2d):
+    """A two-dimensional convolution normalized by its batch; made by :func:`pathspace.nn.ddp_normalize`."""
+
+
+class DDPConv3d(_DDPConvolution, nn.Conv3d):
+    """A three-dimensional convolution normalized by its batch; made by :func:`pathspace.nn.ddp_normalize`."""
+
+
+NORMALIZED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: DDPLinear,
+    nn.Conv1d: DDPConv1d,
+    nn.Conv2d: DDPConv2d,
+    nn.Conv3d: DDPConv3d,
+}
+"""Plain layer -> normalized layer; the two have the same parameters under the same names."""

@@ -1,0 +1,208 @@
+"""DDP-Normalization as a reparametrization of a whole network (D16 Section 5)."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.network import Network
+from pathspace.nn.ddp_function import Rule
+from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
+from pathspace.nn.ddp_measure import Place, path_measures
+
+_STATISTICS = ("second_moment", "covariance")
+_PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def ddp_normalize(
+    model: _Model,
+    network: Network,
+    *,
+    alpha: float = 0.5,
+    statistic: str = "second_moment",
+    centred: bool | None = None,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+) -> _Model:
+    """A copy of a model whose internal nodes are normalized by the data-dependent path measure.
+
+    Every internal node v computes with w_v = w~_v / gamma~_v, where
+
+        gamma~_v^2 = w~_v^T R_v w~_v + eps,    R_v = alpha S_v + (1 - alpha) D_v,
+
+    S_v is the second moment M_v or the covariance C_v of what enters v, over the examples of the batch and, in a
+    convolution, its positions, and D_v = diag(gamma_u^2), which is the identity where inputs and normalized units
+    enter. A bias is the weight of an edge from a constant one. alpha = 0 is path-normalization; alpha = 1 with the
+    covariance, centred, is BatchNorm without its affine parameters; what lies between is DDP-Normalization.
+
+    The parameters keep their names and become w~; the loss no longer depends on their length. A layer is
+    normalized if its units can be rescaled, so outputs are left alone. In training the statistics are the batch's
+    and gradients flow through them; in evaluation they are running averages. The function changes (by the factors
+    1 / gamma~), but later :func:`fold` returns a plain network with the function of evaluation mode.
+
+    Args:
+        model: the model that was traced; it is not changed.
+        network: its trace.
+        alpha: the share of the data in the measure, from 0 to 1.
+        statistic: ``"second_moment"`` or ``"covariance"``.
+        centred: subtract from each node's value its mean over the batch, leaving the bias in place. None: if the
+            statistic is the covariance.
+        momentum: weight of the newest batch in the running averages; None for the mean of all batches.
+        eps: added to gamma~^2.
+
+    Returns:
+        The normalized copy: an ordinary module with ordinary parameters and buffers (``state_dict``, ``deepcopy``).
+
+    Raises:
+        ValueError: an argument is out of range, the network is not a trace of this model, a part of the network has
+            no normalized form (recurrent layers, embeddings, BatchNorm, layers used twice), or nothing is left to
+            normalize. The message names the part.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(16, 4)
+        >>> normalized = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=0.5, statistic="second_moment")
+        >>> normalized(x).square().sum().backward()
+        >>> plain = ps.nn.fold(normalized)
+        >>> torch.allclose(plain(x), normalized.eval()(x), atol=1e-6)
+        True
+
+    Source: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016, "Data-Dependent Path Normalization in Neural Networks".
+    """
+    rule = _rule(alpha, statistic, centred, eps)
+    if momentum is not None and not 0 <= momentum <= 1:
+        raise ValueError(f"momentum must be None or between 0 and 1, got {momentum}")
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if network.model is not model:
+        raise ValueError(
+            f"the network is not a trace of this {type(model).__name__}: call ps.trace(model, example)"
+        )
+    network.check_current()
+    places = _places(network)
+    if not places:
+        raise ValueError(
+            "nothing to normalize: every layer of the network is an output or has units of a fixed scale"
+        )
+    measures = {} if rule.alpha == 1 else path_measures(network, places)
+    normalized = copy.deepcopy(model)
+    for path in places:
+        measure = measures.get(path, torch.ones((), dtype=torch.float64))
+        if isinstance(measure, str):
+            raise ValueError(
+                f"the path measure of what enters '{path}' depends on '{measure}', which is not normalized because "
+                "its units have a fixed scale (an output, or a sum with an input); use alpha=1, or trace with "
+                "outside= the module that holds it"
+            )
+        layer = normalized.get_submodule(path)
+        layer.__class__ = NORMALIZED[type(layer)]
+        assert isinstance(layer, _DDPNormalized)
+        layer._normalize(rule, measure, momentum)
+    return normalized
+
+
+def fold(model: _Model) -> _Model:
+    """The plain network with the function that a normalized one has in evaluation mode.
+
+    w = w~ / gamma~ and b = (b~ - mean) / gamma~, with the running statistics. The copy has plain layers; a centred
+    layer without a bias gets one.
+
+    Args:
+        model: a model made by :func:`ddp_normalize`; it is not changed.
+
+    Returns:
+        A copy without normalization, in the same training mode.
+
+    Raises:
+        ValueError: the model has no normalized layer.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> ps.nn.fold(ps.nn.ddp_normalize(model, network, alpha=0.0))
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=8, out_features=2, bias=True)
+        )
+    """
+    plain = copy.deepcopy(model)
+    layers = [module for module in plain.modules() if isinstance(module, _DDPNormalized)]
+    if not layers:
+        raise ValueError(
+            f"this {type(model).__name__} has no layer made by ddp_normalize; there is nothing to fold"
+        )
+    for layer in layers:
+        with torch.no_grad():
+            weight, bias = layer.folded()
+        trained = layer.weight.requires_grad
+        for name in ("ddp_measure", "running_mean", "running_statistic", "num_batches_tracked"):
+            delattr(layer, name)
+        del layer.ddp_rule, layer.momentum
+        layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
+        layer.weight = nn.Parameter(weight, requires_grad=trained)
+        layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=trained)
+    return plain
+
+
+def _rule(alpha: float, statistic: str, centred: bool | None, eps: float) -> Rule:
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is the share of the data in the measure, from 0 to 1; got {alpha}")
+    if statistic not in _STATISTICS:
+        raise ValueError(f"statistic must be one of {', '.join(map(repr, _STATISTICS))}; got {statistic!r}")
+    if not eps >= 0:
+        raise ValueError(f"eps must not be negative, got {eps}")
+    second = statistic == "second_moment"
+    return Rule(float(alpha), second, not second if centred is None else centred, eps)
+
+
+def _places(network: Network) -> dict[str, Place]:
+    """The layers with internal nodes, by path."""
+    leaf_of = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
+    users: dict[str, list] = {}
+    for instruction in network.tape.instructions:
+        for slot in instruction.inputs:
+            if slot in leaf_of:
+                users.setdefault(leaf_of[slot], []).append(instruction)
+    places = {}
+    for name, edges in network.edges.items():
+        path, _, short = name.rpartition(".")
+        internal = _is_internal(name, edges.target)
+        if not internal:
+            continue
+        layer = network.model.get_submodule(path)
+        where = f"'{path}' ({type(layer).__name__})" if path else type(layer).__name__
+        if type(layer) not in NORMALIZED or short not in ("weight", "bias"):
+            raise ValueError(
+                f"the parameter '{name}' of {where} makes internal nodes, but only nn.Linear, nn.Conv1d, nn.Conv2d and "
+                "nn.Conv3d have a normalized form; replace the layer, or trace with outside= it"
+            )
+        found = users[name]
+        if len(found) > 1 or len(found[0].inputs) < 2 or found[0].inputs[1] not in leaf_of:
+            raise ValueError(f"{where} is used more than once (or its weight is changed or shared): {_TWICE}")
+        if found[0].name not in (f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")):
+            raise ValueError(
+                f"'{name}' is used in '{found[0].name}', not by its own layer's forward: call the layer"
+            )
+        if short == "weight":
+            places[path] = Place(path, found[0])
+    return places
+
+
+_TWICE = "its nodes would have different statistics at every use; use a layer of its own for each"
+
+
+def _is_internal(name: str, target: Tensor) -> bool:
+    """Whether the units that a parameter enters can be rescaled; outputs cannot."""
+    free = target != 0
+    if bool(free.any()) and not bool(free.all()):
+        raise ValueError(
+            f"some units that '{name}' enters are outputs (or have a fixed scale) and some are internal; "
+            "make them with two layers"
+        )
+    return bool(free.any())
