@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ def assemble(
     parameters: dict[str, nn.Parameter],
     left: set[str],
     outputs: Sequence[Value],
+    returned: Callable[[Any], list[Tensor]],
 ) -> Network:
     """The network of a finished recording.
 
@@ -31,6 +33,7 @@ def assemble(
         parameters: all parameters of the model by name.
         left: names of those that modules left outside own.
         outputs: the network's outputs.
+        returned: see :class:`Network`.
     """
     scales = recorder.scales
     tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
@@ -73,6 +76,7 @@ def assemble(
         class_names=names,
         tape=tape,
         nodes=_nodes(recorder, renumber, live, len(names)),
+        returned=returned,
     )
 
 

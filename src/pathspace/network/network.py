@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -39,6 +39,7 @@ class Network:
         class_names: where each was made.
         tape: the squared network.
         nodes: unit values on the tape, for measures of a unit class as a whole.
+        returned: from what the model returns to the tensors in it that rescaling leaves alone.
     """
 
     model: nn.Module = field(repr=False)
@@ -49,6 +50,7 @@ class Network:
     class_names: tuple[str, ...] = field(repr=False)
     tape: Tape = field(repr=False)
     nodes: tuple[NodeLabels, ...] = field(repr=False)
+    returned: Callable[[Any], list[Tensor]] = field(repr=False)
 
     @cached_property
     def unit_classes(self) -> tuple[UnitClass, ...]:

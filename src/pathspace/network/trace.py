@@ -120,12 +120,25 @@ class _Plan:
             result = shadow(*args, **kwargs)
             if self.output is not None:
                 result = self.output(result)
-        outputs = _outputs(recorder, result)
+        outputs, places = _outputs(recorder, result)
         for value in outputs:
             recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned}
-        return assemble(self.model, recorder, parameters, left, outputs), coverage(recorder)
+        returned = _Returned(self.output, places)
+        return assemble(self.model, recorder, parameters, left, outputs, returned), coverage(recorder)
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """The tensors, among all that the model returns, that rescaling leaves alone."""
+
+    output: Callable[[Any], Any] | None
+    places: tuple[int, ...]
+
+    def __call__(self, result: Any) -> list[Tensor]:
+        leaves = _tensors(result if self.output is None else self.output(result))
+        return [leaves[place] for place in self.places]
 
 
 def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[str]:
@@ -257,26 +270,32 @@ def _paths(shadow: nn.Module, recorder: Recorder, outside: set[str]) -> Iterator
     yield
 
 
-def _outputs(recorder: Recorder, result: Any) -> list[Value]:
-    leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-    values = []
-    for tensor in leaves:
+def _tensors(result: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+
+
+def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...]]:
+    """The network's outputs, and the places of the returned tensors that are no states of recurrent layers."""
+    found = []
+    for tensor in _tensors(result):
         value = recorder.known(tensor)
         if value is None and tensor.is_meta:
             raise UntraceableError(
                 "output", "", "a returned tensor was made by code that tracing does not see"
             )
-        if value is not None and value.kind in ("hidden", "tail"):
-            values.append(value)
-    chosen = [v for v in values if not v.state]
+        found.append(value)
+    of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
+    chosen = [v for v in of_units if not v.state]
     if not chosen and not recorder.extra_outputs:  # nothing but states is returned, and nothing goes outside
-        chosen = values
-    chosen = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
-    if not chosen:
+        chosen = of_units
+    states = {id(v) for v in of_units} - {id(v) for v in chosen}
+    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
+    if not outputs:
         raise UntraceableError(
             "output",
             "",
             "no tensor that the model returns depends on its parameters",
             "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
         )
-    return list({v.slot: v for v in chosen}.values())
+    places = tuple(i for i, v in enumerate(found) if id(v) not in states)
+    return list({v.slot: v for v in outputs}.values()), places

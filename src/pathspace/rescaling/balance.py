@@ -1,35 +1,135 @@
-"""The balanced member of a rescaling class."""
+"""The balanced member of a rescaling class.
+
+Letters: c unit class, s_c its factor, gamma_in,c and gamma_out,c the path mass into and out of it
+(see ``paths.node_mass``).
+"""
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pathspace.network import Network
 from pathspace.paths.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
 
 
-def balance_(network: Network, *, powers_of_two: bool = False) -> Tensor:
-    """Rescale a network, in place, so that as much path mass enters each unit class as leaves it.
+class FunctionChangedError(RuntimeError):
+    """A change that should have left the network's function alone did not; it has been undone."""
 
-    Every member of a class of networks that compute the same function is brought to the same one. Training a
-    balanced network with SGD or Adam is the baseline that any invariant method has to beat.
+
+def balance_(
+    network: Network,
+    example_input: Any = None,
+    *,
+    tolerance: float | None = None,
+    powers_of_two: bool = False,
+) -> Tensor:
+    r"""Rescale a network, in place, to the member of its class with the least path mass in every unit class.
+
+    .. code-block:: text
+
+        gamma_in,c <- s_c^2 gamma_in,c      gamma_out,c <- gamma_out,c / s_c^2
+        s_c = (gamma_out,c / gamma_in,c)^(1/4)
+
+    Afterwards as much path mass enters each unit class as leaves it: the spread |log(gamma_in,c / gamma_out,c)| is
+    zero for every class. As the product of the two does not change under rescaling, their sum is then the least that
+    any member of the rescaling class has, 2 sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other
+    member reaches it. (A class that no path enters, or none leaves, has no such minimum: there the other side
+    becomes 1.) Every member is brought to the same weights, so training a balanced network with SGD or Adam is the
+    baseline that any invariant method has to beat; and before quantisation it takes away differences of scale
+    between units that the function does not need.
 
     Args:
         network: a traced network, whose model's parameters are changed; the function stays the same.
-        powers_of_two: round the factors to powers of two, so that nothing else is rounded.
+        example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
+            evaluation mode, are compared before and after; the comparison runs on a copy of the model.
+        tolerance: the largest change of an output, relative to the largest output, that passes as rounding; by
+            default the square root of the type's precision (3e-4 for float32).
+        powers_of_two: round the factors to powers of two, so that nothing else is rounded. The spread is then at
+            most 2 log 2 in each class.
 
     Returns:
         The factors s that were used (see :func:`rescale_`), float64, shape ``[num_classes]``.
 
     Raises:
+        FunctionChangedError: an output moved by more than the tolerance, or was not finite; the weights are what they
+            were before.
         FloatingPointError: the path mass of a class is not finite.
         OverflowError: see :func:`rescale_`.
+        ValueError: ``tolerance`` without an example, or not positive.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(16, 4)
+        >>> ps.rescaling.balance_(ps.trace(model, x), x).shape
+        torch.Size([8])
     """
+    if tolerance is not None and (example_input is None or not tolerance > 0):
+        raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     if powers_of_two:
         factors = torch.exp2(torch.log2(factors).round())
+    if example_input is None:
+        rescale_(network, factors)
+        return factors
+    probe = _Probe(network, example_input)
+    before = {name: parameter.detach().clone() for name, parameter in network.parameters.items()}
     rescale_(network, factors)
+    try:
+        probe.check(tolerance)
+    except FunctionChangedError:
+        with torch.no_grad():
+            for name, parameter in network.parameters.items():
+                parameter.copy_(before[name])
+        raise
     return factors
+
+
+class _Probe:
+    """The outputs of a model for one example, before a change of its parameters and after it."""
+
+    def __init__(self, network: Network, example_input: Any) -> None:
+        self.network, self.example_input = network, example_input
+        # evaluation mode must not show in the user's model, nor must what a forward pass does to buffers
+        self.copy: nn.Module = copy.deepcopy(network.model).eval()
+        self.before = self._outputs()
+
+    def check(self, tolerance: float | None) -> None:
+        """Compare with the model's parameters as they are now.
+
+        Raises:
+            FunctionChangedError: an output moved by more than the tolerance, or is not finite.
+        """
+        with torch.no_grad():
+            for ours, theirs in zip(self.copy.parameters(), self.network.model.parameters(), strict=True):
+                ours.copy_(theirs)
+        for i, (old, new) in enumerate(zip(self.before, self._outputs(), strict=True)):
+            if not old.is_floating_point() or not old.numel():
+                continue
+            allowed = torch.finfo(old.dtype).eps ** 0.5 if tolerance is None else tolerance
+            old, new = old.double(), new.double()
+            moved, largest = float((new - old).abs().max()), float(old.abs().max())
+            if not moved <= allowed * largest:
+                raise FunctionChangedError(
+                    f"output {i} of the network moved by {moved:.3g}, where the largest output is {largest:.3g} and "
+                    f"{allowed:.3g} of that passes as rounding; the weights are what they were before. Was the model "
+                    "changed after tracing? Where rounding grows so much, use float64 or a larger tolerance"
+                )
+
+    @torch.no_grad()
+    def _outputs(self) -> list[Tensor]:
+        example = self.example_input
+        devices = sorted({p.device.index for p in self.copy.parameters() if p.device.type == "cuda"})
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(0)
+            if isinstance(example, dict):
+                result = self.copy(**example)
+            else:
+                result = self.copy(*example) if isinstance(example, (tuple, list)) else self.copy(example)
+        return [tensor.clone() for tensor in self.network.returned(result)]

@@ -1,0 +1,268 @@
+"""The balanced member of a rescaling class: the least path mass in every class, and the function it keeps."""
+
+import copy
+import math
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, trace
+from oracles.graph import layered, recurrent
+from pathspace.paths.node_mass import node_mass
+
+
+def spread(network):
+    mass = node_mass(network)
+    live = (mass.into > 0) & (mass.out_of > 0)
+    return (mass.into / mass.out_of).log()[live].abs()
+
+
+# --- by brute force: masses written out from an explicit graph -------------------------------------------
+
+
+def masses(graph, weights):
+    """Path mass into and out of every node, straight from gamma_v^2 = sum of gamma_u^2 w_uv^2."""
+    entering, leaving = defaultdict(list), defaultdict(list)
+    for source, target, parameter in graph.edges:
+        square = weights[parameter] ** 2
+        entering[target].append((source, square))
+        leaving[source].append((target, square))
+
+    @cache
+    def into(node):
+        return 1.0 if node in graph.inputs else math.fsum(into(u) * q for u, q in entering[node])
+
+    @cache
+    def out_of(node):
+        return (node in graph.outputs) + math.fsum(q * out_of(v) for v, q in leaving[node])
+
+    return into, out_of
+
+
+def recurrent_case(model):
+    """A stack of two layers, read at its last step: (graph, weights by key, nodes of every unit)."""
+    graph, index = recurrent(2, [3, 3], 2, 3)
+    rnn, values = model.rnn, {}
+    for key in index:
+        kind, *place = key
+        if kind == "bias":  # two edges from the bias node
+            layer, row = place
+            biases = [getattr(rnn, f"bias_{x}h_l{layer}")[row].item() for x in "ih"]
+            values[key] = math.hypot(*biases)
+        elif kind in ("in", "rec"):
+            layer, row, column = place
+            values[key] = getattr(rnn, f"weight_{'i' if kind == 'in' else 'h'}h_l{layer}")[row, column].item()
+        else:
+            values[key] = (model.out.weight if kind == "out" else model.out.bias)[tuple(place)].item()
+    return graph, index, values, lambda key: key[1:3] if key[0] == "in" else None
+
+
+def skip_case(model):
+    """Two hidden layers; the outputs read the input and both of them."""
+    graph, index = layered([3, 4, 5, 2], skips=True)
+    linear = {(0, 1): model.first, (1, 2): model.second, (2, 3): model.out}
+    linear |= {(0, 3): model.from_input, (1, 3): model.from_first}
+    values = {}
+    for key in index:
+        kind, *place = key
+        if kind == "bias":
+            values[key] = linear[place[0] - 1, place[0]].bias[place[1]].item()
+        else:
+            start, to, row, column = place
+            there = linear.get((start, to))  # layer 2 does not read the input
+            values[key] = 0.0 if there is None else there.weight[row, column].item()
+    return graph, index, values, lambda key: (key[2], key[3]) if key[0] == "weight" and key[2] < 3 else None
+
+
+CASES = {
+    "stacked rnn": (lambda: Recurrent(num_layers=2, batch_first=True), (4, 3, 2), recurrent_case, 6),
+    "skip": (Skip, (4, 3), skip_case, 9),
+}
+
+
+def brute_force(model, describe):
+    """Mass into and out of every unit class of the model, by name of the unit."""
+    graph, index, values, unit = describe(model)
+    weights = [0.0] * len(index)
+    for key, i in index.items():
+        weights[i] = values[key]
+    into, out_of = masses(graph, weights)
+    nodes = defaultdict(set)
+    for _, target, parameter in graph.edges:
+        key = next(k for k, i in index.items() if i == parameter)
+        if unit(key) is not None:
+            nodes[unit(key)].add(target)
+    return {
+        name: (math.fsum(map(into, group)), math.fsum(map(out_of, group))) for name, group in nodes.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_other_member_has_less_path_mass_in_any_class(name):
+    build, shape, describe, classes = CASES[name]
+    torch.manual_seed(1)
+    model = build().double()
+    example = torch.zeros(*shape, dtype=torch.float64)
+    start = sum(sum(pair) for pair in brute_force(model, describe).values())
+    ps.rescaling.balance_(ps.trace(model, example))
+    best = brute_force(model, describe)
+    assert len(best) == classes
+    for into, out_of in best.values():
+        assert into == pytest.approx(out_of, rel=1e-9)
+    assert sum(sum(pair) for pair in best.values()) < 0.999 * start
+    generator = torch.Generator().manual_seed(0)
+    for reach in (1.01, 1.5, 30.0):
+        for _ in range(7):
+            other = copy.deepcopy(model)
+            ps.rescaling.random_rescale_(ps.trace(other, example), 1 / reach, reach, generator=generator)
+            masses_there = brute_force(other, describe)
+            assert all(sum(masses_there[unit]) > sum(best[unit]) for unit in best)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "small resnet", "tied characters", "bidirectional rnn"])
+def test_all_masses_are_least_in_other_networks_too(name):
+    case = BY_NAME[name]
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    ps.rescaling.balance_(network)
+    best = node_mass(network)
+    torch.testing.assert_close(best.into, best.out_of)
+    ps.rescaling.random_rescale_(network, 0.5, 2.0, generator=torch.Generator().manual_seed(0))
+    other = node_mass(network)
+    assert (other.into + other.out_of >= (best.into + best.out_of) * (1 - 1e-12)).all()
+    assert (other.into + other.out_of).sum() > 1.01 * (best.into + best.out_of).sum()
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_leaves_no_spread(case):
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    ps.rescaling.random_rescale_(network, 1e-2, 1e2, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.balance_(network)
+    assert not spread(network).numel() or spread(network).max() < 1e-9
+
+
+def test_powers_of_two_leave_at_most_a_factor_of_four():
+    case = BY_NAME["stacked bidirectional rnn"]
+    network = trace(case, case.model(torch.float64))
+    ps.rescaling.balance_(network, powers_of_two=True)
+    assert 0 < spread(network).max() <= 2 * math.log(2) + 1e-12
+
+
+# --- the check -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_check_passes_where_the_function_stays(case, dtype):
+    model = case.model(dtype)
+    example = case.example(3, dtype)
+    network = trace(case, model)
+    ps.rescaling.random_rescale_(network, 0.01, 100.0, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.balance_(network, example)
+    assert not spread(network).numel() or spread(network).max() < 1e-3
+
+
+class TwoOutputs(nn.Module):
+    """A state that scales, two outputs in a dictionary, and a forward that can be spoilt."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(2, 3, 2, nonlinearity="relu", batch_first=True)
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.spoilt = False
+
+    def forward(self, x):
+        steps, state = self.rnn(x)
+        last = steps[:, -1]
+        result = {"first": self.first(last), "state": state, "second": self.second(last)}
+        if self.spoilt:
+            result["second"] = self.second(torch.tanh(last))
+        return result
+
+
+def two_outputs():
+    torch.manual_seed(0)
+    model, example = TwoOutputs(), torch.randn(3, 4, 2)
+    network = ps.trace(model, example)
+    ps.rescaling.random_rescale_(network, 0.1, 10.0, generator=torch.Generator().manual_seed(0))
+    return model, network, example
+
+
+def test_the_check_looks_at_all_outputs_and_at_no_state():
+    model, network, example = two_outputs()
+    before = model(example)
+    ps.rescaling.balance_(network, example)
+    after = model(example)
+    assert not torch.allclose(after["state"], before["state"], rtol=1e-2)
+    assert_close(after["first"], before["first"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tolerance", [None, 1e-3])
+def test_the_check_undoes_what_moved_the_function(tolerance):
+    model, network, example = two_outputs()
+    model.spoilt = True  # no longer the network that was traced
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ps.rescaling.FunctionChangedError, match=r"output 1 .* moved by 0\.\d+"):
+        ps.rescaling.balance_(network, example, tolerance=tolerance)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+    ps.rescaling.balance_(network, example, tolerance=10.0)  # whoever wants it
+    assert not torch.equal(model.rnn.weight_ih_l0, before["rnn.weight_ih_l0"])
+
+
+def test_the_check_refuses_what_is_not_finite():
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.zeros(1, 3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ps.rescaling.FunctionChangedError):
+        ps.rescaling.balance_(network, torch.full((1, 3), torch.nan))
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_the_check_leaves_mode_buffers_gradients_and_random_state_alone():
+    case = BY_NAME["small resnet"]
+    model = case.model().train()
+    example = case.example(3)
+    call(model, example).sum().backward()
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    ps.rescaling.balance_(trace(case, model), example)
+    assert all(module.training for module in model.modules())
+    assert_close(dict(model.named_buffers()), buffers, rtol=0, atol=0)
+    assert_close({n: p.grad for n, p in model.named_parameters()}, gradients, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("given", "tolerance"), [(False, 1e-3), (True, 0.0), (True, -1.0), (True, math.nan)])
+def test_bad_tolerances(given, tolerance):
+    network = ps.trace(mlp(3, 4, 2), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="tolerance"):
+        ps.rescaling.balance_(network, torch.zeros(1, 3) if given else None, tolerance=tolerance)
+
+
+def quantized(model, bits=8):
+    """Symmetric rounding to 2^bits - 1 levels, with one step size for each weight tensor."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                step = parameter.abs().max() / (2 ** (bits - 1) - 1)
+                parameter.copy_((parameter / step).round() * step)
+    return model
+
+
+def test_balancing_takes_the_damage_of_bad_scales_out_of_int8():
+    torch.manual_seed(0)
+    model, x = Recurrent(inputs=8, hidden=32, num_layers=2, batch_first=True), torch.rand(16, 10, 8)
+    network = ps.trace(model, x)
+    exact, errors = model(x), []
+    for change in (lambda: None, lambda: ps.rescaling.random_rescale_(network, 1 / 16, 16), None):
+        change() if change else ps.rescaling.balance_(network, x)
+        errors.append(((quantized(model)(x) - exact).norm() / exact.norm()).item())
+    assert errors[1] > 0.1 > 0.02 > errors[2]
