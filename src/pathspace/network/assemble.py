@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.network.network import Network, NodeLabels
+from pathspace.network.network import Call, Network, NodeLabels
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD, Scales, without_repeats
 from pathspace.network.tape import Tape
@@ -24,6 +24,7 @@ def assemble(
     left: set[str],
     outputs: Sequence[Value],
     returned: Callable[[Any], list[Tensor]],
+    call: Call,
 ) -> Network:
     """The network of a finished recording.
 
@@ -34,6 +35,7 @@ def assemble(
         left: names of those that modules left outside own.
         outputs: the network's outputs.
         returned: see :class:`Network`.
+        call: likewise.
     """
     scales = recorder.scales
     tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
@@ -77,6 +79,7 @@ def assemble(
         tape=tape,
         nodes=_nodes(recorder, renumber, live, len(names)),
         returned=returned,
+        call=call,
     )
 
 

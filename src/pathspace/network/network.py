@@ -24,6 +24,23 @@ class NodeLabels:
     labels: Tensor
 
 
+@dataclass(frozen=True)
+class Call:
+    """How the model was called while it was traced: enough to call it again on data of the same form.
+
+    Attributes:
+        arguments: the example input, its tensors on the ``meta`` device.
+        batch_dim: the dimension of the inputs that holds the batch.
+        states: positions or names of arguments that carry a hidden state.
+        outside: paths of the modules left to the plain rule.
+    """
+
+    arguments: Any
+    batch_dim: int | None
+    states: frozenset[int | str]
+    outside: frozenset[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.
@@ -40,6 +57,7 @@ class Network:
         tape: the squared network.
         nodes: unit values on the tape, for measures of a unit class as a whole.
         returned: from what the model returns to the tensors in it that rescaling leaves alone.
+        call: how the model was called.
     """
 
     model: nn.Module = field(repr=False)
@@ -51,6 +69,7 @@ class Network:
     tape: Tape = field(repr=False)
     nodes: tuple[NodeLabels, ...] = field(repr=False)
     returned: Callable[[Any], list[Tensor]] = field(repr=False)
+    call: Call = field(repr=False)
 
     @cached_property
     def unit_classes(self) -> tuple[UnitClass, ...]:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.assemble import assemble, coverage
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
-from pathspace.network.network import Network
+from pathspace.network.network import Call, Network
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.scales import FIXED, WILD
@@ -126,7 +126,14 @@ class _Plan:
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned}
         returned = _Returned(self.output, places)
-        return assemble(self.model, recorder, parameters, left, outputs, returned), coverage(recorder)
+        network = assemble(self.model, recorder, parameters, left, outputs, returned, self._call(batch_dim))
+        return network, coverage(recorder)
+
+    def _call(self, batch_dim: int | None) -> Call:
+        empty = pytree.tree_map_only(
+            Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
+        )
+        return Call(empty, batch_dim, self.states, frozenset(self.outside))
 
 
 @dataclass(frozen=True)

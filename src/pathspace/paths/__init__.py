@@ -1,20 +1,38 @@
 """Sums over paths: the path norm and kappa, the metric of Path-SGD; and the graph that all paths run through."""
 
 from pathspace.paths.basis import basis_paths, basis_values
+from pathspace.paths.expression import BasisExpression, express
+from pathspace.paths.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank, used_edges
 from pathspace.paths.kappa import kappa
+from pathspace.paths.listing import Paths, TooManyPathsError, enumerate_paths
 from pathspace.paths.norm import squared_path_norm
 from pathspace.paths.pairs import second_term
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.skeleton import Skeleton, skeleton
+from pathspace.paths.unrolled import Activity, UnrolledGraph, activity, unroll
 
 __all__ = [
+    "Activity",
+    "BasisExpression",
+    "Paths",
     "ReductionGraph",
     "Skeleton",
+    "TooManyPathsError",
+    "UnrolledGraph",
+    "activity",
     "basis_paths",
     "basis_values",
+    "dead_units",
+    "degrees_of_freedom",
+    "enumerate_paths",
+    "express",
     "kappa",
+    "path_jacobian",
+    "path_rank",
     "reduction_graph",
     "second_term",
     "skeleton",
     "squared_path_norm",
+    "unroll",
+    "used_edges",
 ]

@@ -1,0 +1,82 @@
+"""Which elements a linear operation reads: found by running it on numbers that tell where they came from.
+
+An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Its values at h = 1, h = i and h = i^2 (i = 1, 2, ...)
+are the moments sum c, sum c i and sum c i^2. Where an output reads a single element, as in all operations that move
+values, they give that element and its factor at once; where they do not fit a single element, unit vectors do.
+
+Letters: i an element of the argument, o one of the result, b an optional batch of linear maps, c a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pathspace.network.errors import UntraceableError
+
+LARGEST = 50_000_000
+"""Most numbers that one probe may make; 400 MB."""
+_FITS = 1e-9
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Triples (o, i, c), and the number of the linear map in a batch of them."""
+
+    target: Tensor
+    source: Tensor
+    factor: Tensor
+    member: Tensor
+
+
+def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
+    """Find all (o, i, c) with f(h)_o = sum_i c_oi h_i, c not zero.
+
+    Args:
+        function: f, from h ``[elements]`` to ``[outputs]`` or to a batch of maps ``[members, outputs]``; linear.
+        elements: how many elements h has.
+    """
+    number = torch.arange(1, elements + 1, dtype=torch.float64)
+    zeroth, first, second = (function(h) for h in (torch.ones_like(number), number, number.square()))
+    single = zeroth != 0
+    place = torch.where(single, first / torch.where(single, zeroth, 1.0), 0.0)
+    scale = first.abs() + second.abs() + zeroth.abs()
+    # one element only: (sum c i)^2 = (sum c)(sum c i^2), and the quotient is a whole number
+    fits = ((first * first - zeroth * second).abs() <= _FITS * first.abs() * scale) & (
+        (place - place.round()).abs() <= _FITS * elements
+    )
+    fits &= (place.round() >= 1) & (place.round() <= elements)
+    several = (scale != 0) & ~(single & fits)
+    if bool(several.any()):
+        return _by_unit_vectors(function, elements)
+    member, target = _split(single)
+    return Reads(target, place[single].round().long() - 1, zeroth[single], member)
+
+
+def _by_unit_vectors(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
+    size = elements * function(torch.zeros(elements, dtype=torch.float64)).numel()
+    if size > LARGEST:
+        raise UntraceableError(
+            "writing down the graph", "", f"one operation has {size} pairs of elements", "Use smaller layers"
+        )
+    matrix = each(function, torch.eye(elements, dtype=torch.float64))  # [i, o] or [i, b, o]
+    where = matrix.nonzero(as_tuple=True)
+    member = where[1] if matrix.dim() == 3 else torch.zeros_like(where[0])
+    return Reads(where[-1], where[0], matrix[where], member)
+
+
+def _split(mask: Tensor) -> tuple[Tensor, Tensor]:
+    where = mask.nonzero(as_tuple=True)
+    return (where[0], where[1]) if mask.dim() == 2 else (torch.zeros_like(where[0]), where[0])
+
+
+def each(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """The function of every row, one after the other where it cannot be done at once."""
+    try:
+        return vmap(function)(rows)
+    except (RuntimeError, NotImplementedError):  # an operation without a batching rule
+        return torch.stack([function(row) for row in rows])

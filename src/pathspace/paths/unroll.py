@@ -1,0 +1,339 @@
+"""The network written out: every unit at every time step and position a node of its own (S19 Section 3).
+
+A copy of the model runs once in float64, in evaluation form, on one example. Every operation it calls is either *gated*
+(ReLU and its kin, maxima: an edge is open, closed, or open by a slope, depending on the data) or affine in the
+activations and in the parameters. The edges of the latter are found by probing it (see ``probing``), and the result is
+checked against what the operation really returned, so that an operation that is neither raises an error.
+
+Letters: u -> v an edge of the written-out graph, w_e the weight it uses, c its fixed factor, g its gate; node 0 is the
+bias node; nodes are numbered so that u < v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.recorder import _short_name as short_name
+from pathspace.paths.affine import Operation, Terms, floats, terms_of
+from pathspace.paths.gates import Gated, gated
+from pathspace.paths.loops import cell, layers
+from pathspace.paths.probing import LARGEST, reads
+from pathspace.paths.reduction import ReductionGraph
+
+BIAS = 0
+"""The bias node."""
+NONE = -1
+"""No weight, or no gate, on an edge."""
+
+
+@dataclass
+class Edges:
+    """Columns of the list of edges, in the order in which the operations ran."""
+
+    source: list[Tensor] = field(default_factory=list)
+    target: list[Tensor] = field(default_factory=list)
+    weight: list[Tensor] = field(default_factory=list)
+    factor: list[Tensor] = field(default_factory=list)
+    gate: list[Tensor] = field(default_factory=list)
+
+    def add(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
+        """Append edges; ``weight`` and ``gate`` may be one number for all of them."""
+        for column, value in zip(
+            (self.source, self.target, self.weight, self.gate), (source, target, weight, gate), strict=True
+        ):
+            column.append(torch.as_tensor(value).expand(target.shape))
+        self.factor.append(factor.expand(target.shape))
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A tensor whose elements are parameter elements times fixed factors."""
+
+    numbers: Tensor
+    factors: Tensor
+
+
+class Unroller(TorchFunctionMode):
+    """Writes down edges, gates and inputs while a model runs on one example."""
+
+    def __init__(self, graph: ReductionGraph, *, with_edges: bool) -> None:
+        super().__init__()
+        self.graph, self.with_edges = graph, with_edges
+        self.edges = Edges()
+        self.num_nodes = 1
+        self.num_gates = 0
+        self.gates: list[Tensor] = []
+        self.inputs: list[Tensor] = []  # node numbers
+        self.input_values: list[Tensor] = []
+        self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
+        self.paused = False
+        self._units: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (tensor, node numbers)
+        self._weights: dict[int, tuple[Tensor, _Weights]] = {}
+        self._data: dict[int, Tensor] = {}  # tensors that depend on the example alone
+        self._tails: dict[int, Tensor] = {}
+
+    # -- what is known of a tensor ------------------------------------------------------------------------------
+
+    def bind_parameter(self, name: str, parameter: Tensor) -> None:
+        """The elements of a parameter are edges."""
+        first = self.graph.number((name, (0,) * parameter.dim())) if parameter.numel() else 0
+        numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
+        ones = torch.ones(parameter.shape, dtype=torch.float64)
+        self._weights[id(parameter)] = (parameter, _Weights(numbers, ones))
+
+    def bind_data(self, tensor: Tensor) -> Tensor:
+        """The tensor depends on the example alone."""
+        self._data[id(tensor)] = tensor
+        return tensor
+
+    def nodes_of(self, tensor: Tensor) -> Tensor | None:
+        """Node numbers of a tensor of unit values, of its shape."""
+        found = self._units.get(id(tensor))
+        return None if found is None else found[1]
+
+    def is_tail(self, tensor: Tensor) -> bool:
+        """Whether the tensor comes out of a softmax at the end."""
+        return id(tensor) in self._tails
+
+    def _bind(self, tensor: Tensor, nodes: Tensor) -> Tensor:
+        self._units[id(tensor)] = (tensor, nodes.reshape(tensor.shape))
+        for other in (self._weights, self._data):
+            other.pop(id(tensor), None)
+        return tensor
+
+    def _new_nodes(self, shape: torch.Size) -> Tensor:
+        first, self.num_nodes = self.num_nodes, self.num_nodes + shape.numel()
+        if self.num_nodes > LARGEST:
+            raise UntraceableError(
+                "writing down the graph", "", "it has too many nodes", "Use a smaller model"
+            )
+        return torch.arange(first, self.num_nodes).reshape(shape)
+
+    def _sources(self, tensor: Tensor) -> Tensor:
+        """Node numbers of activations; data becomes inputs, a parameter edges from the bias node."""
+        nodes = self.nodes_of(tensor)
+        if nodes is not None:
+            return nodes
+        nodes = self._new_nodes(tensor.shape)
+        if id(tensor) in self._weights:
+            weights = self._weights[id(tensor)][1]
+            self._edges(torch.zeros_like(nodes), nodes, weights.numbers, weights.factors)
+        elif id(tensor) in self._data:
+            self.inputs.append(nodes.flatten())
+            self.input_values.append(tensor.detach().flatten().double())
+        else:
+            self._edges(torch.zeros_like(nodes), nodes, NONE, tensor.detach().double())
+        self._units[id(tensor)] = (tensor, nodes)
+        return nodes
+
+    def _edges(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
+        if self.with_edges:
+            flat = [
+                t.flatten() if isinstance(t, Tensor) else t for t in (source, target, weight, factor, gate)
+            ]
+            self.edges.add(*flat)
+
+    # -- the mode ------------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = short_name(func)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        units = any(id(t) in self._units for t in tensors)
+        weights = any(id(t) in self._weights for t in tensors)
+        data = any(id(t) in self._data for t in tensors)
+        if any(self.is_tail(t) for t in tensors):
+            return self._keep(self._tails, func(*args, **kwargs))
+        if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
+            result = func(*args, **kwargs)
+            return self._keep(self._data, result) if data and not (units or weights) else result
+        if name in ("rnn_relu", "rnn_relu_cell"):
+            with self:
+                return self._recurrent(name, *args, **kwargs)
+        if name in ("softmax", "log_softmax"):
+            if units:
+                self.entered.append((args[0], self._units[id(args[0])][1]))
+            return self._keep(self._tails, func(*args, **kwargs))
+        if name == "batch_norm" and args[1] is None:
+            raise UntraceableError(
+                name,
+                "",
+                "it has no running statistics, so what it computes depends on the other examples of a batch",
+                "Build it with track_running_stats=True",
+            )
+        if name == "embedding" and data:
+            return self._embedding(func, args, kwargs)
+        gate = gated(name, func, args, kwargs)
+        if gate is not None:
+            return self._gated(gate, func, args, kwargs)
+        if not units and not data and name not in _PRODUCTS:
+            return self._of_weights(name, func, args, kwargs)
+        return self._affine(name, func, args, kwargs)
+
+    def _recurrent(self, name: str, *args: Any) -> Any:
+        """``nn.RNN`` and ``nn.RNNCell`` as the loops that they stand for."""
+        if name == "rnn_relu_cell":
+            return cell(args[0], self._start(args[1]), *args[2:])
+        return layers(args[0], lambda number: self._start(args[1], number), *args[2:])
+
+    def _start(self, hx: Tensor, number: int | None = None) -> Tensor | None:
+        """The initial state of a recurrent cell; None for zero."""
+        if self.nodes_of(hx) is None and not self._weight(hx):
+            if id(hx) in self._data and bool(hx.any()):
+                raise ValueError(
+                    "a state carried over from earlier data must be zero where paths are written down"
+                )
+            if not bool(hx.any()):
+                return None
+        return hx if number is None else hx[number]
+
+    def _keep(self, where: dict[int, Tensor], result: Any) -> Any:
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                where[id(tensor)] = tensor
+        return result
+
+    def _embedding(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        """Rows of a table: a linear map of one-hot inputs."""
+        tokens, table = args[0], args[1]
+        result = func(*args, **kwargs)
+        numbers, factors = self._weights[id(table)][1].numbers, self._weights[id(table)][1].factors
+        words, width = table.shape
+        sources = self._new_nodes(torch.Size([tokens.numel(), words]))
+        nodes = self._new_nodes(result.shape)
+        self.inputs.append(sources.flatten())
+        self.input_values.append(functional.one_hot(tokens.flatten(), words).flatten().double())
+        shape = (tokens.numel(), words, width)
+        self._edges(
+            sources[:, :, None].expand(shape),
+            nodes.reshape(-1, 1, width).expand(shape),
+            numbers.expand(shape),
+            factors.expand(shape),
+        )
+        return self._bind(result, nodes)
+
+    def _gated(self, gate: Gated, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """ReLU and its kin, and maxima."""
+        sources = torch.cat([self._sources(t).flatten() for t in gate.operands])
+        o, i, opened = gate.edges()
+        result = func(*args, **kwargs)
+        nodes = self._new_nodes(result.shape)
+        numbers = torch.arange(self.num_gates, self.num_gates + len(o))
+        self.num_gates += len(o)
+        self.gates.append(opened)
+        self._edges(sources[i], nodes.flatten()[o], NONE, torch.ones(len(o), dtype=torch.float64), numbers)
+        return self._bind(result, nodes)
+
+    def _of_weights(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A view of a parameter, or a parameter times a constant."""
+        place, operand = next(
+            (place, t) for place, t in enumerate(pytree.tree_leaves((args, kwargs))) if self._weight(t)
+        )
+        weights = self._weights[id(operand)][1]
+        result = func(*args, **kwargs)
+        pieces = floats(result)
+        if not pieces:
+            return result  # a shape, a type
+        apply = Operation(func, args, kwargs, [place], writes=False)
+        found = reads(lambda w: apply([w]), operand.numel())
+        constant = apply([torch.zeros(operand.numel(), dtype=torch.float64)])
+        if found.target.unique().numel() != len(found.target) or bool(constant.any()):
+            raise UntraceableError(name, "", "its result is no view of a parameter")
+        numbers, factors = torch.zeros(len(constant), dtype=torch.long), torch.zeros_like(constant)
+        numbers[found.target] = weights.numbers.flatten()[found.source]
+        factors[found.target] = found.factor * weights.factors.flatten()[found.source]
+        for piece, n, f in zip(pieces, _split(numbers, pieces), _split(factors, pieces), strict=True):
+            self._weights[id(piece)] = (piece, _Weights(n, f))
+        return result
+
+    def _weight(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and id(leaf) in self._weights
+
+    def _affine(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Everything else: affine in the activations and in the parameters."""
+        leaves = list(enumerate(pytree.tree_leaves((args, kwargs))))
+        weighted = [(p, t) for p, t in leaves if self._weight(t)]
+        acts = [
+            (p, t)
+            for p, t in leaves
+            if isinstance(t, Tensor)
+            and (id(t) in self._units or (id(t) in self._data and t.is_floating_point()))
+        ]
+        if name in _PRODUCTS and not acts:  # a parameter in the place of activations
+            acts, weighted = weighted[:1], weighted[1:]
+        sources = [self._sources(t).flatten() for _, t in acts]
+        weights = [self._weights[id(t)][1] for _, t in weighted]
+        given = [t.detach().double().flatten().clone() for _, t in (*acts, *weighted)]
+        writes = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+        operation = Operation(func, args, kwargs, [p for p, _ in (*acts, *weighted)], writes=writes)
+        if writes:  # before the function changes its argument
+            operation.leaves = [t.detach().clone() if isinstance(t, Tensor) else t for t in operation.leaves]
+        result = func(*args, **kwargs)
+        pieces = floats(args[0] if writes else result)
+        if not pieces:
+            return result
+        actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
+        if self.with_edges:
+            terms = terms_of(name, operation, given, len(acts), actual)
+            nodes = self._place(terms, sources, weights)
+        else:
+            nodes = self._new_nodes(actual.shape)
+        for piece, part in zip(pieces, _split(nodes, pieces), strict=True):
+            self._bind(piece, part)
+        return result
+
+    def _place(self, terms: Terms, sources: list[Tensor], weights: list[_Weights]) -> Tensor:
+        """Nodes for the result of an affine operation: the old ones where it only moves them."""
+        size = len(terms.constant)
+        if terms.fixed and not terms.mixed and not terms.biased and not bool(terms.constant.any()):
+            target = torch.cat([r.target for _, r in terms.fixed])
+            factor = torch.cat([r.factor for _, r in terms.fixed])
+            if len(target) == size and target.unique().numel() == size and bool((factor == 1).all()):
+                nodes = torch.empty(size, dtype=torch.long)
+                nodes[target] = torch.cat([sources[a][r.source] for a, r in terms.fixed])
+                return nodes
+        nodes = self._new_nodes(torch.Size([size]))
+        (where,) = terms.constant.nonzero(as_tuple=True)
+        self._edges(torch.zeros_like(where), nodes[where], NONE, terms.constant[where])
+        for a, r in terms.fixed:
+            self._edges(sources[a][r.source], nodes[r.target], NONE, r.factor)
+        for b, r in terms.biased:
+            used, factors = (t.flatten()[r.source] for t in (weights[b].numbers, weights[b].factors))
+            self._edges(torch.zeros_like(used), nodes[r.target], used, r.factor * factors)
+        for a, b, r in terms.mixed:
+            used, factors = (t.flatten()[r.member] for t in (weights[b].numbers, weights[b].factors))
+            self._edges(sources[a][r.source], nodes[r.target], used, r.factor * factors)
+        return nodes
+
+    def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A module left to the plain rule: what enters it is an output, what leaves it an input."""
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and id(tensor) in self._units:
+                self.entered.append(self._units[id(tensor)])
+        paused, self.paused = self.paused, True
+        try:
+            return self._keep(self._data, forward(*args, **kwargs))
+        finally:
+            self.paused = paused
+
+
+_WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
+_PRODUCTS = frozenset(["linear", "matmul", "mm", "mv", "__matmul__", "addmm", "addmv"])
+
+
+def _split(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = vector.split([t.numel() for t in like])
+    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]

@@ -1,0 +1,71 @@
+"""S19 Theorem 1: every path value is a product of integer powers of basis values."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, trace
+from fixture_nets import NETS, load
+
+MANY = {
+    "deep residual",
+    "small resnet",
+    "stacked bidirectional rnn",
+    "recurrent tower",
+    "paddings",
+    "stacked rnn",
+}
+MANY |= {"pool twice", "characters", "dense block", "cnn 2d"}
+SIGNED = {"tied characters", "tied autoencoder"}
+SKIPPED = MANY | SIGNED | {"bidirectional rnn"}  # the last has weights on no path
+SHOWN = [case for case in ZOO if case.name not in SKIPPED]
+
+
+@pytest.mark.parametrize("rule", ["largest", "cyclic", "random"])
+@pytest.mark.parametrize("name", list(NETS))
+def test_paths_of_the_fixtures_in_terms_of_a_basis(name, rule):
+    net = load(name)
+    network = ps.trace(net.model, net.x)
+    check(network, rule)
+
+
+@pytest.mark.parametrize("case", SHOWN, ids=str)
+def test_paths_in_terms_of_a_basis(case):
+    check(trace(case, case.model(torch.float64)), "largest")
+
+
+def check(network, rule):
+    skeleton = ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(0))
+    paths = ps.paths.enumerate_paths(network)
+    found = ps.paths.express(network, skeleton, paths)
+    assert len(found.edges) == paths.reduction.num_edges - network.num_classes
+    assert torch.equal(found.exponents @ found.counts, paths.counts)
+    weights = paths.reduction.flatten(network.parameters).detach()
+    basis = weights.pow(found.counts).prod(1)
+    assert_close(basis, paths.reduction.flatten(ps.paths.basis_values(network, skeleton))[found.edges])
+    assert_close(found.values(basis), paths.values(network.parameters).detach(), rtol=1e-10, atol=0)
+    # independent, so the exponents are the only ones
+    assert torch.linalg.matrix_rank(found.counts.double()) == len(found.edges)
+
+
+def test_weights_that_are_zero_have_no_negative_powers():
+    case = BY_NAME["rnn without bias"]
+    model = case.model(torch.float64)
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.zero_()
+    network = trace(case, model)
+    paths = ps.paths.enumerate_paths(network)
+    found = ps.paths.express(network, ps.paths.skeleton(network), paths)
+    basis = paths.reduction.flatten(network.parameters).detach().pow(found.counts).prod(1)
+    assert bool((basis == 0).any())
+    assert_close(found.values(basis), paths.values(network.parameters).detach())
+
+
+def test_a_class_without_a_skeleton_edge_is_named():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    with torch.no_grad():
+        model[2].weight[0, 1] = 0
+    network = ps.trace(model, torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"linear in '0'\[1\]"):
+        ps.paths.express(network, ps.paths.skeleton(network), ps.paths.enumerate_paths(network))

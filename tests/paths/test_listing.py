@@ -1,0 +1,201 @@
+"""Listed paths against written-out graphs made by hand, the path norm, and the model's own outputs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, call, trace
+from fixture_nets import NETS, load, load_rnn
+from oracles.graph import enumerate_paths as oracle_paths
+
+LONG = {
+    "deep residual",
+    "small resnet",
+    "stacked bidirectional rnn",
+    "recurrent tower",
+    "paddings",
+    "stacked rnn",
+}
+LISTED = [case for case in ZOO if case.name not in LONG]
+SAME = {"rtol": 1e-12, "atol": 1e-13}
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_the_fixtures_paths(name):
+    net = load(name)
+    network = ps.trace(net.model, net.x)
+    paths = ps.paths.enumerate_paths(network)
+    assert len(paths) == ps.paths.unroll(network).num_paths == net.net["n_paths"]
+    assert bool((paths.factor == 1).all())
+    # the same multiset of counting vectors as a graph written down by hand
+    order = paths.reduction.flatten(net.as_tensors(list(range(len(net.net["params"])))))
+    place = {int(number): i for i, number in enumerate(order.tolist())}
+    expected = torch.zeros(len(paths), len(order), dtype=torch.long)
+    for row, path in enumerate(oracle_paths(net.graph)):
+        for _, _, number in path:
+            if number >= 0:
+                expected[row, place[number]] += 1
+    assert sorted(paths.counts.tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_the_fixtures_outputs_are_sums_over_paths(name):
+    net = load(name)
+    network = ps.trace(net.model, net.x)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, net.x)
+    output = paths.output(network.parameters, flow).detach()
+    assert_close(
+        output, torch.tensor(net.net["f"], dtype=torch.float64).reshape(output.shape), rtol=1e-10, atol=1e-12
+    )
+    assert paths.values(network.parameters).square().sum().item() == pytest.approx(
+        net.net["path_norm2"], rel=1e-10
+    )
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_outputs_and_path_norm_are_sums_over_paths(case):
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    paths = ps.paths.enumerate_paths(network)
+    value = (paths.factor * paths.values(network.parameters)).square().sum()
+    assert_close(value, ps.paths.squared_path_norm(network), **SAME)
+    data = case.example(3, torch.float64)
+    flow = ps.paths.activity(network, data)
+    assert_close(paths.output(network.parameters, flow), flow.outputs, **SAME)
+    picked = case.picked(call(model, data))
+    if case.batch_dim == 0 and not isinstance(call(model, data), list):
+        assert_close(flow.outputs, picked.flatten(1).detach(), **SAME)
+
+
+@pytest.mark.parametrize("name", ["mlp", "rnn", "cnn 2d"])
+def test_outputs_hold_for_other_weights_while_the_gates_do(name):
+    """S19 Eq. (3) is linear in the path values: its gradient is the model's own."""
+    case = BY_NAME[name]
+    model, data = case.model(torch.float64), case.example(3, torch.float64)
+    network = trace(case, model)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, data)
+    names = list(network.parameters)
+    mine = torch.autograd.grad(
+        case.loss(paths.output(network.parameters, flow)), list(network.parameters.values())
+    )
+    theirs = torch.autograd.grad(case.loss(call(model, data)), list(network.parameters.values()))
+    assert_close(dict(zip(names, mine, strict=True)), dict(zip(names, theirs, strict=True)), **SAME)
+
+
+def test_a_gate_that_is_wrong_is_seen():
+    net = load("mlp2-3-4-2b")
+    network = ps.trace(net.model, net.x)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, net.x)
+    assert set(flow.gates.unique().tolist()) == {0.0, 1.0}
+    flow.gates[0] = 1 - flow.gates[0]
+    assert (paths.output(network.parameters, flow) - flow.outputs).abs().max() > 1e-3
+
+
+def test_values_do_not_change_under_rescaling():
+    case = BY_NAME["stacked rnn with dropout"]
+    network = trace(case, case.model(torch.float64))
+    paths = ps.paths.enumerate_paths(network)
+    before = paths.values(network.parameters).detach()
+    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
+    assert_close(paths.values(network.parameters).detach(), before, rtol=1e-13, atol=0)
+
+
+def test_layer_and_loop_have_the_same_paths():
+    model, x = load_rnn()
+    network = ps.trace(model, x)
+    flow = ps.paths.activity(network, x)
+    paths = ps.paths.enumerate_paths(network)
+    assert_close(paths.output(network.parameters, flow), model(x), **SAME)
+
+
+def test_what_enters_a_softmax_is_the_output():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(-1)).double()
+    x = torch.randn(4, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+    assert_close(paths.output(network.parameters, flow).softmax(-1), model(x), **SAME)
+
+
+def test_a_module_left_outside_ends_and_starts_paths():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    x = torch.randn(4, 2, dtype=torch.float64)
+    network = ps.trace(model, x, outside=["1"])
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+    assert len(paths) == (2 + 1) * 3 + 3 + 1
+    output = paths.output(network.parameters, flow)
+    expected = torch.cat([model(x), model[0](x)], 1)
+    assert_close(output, expected, **SAME)
+
+
+def test_running_statistics_may_be_of_any_sign():
+    case = BY_NAME["batch norm of vectors"]
+    network = trace(case, case.model(torch.float64))
+    paths = ps.paths.enumerate_paths(network)
+    assert bool((paths.factor < 0).any())
+
+
+def test_too_many_paths_are_counted_and_refused():
+    case = BY_NAME["small resnet"]
+    network = trace(case, case.model())
+    with pytest.raises(ps.paths.TooManyPathsError, match="6,104,366 paths, more than the limit of 1000"):
+        ps.paths.enumerate_paths(network, 1000)
+
+
+def test_number_of_paths_of_a_long_recurrence():
+    # a path enters at step s and takes T - s recurrent edges: D H^(T-s) H K of them
+    rnn = nn.RNN(2, 3, nonlinearity="relu", bias=False, batch_first=True)
+    network = ps.trace(rnn, torch.zeros(1, 40, 2), output=lambda r: r[0][:, -1])
+    assert ps.paths.unroll(network).num_paths == sum(2 * 3 * 3**k for k in range(40))
+
+
+def test_what_is_no_sum_over_paths_is_refused():
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.out = nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.out(self.norm(x))
+
+    network = ps.trace(Normalised(), torch.randn(4, 3))
+    with pytest.raises(ps.UntraceableError, match="batch_norm"):
+        ps.paths.unroll(network)
+
+
+def test_data_of_another_form_are_refused():
+    network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
+    for wrong in (
+        torch.zeros(2, 4),
+        (torch.zeros(2, 3),),
+        torch.zeros(3),
+        torch.zeros(2, 3, dtype=torch.long),
+    ):
+        with pytest.raises(ValueError, match="the data"):
+            ps.paths.activity(network, wrong)
+
+
+def test_a_carried_state_must_be_zero():
+    rnn = nn.RNN(2, 3, nonlinearity="relu")
+    network = ps.trace(rnn, (torch.zeros(4, 5, 2), torch.zeros(1, 5, 3)))
+    zero = (torch.randn(4, 5, 2), torch.zeros(1, 5, 3))
+    assert ps.paths.activity(network, zero).outputs.shape == (5, 12)
+    with pytest.raises(ValueError, match="carried over"):
+        ps.paths.activity(network, (torch.randn(4, 5, 2), torch.ones(1, 5, 3)))
+
+
+def test_model_and_random_state_stay_as_they_are():
+    case = BY_NAME["batch norm"]
+    model = case.model().train()
+    network = trace(case, model)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state, dtype = torch.random.get_rng_state(), torch.get_default_dtype()
+    ps.paths.activity(network, case.example(2))
+    ps.paths.enumerate_paths(network)
+    ps.paths.dead_units(network, case.example(2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.get_default_dtype() is dtype
+    assert model.training
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
