@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task
@@ -40,6 +41,8 @@ def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConf
     def make(
         method: str = "sgd", start: str = "balanced", rate: float = 0.05, seed: int = 0, **changes: Any
     ) -> RunConfig:
+        if METHODS[method].normalizes:
+            changes.setdefault("model", "mlp")
         return tiny_settings(**changes).run_config(method, start, rate, seed, evaluate_test=True)
 
     return make

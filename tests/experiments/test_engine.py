@@ -245,3 +245,15 @@ def test_models_that_cannot_be_rescaled_train_from_the_default_start_alone(
     for change in ({"start": "rescaled"}, {"method": "path-sgd"}):
         with pytest.raises(ConfigurationError, match="cannot be rescaled"):
             run(replace(result.config, **change), tiny_task)
+
+
+def test_normalized_networks_are_what_the_method_says(tiny_config: Config, tiny_task: Task) -> None:
+    results = {
+        name: run(tiny_config(name, "balanced", 0.05, epochs=4, model="mlp"), tiny_task)
+        for name in ("sgd", "path-norm", "ddp-norm", "ddp-norm-centred", "moment-norm", "batch-norm")
+    }
+    assert len({result.losses for result in results.values()}) == len(results)
+    assert all(result.test_error is not None for result in results.values())
+    # normalizing follows balancing or rescaling, and does not undo it: the two starts are different networks
+    other = run(tiny_config("batch-norm", "rescaled", 0.05, epochs=4), tiny_task)
+    assert other.losses[0] != results["batch-norm"].losses[0]

@@ -66,3 +66,12 @@ def test_the_identity_start_keeps_what_it_has_read() -> None:
 def test_impossible_models_are_refused(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         check_model(name, options)
+
+
+def test_the_feed_forward_network_reads_each_step_by_itself() -> None:
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    every = build_model("mlp", 5, 2, {"hidden": 6, "output": "every"})
+    last = build_model("mlp", 5, 2, {"hidden": 6})
+    last.load_state_dict(every.state_dict())
+    assert torch.equal(last(x), last(x[:, -1:]))
+    torch.testing.assert_close(every(x)[:, -1], last(x))

@@ -137,6 +137,8 @@ def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool
         )
         if chosen.balances_first:
             balance_once_(network)
+    if chosen.normalizes and network is not None:
+        model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
     hyper = Hyperparameters(
         learning_rate=config.learning_rate,
         momentum=config.momentum,

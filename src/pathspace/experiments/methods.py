@@ -54,6 +54,8 @@ class Method:
         learning_rate: What `pathspace train` takes when none is given.
         model: The model of its own that the method trains, a name in `models.MODELS`; empty for that of the settings.
         model_options: Laid over those of the settings.
+        normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
+            start is normalized as it is.
     """
 
     label: str
@@ -65,11 +67,12 @@ class Method:
     learning_rate: float = 0.1
     model: str = ""
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    normalizes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs_network(self) -> bool:
         """Whether the method needs a model that can be traced."""
-        return self.balances_first or self.clips_itself or self.invariant
+        return self.balances_first or self.clips_itself or self.invariant or bool(self.normalizes)
 
 
 def _sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
@@ -167,6 +170,18 @@ METHODS |= {
     "tanh-adam": replace(METHODS["adam"], label="tanh RNN, Adam", model="tanh-rnn"),
     "lstm-sgd": replace(METHODS["sgd"], label="LSTM, SGD", model="lstm"),
     "lstm-adam": replace(METHODS["adam"], label="LSTM, Adam", model="lstm"),
+}
+
+_COVARIANCE, _MOMENT = {"statistic": "covariance"}, {"statistic": "second_moment"}
+METHODS |= {
+    # SGD on the network normalized by R = alpha S + (1 - alpha) D: the nodes' own way to use a measure.
+    "path-norm": replace(METHODS["sgd"], label="path-normalization", normalizes={"alpha": 0.0, **_MOMENT}),
+    "ddp-norm": replace(METHODS["sgd"], label="DDP-Norm, M and D", normalizes={"alpha": 0.5, **_MOMENT}),
+    "ddp-norm-centred": replace(
+        METHODS["sgd"], label="DDP-Norm, C and D", normalizes={"alpha": 0.5, **_COVARIANCE}
+    ),
+    "moment-norm": replace(METHODS["sgd"], label="normalization by M", normalizes={"alpha": 1.0, **_MOMENT}),
+    "batch-norm": replace(METHODS["sgd"], label="BatchNorm", normalizes={"alpha": 1.0, **_COVARIANCE}),
 }
 
 MAIN_METHODS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -145,9 +146,61 @@ class LSTM(Recurrent):
         )
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"relu-rnn": ReluRNN, "tanh-rnn": TanhRNN, "lstm": LSTM}
+class MLP(nn.Module):
+    """A feed-forward network with ReLU units, which reads every step by itself.
+
+    With one step (`task_options = { steps = 1 }` of `mnist`) it reads the whole image.
+
+    Args:
+        input_size: D, numbers per step, or how many symbols there are.
+        output_size: K, numbers in an output.
+        hidden: H, units per layer.
+        layers: Layers of hidden units.
+        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
+        output: Whether the last step is read or every one.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        hidden: int = 100,
+        layers: int = 2,
+        embedding: int = 0,
+        output: Literal["last", "every"] = "last",
+    ) -> None:
+        super().__init__()
+        self.symbols, self.output = input_size, output
+        self.embedding = nn.Embedding(input_size, embedding) if embedding else None
+        widths = [embedding or input_size, *[hidden] * layers]
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.readout = nn.Linear(hidden, output_size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
+        if self.output == "last":
+            inputs = inputs[:, -1:]
+        if self.embedding is not None:
+            inputs = self.embedding(inputs)
+        elif inputs.dim() == 2:
+            inputs = functional.one_hot(inputs, self.symbols).to(self.readout.weight.dtype)
+        for layer in self.layers:
+            inputs = layer(inputs).relu()
+        outputs = self.readout(inputs)
+        return outputs if self.output == "every" else outputs[:, 0]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "relu-rnn": ReluRNN,
+    "tanh-rnn": TanhRNN,
+    "lstm": LSTM,
+    "mlp": MLP,
+}
 # Models with a path norm; the others are trained by optimizers that need no network.
-RESCALABLE = ("relu-rnn",)
+RESCALABLE = ("relu-rnn", "mlp")
+# Models whose nodes can be normalized by a batch.
+FEED_FORWARD = ("mlp",)
 
 
 def build_model(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> nn.Module:

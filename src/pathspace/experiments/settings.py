@@ -9,7 +9,7 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.methods import MAIN_METHODS, method
-from pathspace.experiments.models import RESCALABLE, check_model
+from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
 from pathspace.experiments.starts import check_start
@@ -136,6 +136,11 @@ class Settings:
     def _check_model_of(self, name: str) -> None:
         model, options = self.model_of(name)
         check_model(model, options)
+        if method(name).normalizes and model not in FEED_FORWARD:
+            raise ConfigurationError(
+                f"The method {name!r} normalizes nodes by a batch, which {model!r} cannot: set model to "
+                f"{' or '.join(FEED_FORWARD)}."
+            )
         if model in RESCALABLE:
             return
         if method(name).needs_network:
