@@ -24,7 +24,28 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 # Documented commands take minutes; a test runs them in full with a budget of seconds.
 TINY = ["--epochs", "1"]
 TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
-TINY_MNIST = ["--set", "task_options.train_size=200", "--set", "task_options.validation_size=50"]
+TINY_TASKS = {
+    "mnist": {"task_options.train_size": 200, "task_options.validation_size": 50},
+    "adding": {
+        "task_options.train_size": 200,
+        "task_options.validation_size": 50,
+        "task_options.test_size": 50,
+        "task_options.length": 5,
+    },
+    "char-lm": {
+        "task_options.train_size": 1000,
+        "task_options.validation_size": 200,
+        "task_options.test_size": 200,
+        "model_options.hidden": 8,
+    },
+    "second-term": {
+        "task_options.train_size": 500,
+        "task_options.validation_size": 100,
+        "task_options.test_size": 100,
+        "task_options.vocabulary": 20,
+        "model_options.hidden": 8,
+    },
+}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -85,7 +106,10 @@ def test_commands_on_a_page_run(page, line, tmp_path, monkeypatch):
         if "--epochs" in words:
             words[words.index("--epochs") + 1] = "1"
     elif command == "compare" or (command == "reproduce" and len(words) > 1):
-        words += TINY_COMPARISON + (TINY_MNIST if "mnist" in line else [])
+        words += TINY_COMPARISON
+        for name, changes in TINY_TASKS.items():
+            if name in line:
+                words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     elif command == "check-invariance" and "--steps" not in words:
         words += ["--steps", "2"]
     result = CliRunner().invoke(app, words)

@@ -1,5 +1,8 @@
+import gzip
+import hashlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
-from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
 
 # Real training, a hundredth of a second long.
@@ -54,3 +57,25 @@ def real_data() -> Path:
     if not folder or not (Path(folder) / "mnist").exists():
         pytest.skip("PATHSPACE_DATA does not name a folder with the real MNIST files")
     return Path(folder)
+
+
+def digests(*contents: bytes) -> tuple[str, ...]:
+    return tuple(hashlib.sha256(content).hexdigest() for content in contents)
+
+
+CHARACTER_FILES = [b"a _ b a b _ \n b ", b"a b b a \n b a ", b"b b a _ a a b a "]
+WORD_FILES = [b" the cat <unk> \n \n the end \n", b" the end \n the cat \n", b" cat the \n end the cat \n"]
+
+
+@pytest.fixture
+def tiny_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with texts of a few symbols, and their digests in place of the known ones."""
+    (tmp_path / "ptb").mkdir()
+    characters, words = corpora.CHARACTERS["ptb"], corpora.WORDS["ptb"]
+    for name, content in zip(characters.files, CHARACTER_FILES, strict=True):
+        (tmp_path / "ptb" / name).write_bytes(gzip.compress(content))
+    for name, content in zip(words.files, WORD_FILES, strict=True):
+        (tmp_path / "ptb" / name).write_bytes(content)
+    monkeypatch.setitem(corpora.CHARACTERS, "ptb", replace(characters, digests=digests(*CHARACTER_FILES)))
+    monkeypatch.setitem(corpora.WORDS, "ptb", replace(words, digests=digests(*WORD_FILES)))
+    return tmp_path

@@ -1,8 +1,5 @@
-import gzip
-import hashlib
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,27 +13,7 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import NOT_COUNTED, Task, windows
 
-
-def digests(*contents: bytes) -> tuple[str, ...]:
-    return tuple(hashlib.sha256(content).hexdigest() for content in contents)
-
-
-CHARACTER_FILES = [b"a _ b a b _ \n b ", b"a b b a \n b a ", b"b b a _ a a b a "]
-WORD_FILES = [b" the cat <unk> \n \n the end \n", b" the end \n the cat \n", b" cat the \n end the cat \n"]
-
-
-@pytest.fixture
-def tiny_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with texts of a few symbols, and their digests in place of the known ones."""
-    (tmp_path / "ptb").mkdir()
-    characters, words = corpora.CHARACTERS["ptb"], corpora.WORDS["ptb"]
-    for name, content in zip(characters.files, CHARACTER_FILES, strict=True):
-        (tmp_path / "ptb" / name).write_bytes(gzip.compress(content))
-    for name, content in zip(words.files, WORD_FILES, strict=True):
-        (tmp_path / "ptb" / name).write_bytes(content)
-    monkeypatch.setitem(corpora.CHARACTERS, "ptb", replace(characters, digests=digests(*CHARACTER_FILES)))
-    monkeypatch.setitem(corpora.WORDS, "ptb", replace(words, digests=digests(*WORD_FILES)))
-    return tmp_path
+from .conftest import WORD_FILES
 
 
 def test_windows_predict_every_symbol_once_and_leave_out_the_rest() -> None:
@@ -134,6 +111,15 @@ def test_language_models_train_alike_from_both_starts(tiny_corpora: Path) -> Non
     assert last.error == pytest.approx(math.exp(last.loss), rel=1e-5)
 
 
+def test_a_smaller_vocabulary_keeps_the_most_frequent_words(tiny_corpora: Path) -> None:
+    task = build_task("words", {"vocabulary": 3, "length": 3, "context": 1}, data_dir=tiny_corpora)
+    # "the" is the most frequent word; "cat" and "end" become unknown
+    names = ["<eos>", "<unk>", "the"]
+    assert task.input_size == 3
+    read = [names[i] for i in [*task.train.inputs.flatten().tolist(), int(task.train.targets[-1, -1])]]
+    assert read == ["the", "<unk>", "<unk>", "<eos>", "<eos>", "the", "<unk>"]
+
+
 def test_another_text_under_the_same_name_is_refused(tiny_corpora: Path) -> None:
     (tiny_corpora / "ptb" / "ptb.valid.txt").write_text(" the cat \n")
     with pytest.raises(ConfigurationError, match=r"'ptb.valid.txt' is not the file that published results"):
@@ -197,6 +183,7 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("characters", {"dataset": "ptv"}, "choose from ptb, text8-prefix"),
         ("words", {"dataset": "text8"}, "choose from ptb, wikitext-2"),
+        ("words", {"vocabulary": 1}, "a whole number from 2 to 5, the number of types"),
         ("characters", {"length": 3, "context": 2, "train_size": 3}, "from 6 .one window. to 8 "),
         ("words", {"length": 2, "context": 1, "test_size": 99}, "'test_size' of the task 'words' is 99"),
     ],

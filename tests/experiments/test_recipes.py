@@ -60,6 +60,24 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
     assert [by_label[f"LSTM, T = {length}"] for length in (100, 400, 750)] == [0, 0.02, 0.167]
 
 
+def test_the_published_numbers_of_the_other_tables() -> None:
+    pixels = load_published("smnist-784")
+    assert pixels is not None
+    assert {result.label: result.value for result in pixels.results} == {
+        "RNN-Path": 3.1,
+        "IRNN": 7.1,
+        "LSTM": 1.8,
+        "uRNN": 4.9,
+        "np-RNN": 3.1,
+    }
+    characters = load_published("char-lm")
+    assert characters is not None
+    values = {result.label: result.value for result in characters.results}
+    names = ("RNN-Path", "ReLU RNN", "tanh RNN", "LSTM")
+    assert [values[f"{name}, Penn Treebank"] for name in names] == [1.47, 1.55, 1.58, 1.41]
+    assert [values[f"{name}, text8"] for name in names] == [1.58, 1.65, 1.70, 1.52]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -74,6 +92,12 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
         (
             'title = "x"\n[settings.task_options]\nT = 3',
             "Unknown option 'T' in task_options of the task 'digits'",
+        ),
+        ('title = "x"\n[sizes.a]\n[study]\nname = "third-term"', "Unknown study 'third-term'"),
+        ('title = "x"\n[sizes.a]\n[study]\nname = "second-term"\n[study.b]', "Unknown key 'b' in .study. in"),
+        (
+            'title = "x"\n[sizes.a]\n[study]\nname = "second-term"\n[study.a]\nT = 3',
+            "Unknown option 'T' in .study. in recipes/mine.toml: choose from lengths, hidden",
         ),
     ],
 )
@@ -100,7 +124,7 @@ def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], sa
 
 def test_unknown_recipes_and_sizes_are_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match="Unknown recipe 'nothing' in reproduce: choose from adding, digits"
+        ConfigurationError, match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, digits"
     ):
         load_recipe("nothing")
     with pytest.raises(ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"):

@@ -19,11 +19,12 @@ from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import load_recipe
+from pathspace.experiments.recipes import Recipe, load_recipe
 from pathspace.experiments.report import build_table, print_table, write_report
 from pathspace.experiments.report.files import PAGE, as_json
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import writable_folder
+from pathspace.experiments.studies import run_study
 
 COMPARE_TITLE = "The same network from two starts of the same function"
 Layer = tuple[str, Mapping[str, Any]]
@@ -62,7 +63,24 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
     size = size or next(iter(recipe.sizes), "")
     settings = settings_from(*recipe.layers(size), options)
     asked = Configuration("reproduce", recipe.title, settings, recipe=name, size=size)
-    return _execute(asked, around, given=bool(options[1]))
+    comparison = _execute(asked, around, given=bool(options[1]))
+    if recipe.study:
+        _study(recipe, size, comparison, around)
+    return comparison
+
+
+def _study(recipe: Recipe, size: str, comparison: Comparison, around: Surroundings) -> None:
+    console = Console(stderr=True) if around.as_json else _console()
+    with Console(stderr=True).status(f"Studying the {recipe.study['name']}"):
+        found = run_study(
+            recipe.study["name"],
+            recipe.study_options(size),
+            comparison,
+            around.output,
+            around.data_dir,
+        )
+    for part in found:
+        console.print(part, highlight=False)
 
 
 def run_train(

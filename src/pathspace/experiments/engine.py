@@ -44,6 +44,7 @@ def run(
     resume: bool = False,
     report: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    finished: Callable[[nn.Module], None] | None = None,
 ) -> RunResult:
     """Train one model once.
 
@@ -59,6 +60,7 @@ def run(
         resume: Continue from the checkpoint in `folder` where there is one.
         report: Called about ten times a second with the number of steps done and the latest loss.
         should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
+        finished: Given the model as the last step left it, to look at.
 
     Raises:
         ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
@@ -87,6 +89,8 @@ def run(
         test_error = None
         if config.evaluate_test and state.diverged_at is None:
             test_error = _evaluate(state.model, task, task.test)[1]
+        if finished is not None:
+            finished(state.model)
     return RunResult(
         config=config,
         losses=tuple(state.losses),

@@ -147,6 +147,7 @@ METHODS = {
     "soap": Method("SOAP", _soap, learning_rate=0.003),
     "muon": Method("Muon", _muon, learning_rate=0.003),
     "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
+    "path-sgd-both": _path("Path-SGD, both terms", "PathSGD", 0.1, second_term=True),
     "path-adam": _path("Path-Adam", "PathAdam", 0.003),
     "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
     "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
@@ -165,6 +166,12 @@ METHODS |= {
     "irnn-adam": replace(METHODS["adam"], label="IRNN, Adam", model="relu-rnn", model_options=_IDENTITY),
     "irnn-path-sgd": replace(
         METHODS["path-sgd"], label="IRNN, Path-SGD", model="relu-rnn", model_options=_IDENTITY
+    ),
+    "irnn-path-sgd-both": replace(
+        METHODS["path-sgd-both"],
+        label="IRNN, Path-SGD, both terms",
+        model="relu-rnn",
+        model_options=_IDENTITY,
     ),
     "tanh-sgd": replace(METHODS["sgd"], label="tanh RNN, SGD", model="tanh-rnn"),
     "tanh-adam": replace(METHODS["adam"], label="tanh RNN, Adam", model="tanh-rnn"),

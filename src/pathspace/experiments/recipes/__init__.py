@@ -6,6 +6,7 @@
     [sizes.small]       # settings that make it small enough for a laptop; the first size is the default
     epochs = 3          # why
 
+A table `[study]` names what is measured besides the comparison (see `studies`).
 Numbers that a paper reports stand in `expected/` under the same name. A new recipe is such a file and nothing
 else.
 """
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.settings import settings_from
+from pathspace.experiments.studies import check_study
 
-KEYS = ("title", "settings", "sizes")
+KEYS = ("title", "settings", "sizes", "study")
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Recipe:
         title: The headline of its report.
         settings: Settings of all sizes.
         sizes: Settings of each size, laid over the common ones.
+        study: The name of a study and, by size, its options; empty where there is none.
     """
 
     name: str
     title: str
     settings: Mapping[str, Any]
     sizes: Mapping[str, Mapping[str, Any]]
+    study: Mapping[str, Any] = field(default_factory=dict)
 
     def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what `settings_from` takes for one size; an empty name stands for the first one.
@@ -54,6 +58,10 @@ class Recipe:
                 "size", size, self.sizes or ("(no sizes)",), f"--size of the recipe {self.name!r}"
             )
         return [(where, self.settings), *([(where, self.sizes[size])] if size else [])]
+
+    def study_options(self, size: str) -> Mapping[str, Any]:
+        """Return the options of the study for one size."""
+        return self.study.get(size, {})
 
 
 def recipe_names() -> list[str]:
@@ -82,7 +90,14 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
             raise unknown_name("key", key, KEYS, where)
     if "title" not in content:
         raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
-    recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}))
+    study = content.get("study", {})
+    recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}), study)
+    if study:
+        for key in study:
+            if key not in ("name", *recipe.sizes):
+                raise unknown_name("key", key, ("name", *recipe.sizes), f"[study] in {where}")
+        for size in recipe.sizes:
+            check_study(study.get("name"), recipe.study_options(size), f"[study] in {where}")
     for size in recipe.sizes or ("",):
         settings_from(*recipe.layers(size))
     return recipe

@@ -6,13 +6,13 @@ order. Validation and test windows are preceded by a context that is read and do
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks.characters import shortened
 from pathspace.experiments.tasks.corpora import WORDS, read_corpus
 from pathspace.experiments.tasks.task import Task, prediction, windows
@@ -28,12 +28,13 @@ PRESET: dict[str, Any] = {
     "clip_norm": 1.0,
     "learning_rates": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3],
 }
-END = "<eos>"
+UNKNOWN, END = "<unk>", "<eos>"
 
 
 def build(
     *,
     dataset: str = "ptb",
+    vocabulary: int = 0,
     length: int = 20,
     context: int = 20,
     train_size: int = 0,
@@ -45,6 +46,8 @@ def build(
 
     Args:
         dataset: A name in `corpora.WORDS`.
+        vocabulary: How many types there are: the most frequent ones, `<unk>` and the end of a sentence among them;
+            all others are read as `<unk>`. 0 keeps all. Perplexities of different vocabularies cannot be compared.
         length: T, predictions per window.
         context: Steps that validation and test windows read before those that count.
         train_size: Words from the beginning of the training part; 0 takes all. The vocabulary is that of the whole
@@ -60,8 +63,8 @@ def build(
         raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
     corpus = WORDS[dataset]
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
-    vocabulary = {word: number for number, word in enumerate(sorted(set(texts[0])))}
-    numbers = [_numbers(text, vocabulary) for text in texts]
+    known = {word: number for number, word in enumerate(sorted(_types(texts[0], vocabulary)))}
+    numbers = [torch.tensor([known.get(word, known[UNKNOWN]) for word in text]) for text in texts]
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
     train, validation, test = (
         shortened(text, size, name, least=length + context + 1, task="words")
@@ -69,15 +72,26 @@ def build(
     )
     return prediction(
         "words",
-        f"{corpus.title}, {len(vocabulary)} types, windows of {length} ({len(train)} training, "
+        f"{corpus.title}, {len(known)} types, windows of {length} ({len(train)} training, "
         f"{len(validation)} validation, {len(test)} test words)",
         windows(train, length),
         windows(validation, length, context),
         windows(test, length, context),
-        symbols=len(vocabulary),
+        symbols=len(known),
         metric="perplexity",
     )
 
 
-def _numbers(text: list[str], vocabulary: dict[str, int]) -> Tensor:
-    return torch.tensor([vocabulary[word] for word in text])
+def _types(text: list[str], vocabulary: int) -> set[str]:
+    types = Counter(text)
+    if not vocabulary:
+        return set(types) | {UNKNOWN}
+    if not isinstance(vocabulary, int) or not 2 <= vocabulary <= len(types):
+        raise ConfigurationError(
+            f"The option 'vocabulary' of the task 'words' is {vocabulary!r}: give a whole number from 2 to "
+            f"{len(types)}, the number of types, or 0 for all."
+        )
+    del types[UNKNOWN], types[END]
+    # Ties go by the alphabet, so that the same types come out everywhere.
+    frequent = sorted(types, key=lambda word: (-types[word], word))[: vocabulary - 2]
+    return {UNKNOWN, END, *frequent}

@@ -1,0 +1,60 @@
+"""Studies: what a recipe measures besides its comparison.
+
+A study is a module with a function `study(comparison, output, *, data_dir, **options)` that writes its files into
+the folder `output` and returns the sentences and tables to print. A recipe names it in its table `[study]`:
+
+    [study]
+    name = "second-term"
+    [study.small]       # options of this size
+    hidden = [50, 200]  # why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.tasks import check_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pathspace.experiments.compare import Comparison
+
+# Modules are named, not imported, so that recipes can be listed without loading PyTorch.
+STUDIES = {"second-term": "pathspace.experiments.studies.second_term"}
+
+
+def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:
+    """Raise a `ConfigurationError` unless there is such a study and it has these options."""
+    if name not in STUDIES:
+        raise unknown_name("study", str(name), STUDIES, where)
+    check_options(import_module(STUDIES[name]).study, options, where, reserved=("data_dir",))
+
+
+def run_study(
+    name: str, options: Mapping[str, Any], comparison: Comparison, output: Path, data_dir: Path | None
+) -> list[RenderableType]:
+    """Do a study.
+
+    Args:
+        name: A name in `STUDIES`.
+        options: What it takes.
+        comparison: What the recipe's comparison gave.
+        output: Where it writes its files.
+        data_dir: Where tasks look for data sets.
+
+    Returns:
+        What to print.
+
+    Raises:
+        ConfigurationError: There is no such study, or it cannot be done.
+    """
+    check_study(name, options, f"the study {name!r}")
+    return import_module(STUDIES[name]).study(comparison, output, data_dir=data_dir, **options)
+
+
+__all__ = ["STUDIES", "ConfigurationError", "check_study", "run_study"]

@@ -1,0 +1,214 @@
+"""How large the second term of kappa is beside the first one, over the length T and the number H of units.
+
+    ratio = |kappa2(W_rec)| / |kappa1(W_rec)|      Frobenius norms, W_rec the recurrent matrix of the (first) layer
+
+before and after training, from PyTorch's initialisation and from the identity start. kappa depends on T and on the
+weights, not on data, so that weights trained at one length give a ratio at every length.
+
+Source: B. Neyshabur, Y. Wu, R. Salakhutdinov and N. Srebro (2016), Section 5.1, who leave the second term out for its
+size.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich import box
+from rich.table import Table as RichTable
+from torch import nn
+
+import pathspace
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.engine import run
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.models import build_model
+from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.tasks import build_task
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+METHODS = {"default": "path-sgd", "identity": "irnn-path-sgd"}
+RECURRENT = "rnn.weight_hh_l0"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratio of one network at one length.
+
+    Attributes:
+        start: `"default"` or `"identity"`.
+        hidden: H.
+        length: T.
+        before: The ratio at the start; the mean over the seeds.
+        after: The ratio after training, first seed; None where training diverged.
+    """
+
+    start: str
+    hidden: int
+    length: int
+    before: float
+    after: float | None
+
+
+def study(
+    comparison: Comparison,
+    output: Path,
+    *,
+    lengths: Sequence[int] = (10, 20, 50, 100),
+    hidden: Sequence[int] = (50, 200),
+    data_dir: Path | None = None,
+) -> list[RenderableType]:
+    """Measure the ratios, training every network as Path-SGD was trained in the comparison.
+
+    Args:
+        comparison: Of a task and a budget, with the methods `path-sgd` and `irnn-path-sgd`, whose learning rates
+            are taken.
+        output: Gets `second-term.json`, `second-term.csv` and `second-term.png`.
+        lengths: T, each at least 2.
+        hidden: H.
+        data_dir: Where the task looks for its data.
+
+    Raises:
+        ConfigurationError: A number is impossible, or the comparison lacks one of the methods.
+    """
+    for name, values, least in (("lengths", lengths, 2), ("hidden", hidden, 1)):
+        good = len(values) > 0 and all(isinstance(v, int) and v >= least for v in values)
+        if not good:
+            raise ConfigurationError(
+                f"The option {name!r} of the study is {values!r}: give whole numbers from {least} on."
+            )
+    rows = measure(comparison, lengths, hidden, data_dir)
+    names = ("start", "hidden", "length", "before", "after")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    write_text(output / "second-term.csv", text.getvalue())
+    write_atomically(output / "second-term.png", lambda file: file.write(_draw(rows)))
+    write_json(output / "second-term.json", {"ratios": [asdict(row) for row in rows]})
+    return [
+        *(_table(start, rows) for start in METHODS),
+        "Before: mean over the seeds. After: training as above, one seed.",
+    ]
+
+
+def measure(
+    comparison: Comparison, lengths: Sequence[int], hidden: Sequence[int], data_dir: Path | None
+) -> list[Ratio]:
+    """Return the ratios of every start, H and T."""
+    settings = comparison.settings
+    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    rows = []
+    for start, method in METHODS.items():
+        if method not in settings.methods:
+            raise ConfigurationError(
+                f"The study of the second term needs the method {method!r} in the comparison: add it to methods."
+            )
+        first = settings.starts[0]
+        chosen = comparison.choices[method, first].learning_rate
+        name, options = settings.model_of(method)
+        for units in hidden:
+            options = {**options, "hidden": units}
+            starts = [
+                ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
+                for seed in range(settings.seeds)
+            ]
+            before = [math.fsum(column) / len(column) for column in zip(*starts, strict=True)]
+            config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
+            after: list[float] = []
+            result = run(
+                replace(config, model_options=options),
+                task,
+                finished=lambda model, after=after: after.extend(ratios(model, lengths)),
+            )
+            trained = after if result.diverged_at is None else [None] * len(lengths)
+            rows += [
+                Ratio(start, units, length, one, other)
+                for length, one, other in zip(lengths, before, trained, strict=True)
+            ]
+    return rows
+
+
+def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float]:
+    """Return |kappa2| / |kappa1| of the recurrent matrix at every length.
+
+    Args:
+        model: A recurrent model of `models.MODELS` that reads symbols or numbers.
+        lengths: T, each at least 2.
+    """
+    found = []
+    for length in lengths:
+        network = pathspace.trace(model, _example(model, length))
+        second = pathspace.paths.second_term(network)[RECURRENT].double()
+        first = pathspace.paths.kappa(network)[RECURRENT].double()
+        found.append((second.norm() / first.norm()).item())
+    return found
+
+
+def _example(model: Any, length: int) -> torch.Tensor:
+    if model.embedding is not None:
+        return torch.zeros(2, length, dtype=torch.int64)
+    return torch.zeros(2, length, model.symbols)
+
+
+def _fresh(name: str, inputs: int, outputs: int, options: dict[str, Any], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_model(name, inputs, outputs, options)
+
+
+def _table(start: str, rows: Sequence[Ratio]) -> RichTable:
+    lengths = sorted({row.length for row in rows})
+    text = RichTable(
+        title=f"|kappa2| / |kappa1| of the recurrent matrix, {start} start: before > after training",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    text.add_column("H", justify="right")
+    for length in lengths:
+        text.add_column(f"T = {length}", justify="right")
+    for units in sorted({row.hidden for row in rows}):
+        cells = {row.length: row for row in rows if (row.start, row.hidden) == (start, units)}
+        text.add_row(f"{units}", *(_cell(cells[length]) for length in lengths))
+    return text
+
+
+def _cell(row: Ratio) -> str:
+    after = "diverged" if row.after is None else f"{row.after:.2g}"
+    return f"{row.before:.2g} > {after}"
+
+
+def _draw(rows: Sequence[Ratio]) -> bytes:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(4.2 * len(METHODS), 3.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(METHODS), sharey=True, squeeze=False)[0]
+        for axis, start in zip(axes, METHODS, strict=True):
+            for number, units in enumerate(sorted({row.hidden for row in rows})):
+                chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
+                lengths = [row.length for row in chosen]
+                colour = f"C{number}"
+                axis.plot(
+                    lengths, [r.before for r in chosen], "o--", color=colour, label=f"H = {units}, before"
+                )
+                after = [math.nan if r.after is None else r.after for r in chosen]
+                axis.plot(lengths, after, "o-", color=colour, label=f"H = {units}, after")
+            axis.set(title=f"{start} start", xlabel="length T", xscale="log", yscale="log")
+            axis.grid(alpha=0.25)
+        axes[0].set_ylabel("|kappa2| / |kappa1|, recurrent matrix")
+        axes[-1].legend(frameon=False)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=160)
+    return png.getvalue()
