@@ -427,8 +427,8 @@ def test_memory_kept_between_calls_changes_nothing():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        expected, found = first_term(network), first_term(network, squares=kept)
+        expected, found = first_term(network), first_term(network, memory=kept)
         addresses = {name: square.data_ptr() for name, square in kept.items()}
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-        assert first_term(network, squares=kept).keys() == expected.keys()
+        assert first_term(network, memory=kept).keys() == expected.keys()
         assert addresses == {name: square.data_ptr() for name, square in kept.items()}

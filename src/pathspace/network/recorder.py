@@ -100,14 +100,26 @@ class Recorder(TorchFunctionMode):
         kind: str = "hidden",
         parameter: str = "",
         pullback: Pullback | None = None,
+        forward: Callable[..., Any] | None = None,
     ) -> Tensor:
-        """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
+        """Record ``function`` of the squared inputs and return the (empty) tensor it makes.
+
+        With ``forward`` goes a pullback that reads no more of the result than its shape.
+        """
         slot = self.new_slot()
         of_parameter = kind == "parameter"
         slots = tuple(v.slot for v in inputs)
-        self.instructions.append(
-            Instruction(function, slots, (slot,), self.where(name), of_parameter, pullback=pullback)
+        instruction = Instruction(
+            function,
+            slots,
+            (slot,),
+            self.where(name),
+            of_parameter,
+            pullback=pullback,
+            forward=forward,
+            shape=tuple(labels.shape) if forward is not None else None,
         )
+        self.instructions.append(instruction)
         tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
         return self.bind(tensor, Value(slot, labels, kind, parameter, batch))
 
@@ -121,12 +133,13 @@ class Recorder(TorchFunctionMode):
         dtype: torch.dtype,
         recurrent: bool = False,
         pullback: Pullback | None = None,
+        forward: Callable[..., Any] | None = None,
     ) -> tuple[Tensor, ...]:
         """Record a function with several results; ``results`` have their slots already."""
         made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         self.instructions.append(
-            Instruction(function, used, made, self.where(name), of_parameter, recurrent, pullback)
+            Instruction(function, used, made, self.where(name), of_parameter, recurrent, pullback, forward)
         )
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 

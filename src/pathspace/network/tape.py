@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pathspace.network.squares import Outer, Square, dense
+
 Pullback = Callable[
-    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor | None], Sequence[bool]], Sequence[Tensor | None]
+    [Sequence[Any], Any, Sequence[Tensor | None], Sequence[bool]], Sequence[Tensor | Outer | None]
 ]
-"""(inputs, outputs, gradients of the outputs, which inputs need one) -> gradients of the inputs."""
+"""(inputs, what was saved, gradients of the outputs, which inputs need one) -> gradients of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,11 @@ class Instruction:
     name: str  # the operation and the module it was called in, for messages
     of_parameter: bool = False  # a view of a parameter, or a parameter times a constant
     recurrent: bool = False  # the function takes ``taps``
-    pullback: Pullback | None = None  # its gradient, where that is cheaper by hand than by autograd
+    pullback: Pullback | None = None  # its gradient by hand; None leaves it to autograd
+    # the function once more, for parameters that are ``Square``: (outputs, what its pullback needs); where there is
+    # none the pullback gets the outputs
+    forward: Callable[..., tuple[Tensor | tuple[Tensor, ...], Any]] | None = None
+    shape: tuple[int, ...] | None = None  # of its output, where the pullback needs no more of it than that
 
 
 @dataclass(frozen=True)
@@ -91,19 +98,25 @@ class Tape:
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
-        slots = self._replay(squared, live, taps)
+        slots = self._leaves(squared, live, next(iter(squared.values())))
+        for instruction in self.instructions:
+            inputs = [slots[i] for i in instruction.inputs]
+            if taps is not None and instruction.recurrent:
+                result = instruction.function(*inputs, taps=taps)
+            else:
+                result = instruction.function(*inputs)
+            slots.update(zip(instruction.outputs, _several(result), strict=True))
         total = slots[self.outputs[0]].sum()
         for i in self.outputs[1:]:
             total = total + slots[i].sum()
         return total, [slots[i] for i in watch]
 
-    def _replay(
-        self, squared: Mapping[str, Tensor], live: Callable[[str], Tensor], taps: list[Tap] | None = None
-    ) -> dict[int, Tensor]:
-        """The values of all slots."""
-        like = next(iter(squared.values()))
+    def _leaves(
+        self, squared: Mapping[str, Any], live: Callable[[str], Tensor], like: Tensor
+    ) -> dict[int, Any]:
+        """The values of the leaves, in the type and on the device of ``like``."""
         one = torch.ones((), dtype=like.dtype, device=like.device)
-        slots: dict[int, Tensor] = {}
+        slots: dict[int, Any] = {}
         for leaf in self.leaves:
             if leaf.kind == "parameter" and leaf.name in squared:
                 slots[leaf.slot] = squared[leaf.name]
@@ -112,22 +125,13 @@ class Tape:
             else:
                 data = live(leaf.name) if leaf.data is None else leaf.data
                 slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
-        for instruction in self.instructions:
-            inputs = [slots[i] for i in instruction.inputs]
-            if taps is not None and instruction.recurrent:
-                result = instruction.function(*inputs, taps=taps)
-            else:
-                result = instruction.function(*inputs)
-            if isinstance(result, Tensor):
-                slots[instruction.outputs[0]] = result
-            else:
-                slots.update(zip(instruction.outputs, result, strict=True))
         return slots
 
     @cached_property
-    def has_pullbacks(self) -> bool:
-        """Whether every instruction knows its own gradient."""
-        return all(instruction.pullback is not None for instruction in self.instructions)
+    def _last(self) -> frozenset[int]:
+        """Outputs of the network that nothing reads: their values need not be known to know the gradient."""
+        read = {i for instruction in self.instructions for i in instruction.inputs}
+        return frozenset(self.outputs) - read
 
     @cached_property
     def _active_of(self) -> dict[frozenset[int], frozenset[int]]:
@@ -144,38 +148,93 @@ class Tape:
         return self._active_of[wanted]
 
     def gradient(
-        self, squared: Mapping[str, Tensor], live: Callable[[str], Tensor], names: Sequence[str]
-    ) -> list[Tensor]:
-        """dG/d(squared) for some parameters, by the instructions' own pullbacks, without autograd.
+        self, squared: Mapping[str, Square], live: Callable[[str], Tensor], names: Sequence[str]
+    ) -> list[Tensor | Outer]:
+        """dG/d(squared) for some parameters, by the instructions' own pullbacks.
 
-        For small networks autograd's bookkeeping costs as much as the arithmetic.
+        For small networks autograd's bookkeeping costs as much as the arithmetic, and for large ones it keeps and
+        writes what nobody reads. Instructions without a pullback take autograd, one by one. To be called without
+        gradient mode, but not in inference mode.
+
+        Args:
+            squared: parameters to be squared, by name.
+            live: returns a buffer, or a parameter outside the network, of the model by name.
+            names: whose gradients are wanted.
+
+        Returns:
+            The gradients; they may share memory.
         """
-        slots = self._replay(squared, live)
-        wanted = {
-            leaf.slot: leaf.name for leaf in self.leaves if leaf.kind == "parameter" and leaf.name in names
-        }
-        active = set(wanted)
-        for instruction in self.instructions:
-            if active.intersection(instruction.inputs):
-                active.update(instruction.outputs)
-        gradients: dict[int, Tensor] = {}
+        like = next(iter(squared.values())).p
+        slots = self._leaves(squared, live, like)
+        position = {leaf.name: leaf.slot for leaf in self.leaves if leaf.kind == "parameter"}
+        wanted = {position[name] for name in names if name in position}
+        active = self._active(frozenset(wanted))
+        saved = [self._forward(instruction, slots, active) for instruction in self.instructions]
+        gradients: dict[int, Any] = {}
 
-        def accumulate(slot: int, gradient: Tensor) -> None:
-            gradients[slot] = gradients[slot] + gradient if slot in gradients else gradient
+        def accumulate(slot: int, gradient: Tensor | Outer) -> None:
+            known = gradients.get(slot)
+            gradients[slot] = gradient if known is None else dense(known) + dense(gradient)
 
+        one = like.new_ones(())
         for slot in self.outputs:
-            accumulate(slot, torch.ones_like(slots[slot]))
-        for instruction in reversed(self.instructions):
+            accumulate(slot, one.expand(slots[slot] if isinstance(slots[slot], tuple) else slots[slot].shape))
+        for instruction, kept in zip(reversed(self.instructions), reversed(saved), strict=True):
             outgoing = [gradients.get(i) for i in instruction.outputs]
-            if instruction.pullback is None or all(g is None for g in outgoing):
+            if all(g is None for g in outgoing) or not active.intersection(instruction.inputs):
                 continue
-            inputs, outputs = ([slots[i] for i in ends] for ends in (instruction.inputs, instruction.outputs))
+            inputs = [slots[i] for i in instruction.inputs]
+            if instruction.forward is None:
+                inputs = [dense(value) for value in inputs]
             needed = [i in active for i in instruction.inputs]
+            outgoing = [None if g is None else dense(g) for g in outgoing]
+            pullback = instruction.pullback or _by_autograd
             for slot, gradient in zip(
-                instruction.inputs, instruction.pullback(inputs, outputs, outgoing, needed), strict=True
+                instruction.inputs, pullback(inputs, kept, outgoing, needed), strict=True
             ):
-                if gradient is not None:
+                if gradient is not None and slot in active:
                     accumulate(slot, gradient)
-        by_name = {name: gradients.get(slot) for slot, name in wanted.items()}
-        found = (by_name.get(name) for name in names)
-        return [torch.zeros_like(squared[n]) if g is None else g for n, g in zip(names, found, strict=True)]
+        found = [gradients.get(position.get(name, -1)) for name in names]
+        return [torch.zeros_like(squared[n].p) if g is None else g for n, g in zip(names, found, strict=True)]
+
+    def _forward(self, instruction: Instruction, slots: dict[int, Any], active: frozenset[int]) -> Any:
+        """Fill an instruction's slots; returns what its pullback needs."""
+        if instruction.shape is not None and instruction.outputs[0] in self._last:
+            slots[instruction.outputs[0]] = instruction.shape
+            return None
+        inputs = [slots[i] for i in instruction.inputs]
+        if instruction.forward is not None:
+            result, saved = instruction.forward(*inputs)
+        else:
+            inputs = [dense(value) for value in inputs]
+            if instruction.pullback is not None or not active.intersection(instruction.inputs):
+                result = saved = instruction.function(*inputs)
+            else:
+                ends = zip(inputs, instruction.inputs, strict=True)
+                inputs = [t.detach().requires_grad_() if i in active else t for t, i in ends]
+                with torch.enable_grad():
+                    made = _several(instruction.function(*inputs))
+                saved = (inputs, made)
+                result = tuple(t.detach() for t in made)
+        slots.update(zip(instruction.outputs, _several(result), strict=True))
+        return saved
+
+
+def _several(result: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+def _by_autograd(
+    _: Sequence[Tensor],
+    saved: tuple[list[Tensor], Sequence[Tensor]],
+    gradients: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """The pullback of an instruction that has none of its own."""
+    inputs, outputs = saved
+    known = [(t, g) for t, g in zip(outputs, gradients, strict=True) if g is not None and t.requires_grad]
+    wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
+    if not known:
+        return [None] * len(inputs)
+    found = iter(torch.autograd.grad([t for t, _ in known], wanted, [g for _, g in known], allow_unused=True))
+    return [next(found) if need else None for need in needed]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import scale_of
+from pathspace.network.squares import Outer, dense
 from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 
@@ -35,21 +36,24 @@ class Gauge:
     rows: Tensor
     columns: Tensor
 
-    def mean(self, kappa: Tensor) -> float:
-        """The mean of kappa_e w_e: a number that rescaling does not change. One pass over kappa."""
+    def mean(self, kappa: Tensor | Outer) -> Tensor:
+        """The mean of kappa_e w_e, a number that rescaling does not change, as a 0-dim tensor. One pass over kappa."""
         rows, columns = self.rows, self.columns
         if rows.dtype != kappa.dtype:
             rows, columns = rows.to(kappa.dtype), columns.to(kappa.dtype)
-        count = max(1, kappa.numel())
-        if kappa.dim() == 1 and columns.numel() == 1 and rows.shape[0] > 1:
-            return float(torch.dot(kappa, rows[:, 0])) * float(columns) / count
+        count = max(1, kappa.shape.numel())
+        if isinstance(kappa, Outer) and columns.shape[0] == 1:
+            return _sum(kappa.rows, rows[:, 0]) * _sum(kappa.columns, columns[0]) / count
+        kappa = dense(kappa)
+        if kappa.dim() == 1 and columns.numel() == 1:
+            total = _sum(kappa, rows[:, 0])
+            return total * (columns[0, 0] / count)
         flat = kappa if kappa.dim() == 2 else kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
         if columns.shape[0] == 1:
             by_row = torch.mv(flat, columns[0] if columns.shape[1] > 1 else columns[0].expand(flat.shape[1]))
         else:
             by_row = torch.linalg.vecdot(flat, columns)
-        weights = rows[:, 0] if rows.shape[0] > 1 else rows[:, 0].expand(flat.shape[0])
-        return float(torch.dot(by_row, weights)) / count
+        return _sum(by_row, rows[:, 0]) / count
 
     def damping(self, shape: Sequence[int]) -> Tensor:
         """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""
@@ -57,6 +61,15 @@ class Gauge:
         full = inverse.expand(shape[0] if shape else 1, inverse.shape[1])
         size = torch.Size(shape).numel() // max(1, full.shape[0])
         return full.expand(full.shape[0], size).reshape(shape)
+
+
+def _sum(values: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of a vector; one weight may stand for all, and one value too."""
+    if weights.shape[0] == 1:
+        return values.sum() * weights[0]
+    if values.stride(0) == 0:
+        return weights.sum() * values[0]
+    return torch.dot(values, weights)
 
 
 def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.squares import Outer
 from pathspace.optim.path_metric import Gauge, gauges, parameter_names
-from pathspace.paths.kappa import kappa_of
+from pathspace.paths.kappa import factored_kappa, kappa_of
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Normalization = Literal["refreshed", "frozen", "none"]
@@ -30,7 +31,7 @@ Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each
 class Metric:
     """What the gradient of a parameter is divided by: values / normalizer."""
 
-    values: Tensor  # zeros replaced by infinity
+    values: Any  # a tensor, or an Outer where the optimizer is ``factored``; zeros replaced by infinity
     normalizer: float
 
 
@@ -73,7 +74,7 @@ class PathOptimizer(torch.optim.Optimizer):
         self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
         self.normalization, self.damping = normalization, damping
         self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
-        self._squares: dict[str, Tensor] = {}  # memory that computing kappa needs, kept between steps
+        self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         super().__init__(params, defaults)
         network.check_current()
         if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
@@ -82,9 +83,15 @@ class PathOptimizer(torch.optim.Optimizer):
                 "(a copied or converted model must be traced again)"
             )
 
+    factored = False
+    """Whether ``_metric`` takes outer products as their factors; no tensor may be overwritten then."""
+
     @abstractmethod
-    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
-        """The metric from (damped) kappa, which may be overwritten; ``state`` has ``normalizer`` and the gauge."""
+    def _metric(self, kappa: Any, state: dict[str, Any]) -> Metric:
+        """The metric from (damped) kappa, a tensor that may be overwritten; see also ``factored``.
+
+        ``state`` has ``normalizer`` and the gauge.
+        """
 
     @abstractmethod
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
@@ -135,25 +142,24 @@ class PathOptimizer(torch.optim.Optimizer):
         if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
             for p in names:
                 self.state[p]["age"] += 1
-            return {p: Metric(self.state[p]["kappa"], self.state[p]["normalizer"]) for p in names}
-        kappa = kappa_of(
-            self.network, list(names.values()), second_term=self.second_term, squares=self._squares
-        )
+            return {p: _kept(self.state[p]) for p in names}
+        compute = factored_kappa if self.factored and not self.damping else kappa_of
+        kappa = compute(self.network, list(names.values()), second_term=self.second_term, memory=self._memory)
         self._normalize(names, kappa)
         metrics = {}
         for p, name in names.items():
             state, value = self.state[p], kappa[name]
-            if self.damping:
+            if self.damping and isinstance(value, Tensor):
                 # the damping stands for the same number in every member of the rescaling class
                 value.add_(
                     gauge_of(state).damping(p.shape).to(value.dtype), alpha=self.damping * state["mean"]
                 )
             metric = metrics[p] = self._metric(value, state)
             if self.refresh_every > 1:
-                state["kappa"], state["age"] = metric.values, 1
+                _keep(state, metric)
         return metrics
 
-    def _normalize(self, names: dict[Tensor, str], kappa: dict[str, Tensor]) -> None:
+    def _normalize(self, names: dict[Tensor, str], kappa: Mapping[str, Tensor | Outer]) -> None:
         """Set the numbers c (see ``path_metric``), and the gauge at the first step."""
         if not self._needs_gauge:
             for p in names:
@@ -161,15 +167,35 @@ class PathOptimizer(torch.optim.Optimizer):
             return
         new = [name for p, name in names.items() if "gauge_rows" not in self.state[p]]
         found = gauges(self.network, new) if new else {}
+        due = []
         for p, name in names.items():
             state = self.state[p]
-            first = name in found
-            if first:
+            if name in found:
                 state["gauge_rows"], state["gauge_columns"] = found[name].rows, found[name].columns
-            if first or self.normalization == "refreshed":
-                mean = gauge_of(state).mean(kappa[name])
+            if name in found or self.normalization == "refreshed":
+                due.append((state, gauge_of(state).mean(kappa[name])))
+        if due:  # all in one go: on a GPU every reading is a synchronisation
+            for (state, _), mean in zip(due, torch.stack([mean for _, mean in due]).tolist(), strict=True):
                 state["mean"] = mean if mean > 0 else 1.0
-            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+        for p in names:
+            self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
+
+
+def _keep(state: dict[str, Any], metric: Metric) -> None:
+    """Keep a metric until the next is due."""
+    state["age"] = 1
+    if isinstance(metric.values, Outer):
+        state["kappa_rows"], state["kappa_columns"] = metric.values.rows, metric.values.columns
+        state.pop("kappa", None)
+    else:
+        state["kappa"] = metric.values
+        state.pop("kappa_rows", None)
+
+
+def _kept(state: dict[str, Any]) -> Metric:
+    if "kappa_rows" in state:
+        return Metric(Outer(state["kappa_rows"], state["kappa_columns"]), state["normalizer"])
+    return Metric(state["kappa"], state["normalizer"])
 
 
 def gauge_of(state: dict[str, Any]) -> Gauge:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.path_metric import parameter_names, safe_divisor_
+from pathspace.network.squares import Outer
+from pathspace.optim.path_metric import parameter_names
 from pathspace.optim.path_optimizer import (
     Active,
     Metric,
@@ -21,7 +22,7 @@ from pathspace.optim.path_optimizer import (
     PathOptimizer,
     check_not_negative,
 )
-from pathspace.optim.steepest import Steepest, shrinking
+from pathspace.optim.steepest import Steepest, divisor, shrinking
 from pathspace.paths.kappa import first_term
 
 
@@ -112,17 +113,25 @@ class PathSGD(PathOptimizer):
             damping=damping,
         )
 
-    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
-        return Metric(safe_divisor_(kappa), state["normalizer"])
+    factored = True
+
+    def _metric(self, kappa: Tensor | Outer, state: dict[str, Any]) -> Metric:
+        return Metric(divisor(kappa), state["normalizer"])
 
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         gradients = self._gradients(active)
         steps = [
-            Steepest(p, group, g, metrics.get(p)) for (p, group), g in zip(active, gradients, strict=True)
+            Steepest(p, group, g, metrics.get(p), self._scratch(p))
+            for (p, group), g in zip(active, gradients, strict=True)
         ]
         factor = shrinking(steps, self.clip_norm)
         for step in steps:
             _update_(step, factor, self.state[step.p])
+
+    def _scratch(self, p: Tensor) -> Tensor | None:
+        """Memory that held p's square, which nobody needs after kappa is known."""
+        memory = self._memory.get(self.network.names_by_id.get(id(p), ""))
+        return memory if memory is not None and memory.dtype == p.dtype else None
 
     def _gradients(self, active: Active) -> list[Tensor]:
         """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""

@@ -12,7 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.squares import Outer
+from pathspace.optim.path_metric import safe_divisor_
 from pathspace.optim.path_optimizer import Metric, clip_factor
+
+_FACTORS = 1e30  # g may be divided by one factor after the other if both are between this and its inverse
+
+
+def divisor(kappa: Tensor | Outer) -> Tensor | Outer:
+    """Kappa made safe to divide by: kappa_i = 0 implies dL/dp_i = 0, and 0/0 is defined as 0.
+
+    An outer product stays one, unless its factors are so large or small that dividing by one after the other could
+    overflow where dividing by the product does not.
+    """
+    if isinstance(kappa, Outer):
+        ends = [t[:1] if t.stride(0) == 0 else t for t in (kappa.rows, kappa.columns)]
+        bounds = torch.stack([bound for t in ends for bound in torch.aminmax(t)]).tolist()
+        if all(1 / _FACTORS < bound < _FACTORS for bound in bounds):
+            return kappa
+        return safe_divisor_(kappa.dense())
+    return kappa if float(kappa.amin()) > 0 else kappa.masked_fill(kappa == 0, float("inf"))
 
 
 @dataclass(slots=True)
@@ -23,27 +42,42 @@ class Steepest:
     group: dict[str, Any]
     g: Tensor
     metric: Metric | None
-
-    @property
-    def fused(self) -> bool:
-        """Whether g / kappa can be computed in p's own type."""
-        return self.metric is None or self.metric.values.dtype == self.p.dtype
+    memory: Tensor | None = None  # of p's shape and type, to be overwritten
 
     def direction(self, factor: float = 1.0) -> Tensor:
         """Factor d, a new tensor of p's type."""
         if self.metric is None:
             return self.g * factor
-        wide = self.g.to(self.metric.values.dtype) / self.metric.values
+        values = self.metric.values
+        if isinstance(values, Outer):
+            wide = (self.g.to(values.dtype) / values.columns).div_(values.rows[:, None])
+        else:
+            wide = self.g.to(values.dtype) / values
         return wide.mul_(factor * self.metric.normalizer).to(self.p.dtype)
 
     def add_to_(self, tensor: Tensor, factor: float) -> None:
         """Tensor += factor d, without a temporary where the types allow it."""
         if self.metric is None:
             tensor.add_(self.g, alpha=factor)
-        elif self.fused:
-            tensor.addcdiv_(self.g, self.metric.values, value=factor * self.metric.normalizer)
-        else:
+            return
+        values, value = self.metric.values, factor * self.metric.normalizer
+        if values.dtype != self.p.dtype:
             tensor.add_(self.direction(factor))
+        elif isinstance(values, Outer):
+            self._add_quotient_(tensor, values, value)
+        else:
+            tensor.addcdiv_(self.g, values, value=value)
+
+    def _add_quotient_(self, tensor: Tensor, kappa: Outer, value: float) -> None:
+        """Tensor += value g / (rows columns), in one pass over memory if a factor is one number."""
+        rows, columns = kappa.rows, kappa.columns
+        if columns.stride(0) == 0:
+            tensor.addcdiv_(self.g, (rows * columns[0])[:, None], value=value)
+        elif rows.stride(0) == 0:
+            tensor.addcdiv_(self.g, columns * rows[0], value=value)
+        else:
+            memory = self.memory if self.memory is not None else torch.empty_like(self.g)
+            tensor.addcdiv_(torch.div(self.g, columns, out=memory), rows[:, None], value=value)
 
 
 def shrinking(steps: Iterable[Steepest], largest: float | None) -> float:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.norm import widened
 from pathspace.paths.pairs import pairs_term
 from pathspace.paths.safe_type import in_safe_type
@@ -61,16 +62,29 @@ def kappa_of(
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
-    squares: dict[str, Tensor] | None = None,
+    memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """:func:`kappa` of some parameters of a network; for ``squares`` see :func:`first_term`."""
+    """:func:`kappa` of some parameters of a network; for ``memory`` see :func:`first_term`."""
+    found = factored_kappa(network, names, second_term=second_term, parameters=parameters, memory=memory)
+    return dict(zip(found, _own_memory(found.values()), strict=True))
 
-    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        first = first_term(network, given, names, squares)
+
+def factored_kappa(
+    network: Network,
+    names: Sequence[str],
+    *,
+    second_term: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor | Outer]:
+    """:func:`kappa_of`, with outer products left as their factors, and tensors that may share memory."""
+
+    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
+        first = factored_first_term(network, given, names, memory)
         if not second_term:
             return first
         second = pairs_term(network, given)
-        return {name: first[name] + second[name] for name in first}
+        return {name: dense(first[name]) + second[name] if name in second else first[name] for name in first}
 
     return in_safe_type(network, parameters, compute)
 
@@ -79,7 +93,7 @@ def first_term(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
     names: Sequence[str] | None = None,
-    squares: dict[str, Tensor] | None = None,
+    memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
 
@@ -87,43 +101,35 @@ def first_term(
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
         names: the parameters to return; all of the network's if None.
-        squares: memory to square the parameters in, kept by the caller from one call to the next. Freeing it after
-            every training step makes the allocator hand it back to the system and fetch it anew, which can cost more
-            than the arithmetic.
+        memory: memory to square parameters in, kept by the caller from one call to the next.
 
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
     """
+    found = factored_first_term(network, parameters, names, memory)
+    return dict(zip(found, _own_memory(found.values()), strict=True))
+
+
+def factored_first_term(
+    network: Network,
+    parameters: Mapping[str, Tensor] | None = None,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor | Outer]:
+    """:func:`first_term`, with outer products left as their factors, and tensors that may share memory."""
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
-    if network.tape.has_pullbacks:
-        with torch.no_grad():
-            q = {name: _square(name, source[name], squares) for name in network.parameters}
-            return dict(zip(names, _own_memory(network.tape.gradient(q, network.live, names)), strict=True))
-    with torch.inference_mode(False), torch.enable_grad():
-        q = {name: _square(name, source[name], squares) for name in network.parameters}
-        wanted = [q[name].requires_grad_() for name in names]
-        gradients = torch.autograd.grad(network.squared(q), wanted, materialize_grads=True)
-    return dict(zip(names, _own_memory(gradients), strict=True))
+    with torch.inference_mode(False), torch.no_grad():
+        q = {name: Square(widened(source[name]).detach(), memory, name) for name in network.parameters}
+        return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
 
 
-def _square(name: str, parameter: Tensor, squares: dict[str, Tensor] | None) -> Tensor:
-    p = widened(parameter if not torch.is_grad_enabled() else parameter.detach())
-    if squares is None:
-        return p.square()
-    kept = squares.get(name)
-    if kept is None or kept.shape != p.shape or kept.dtype != p.dtype or kept.device != p.device:
-        kept = squares[name] = torch.empty_like(p)
-    square = torch.square(p, out=kept)
-    return square.detach() if torch.is_grad_enabled() else square  # the old tensor may be in an old graph
-
-
-def _own_memory(gradients: Iterable[Tensor]) -> list[Tensor]:
-    """Tensors that may be written to: autograd returns one tensor for two summands, and expanded ones for sums."""
+def _own_memory(gradients: Iterable[Tensor | Outer]) -> list[Tensor]:
+    """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
     seen: set[int] = set()
     result = []
     for gradient in gradients:
-        own = gradient.contiguous()
+        own = dense(gradient).contiguous()
         if own.data_ptr() in seen:
             own = own.clone()
         seen.add(own.data_ptr())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.squares import Outer, dense
 from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
 from pathspace.paths.recurrent import recurrent_second_term
@@ -44,16 +45,21 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     """
     if parameters is None:
         network.check_current()
-    return in_safe_type(network, parameters, lambda given: pairs_term(network, given))
+
+    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
+        found = pairs_term(network, given)
+        return {name: found.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
+
+    return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).items()}
 
 
 def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """:func:`second_term` in the type of the given parameters, whether or not that overflows."""
+    """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
     with torch.inference_mode(False), torch.enable_grad():
         q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
         taps: list[Tap] = []
         total, _ = network.tape.run(q, network.live, taps=taps)
-        result = {name: torch.zeros_like(value) for name, value in q.items()}
+        result: dict[str, Tensor] = {}
         uses = parameter_uses(network)
         closed = [tap for tap in taps if uses[tap.recurrent] == 1]
         if closed:
@@ -71,7 +77,8 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
             for name, gradient in zip(repeated, first, strict=True):
                 if gradient.requires_grad:
                     diagonal = _hessian_diagonal(gradient, q[name], batched=not taps)
-                    result[name] = 2 * q[name].detach() * diagonal
+                    if diagonal is not None:
+                        result[name] = 2 * q[name].detach() * diagonal
     return result
 
 
@@ -89,15 +96,13 @@ def parameter_uses(network: Network) -> Counter[str]:
     return count
 
 
-def _hessian_diagonal(gradient: Tensor, q: Tensor, *, batched: bool) -> Tensor:
-    """D gradient_i / d q_i for every element; ``batched`` takes several at a time."""
+def _hessian_diagonal(gradient: Tensor, q: Tensor, *, batched: bool) -> Tensor | None:
+    """D gradient_i / d q_i for every element; None for zero. ``batched`` takes several at a time."""
     flat = gradient.reshape(-1)
     diagonal = torch.zeros_like(flat)
     (probe,) = torch.autograd.grad(flat.sum(), q, retain_graph=True, allow_unused=True)
-    if probe is None or not bool(
-        probe.any()
-    ):  # non-negative terms: no pair of edges of this parameter on one path
-        return diagonal.reshape(q.shape)
+    if probe is None or not bool(probe.any()):  # not negative: no path has a pair of edges of this parameter
+        return None
     chunk = _CHUNK if batched else 1
     for start in range(0, flat.numel(), chunk):
         index = torch.arange(start, min(start + chunk, flat.numel()), device=flat.device)

@@ -8,20 +8,29 @@ the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
-from pathspace.network.recurrence import linear_recurrence, run_recurrence
+from pathspace.network.recurrence import linear_recurrence, run_recurrence, transition_gradient
 from pathspace.network.rules.elementwise import add_bias
-from pathspace.network.rules.linear import map_units, require_parameter
+from pathspace.network.rules.linear import (
+    linear_forward,
+    linear_pullback,
+    map_units,
+    require_parameter,
+)
 from pathspace.network.scales import FIXED, WILD
+from pathspace.network.squares import Outer, Square, dense
 from pathspace.network.tape import Tap
 from pathspace.network.values import Value
+
+T = TypeVar("T")
 
 
 def rnn(
@@ -71,20 +80,53 @@ def rnn(
         final += outputs
 
     recurrent_names = [recorder.value(cell[1]).name for cell in cells]
+    stack = Stack(per_cell, tuple(starts), layers, directions)
+
+    def one_of(t: Tensor, dim: int) -> Tensor:
+        """All examples are alike in the squared network."""
+        return t.select(dim, 0) if batched else t
+
+    def batch_of(one: Tensor, dim: int) -> Tensor:
+        shape = [*one.shape[:dim], examples, *one.shape[dim:]]
+        return one.unsqueeze(dim).expand(shape) if batched else one
+
+    def total_of(g: Tensor | None, dim: int) -> Tensor | None:
+        return g if g is None or not batched else g.sum(dim) if examples > 1 else g.select(dim, 0)
+
+    def results_of(sequence: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
 
     def squared(h: Tensor, *slots: Tensor, taps: list[Tap] | None = None) -> tuple[Tensor, Tensor]:
-        sequence = h.select(1 - time_dim, 0) if batched else h  # [T, D]
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
-        sequence, last = stacked_recurrence(sequence, slots, per_cell, starts, layers, directions, inside)
+        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim), slots, stack, inside)
         if taps is not None and inside is not None:
             for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
-        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
+        return results_of(sequence, last)
 
-    def batch_of(one: Tensor, dim: int) -> Tensor:
-        """All examples are alike in the squared network."""
-        shape = [*one.shape[:dim], examples, *one.shape[dim:]]
-        return one.unsqueeze(dim).expand(shape) if batched else one
+    def forward(h: Tensor, *slots: Tensor | Square) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+        states = stacked_states(one_of(h, 1 - time_dim), slots, stack)
+        top = states[-directions:]
+        sequence = torch.cat(top, 1) if directions > 1 else top[0]
+        last = torch.stack([h[0] if cell % directions else h[-1] for cell, h in enumerate(states)])
+        return results_of(sequence, last), states
+
+    def pullback(
+        inputs: Sequence[Any],
+        states: list[Tensor],
+        gradients: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> list[Tensor | Outer | None]:
+        x, g, last = inputs[0], total_of(gradients[0], 1 - time_dim), total_of(gradients[1], 1)
+        back, of_slots = stacked_pullback(
+            one_of(x, 1 - time_dim), inputs[1:], states, g, last, stack, needed[0]
+        )
+        if back is not None and batched:
+            back = back.unsqueeze(1 - time_dim)
+            if examples > 1:  # the first is the one that is read
+                none = back.new_zeros(()).expand_as(x).narrow(1 - time_dim, 1, examples - 1)
+                back = torch.cat([back, none], 1 - time_dim)
+        return [back, *of_slots]
 
     labels = batch_of(source.expand(steps, -1), 1 - time_dim)
     last_labels = batch_of(torch.stack(final), 1)
@@ -92,31 +134,6 @@ def rnn(
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
-
-    def pullback(
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        gradients: Sequence[Tensor | None],
-        needed: Sequence[bool],
-    ) -> list[Tensor | None]:
-        x, w_in, w_rec, *biases = inputs
-        h = outputs[0].select(1 - time_dim, 0) if batched else outputs[0]
-        first, last = gradients
-        if batched:
-            first = None if first is None else first.sum(1 - time_dim)
-            last = None if last is None else last.sum(1)
-        g = torch.zeros_like(h) if first is None else first
-        if last is not None:
-            g = torch.cat([g[:-1], g[-1:] + last])
-        x = x.select(1 - time_dim, 0) if batched else x
-        delta = run_recurrence(w_rec.t(), g, None, backwards=True)
-        total = delta.sum(0)  # delta_t summed over time
-        constant = x.shape[0] > 1 and x.stride(0) == 0
-        back = (delta @ w_in).reshape(inputs[0].shape) if needed[0] else None
-        to_input = torch.outer(total, x[0]) if constant else delta.t() @ x
-        return [back, to_input, delta[1:].t() @ h[:-1], *(total for _ in biases)]
-
-    by_hand = layers == directions == 1 and not any(starts)
     out = recorder.emit_many(
         squared,
         inputs,
@@ -124,7 +141,8 @@ def rnn(
         name=name,
         dtype=input.dtype,
         recurrent=True,
-        pullback=pullback if by_hand else None,
+        pullback=pullback,
+        forward=forward,
     )
     return out[0], out[1]
 
@@ -135,13 +153,28 @@ def _check_features(recorder: Recorder, name: str, x: Value, weight: Tensor) -> 
         raise RuntimeError(f"{recorder.where(name)}: {message}")
 
 
+@dataclass(frozen=True)
+class Stack:
+    """The form of a stack of recurrent layers."""
+
+    per_cell: int  # parameters of a cell
+    starts: tuple[bool, ...]  # whether a cell has an initial state
+    layers: int
+    directions: int
+
+    def cells(self, slots: Sequence[T]) -> Iterator[tuple[int, Sequence[T], T | None]]:
+        """(first slot, parameters, initial state) of every cell."""
+        position = 0
+        for has_start in self.starts:
+            end = position + self.per_cell
+            yield position, slots[position:end], slots[end] if has_start else None
+            position = end + has_start
+
+
 def stacked_recurrence(
     x: Tensor,
     slots: Sequence[Tensor],
-    per_cell: int,
-    starts: Sequence[bool],
-    layers: int,
-    directions: int,
+    stack: Stack,
     inside: list[tuple[Tensor, Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
@@ -149,30 +182,102 @@ def stacked_recurrence(
     For every cell, the states before and after each transition and what enters it are appended to
     ``inside``, if it is given.
     """
-    last = []
-    position = 0
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            cell = slots[position : position + per_cell]
-            position += per_cell
-            start = None
-            if starts[layer * directions + direction]:
-                start, position = slots[position].reshape(-1), position + 1
-            bias = cell[2] + cell[3] if per_cell == 4 else None
-            constant = (
-                x.shape[0] > 1 and x.stride(0) == 0
-            )  # the same input at every step: one product is enough
-            u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
-            h = linear_recurrence(cell[1], u, start, backwards=bool(direction))
-            if inside is not None:
-                first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
-                before = torch.cat([h[1:], first] if direction else [first, h[:-1]])
-                inside.append((before, h, u))
-            last.append(h[0] if direction else h[-1])
-            outputs.append(h)
-        x = torch.cat(outputs, 1) if directions > 1 else outputs[0]
+    last: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for index, (_, cell, initial) in enumerate(stack.cells(slots)):
+        backwards = index % stack.directions == 1
+        start = None if initial is None else initial.reshape(-1)
+        bias = cell[2] + cell[3] if stack.per_cell == 4 else None
+        constant = x.shape[0] > 1 and x.stride(0) == 0  # the same input at every step: one product is enough
+        u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
+        h = linear_recurrence(cell[1], u, start, backwards=backwards)
+        if inside is not None:
+            first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
+            before = torch.cat([h[1:], first] if backwards else [first, h[:-1]])
+            inside.append((before, h, u))
+        last.append(h[0] if backwards else h[-1])
+        outputs.append(h)
+        if len(outputs) == stack.directions:
+            x = torch.cat(outputs, 1) if stack.directions > 1 else outputs[0]
+            outputs = []
     return x, torch.stack(last)
+
+
+def stacked_states(x: Tensor, slots: Sequence[Tensor | Square], stack: Stack) -> list[Tensor]:
+    """:func:`stacked_recurrence` without a gradient, and cheaper: the states of every cell, ``[T, H]`` each."""
+    states: list[Tensor] = []
+    for index, (_, cell, initial) in enumerate(stack.cells(slots)):
+        bias = dense(cell[2]) + dense(cell[3]) if stack.per_cell == 4 else None
+        u, _ = linear_forward(x, cell[0], bias)
+        start = None if initial is None else dense(initial).reshape(-1)
+        states.append(run_recurrence(dense(cell[1]), u, start, index % stack.directions == 1))
+        if (index + 1) % stack.directions == 0:
+            top = states[-stack.directions :]
+            x = torch.cat(top, 1) if stack.directions > 1 else top[0]
+    return states
+
+
+def stacked_pullback(
+    x: Tensor,
+    slots: Sequence[Tensor | Square],
+    states: Sequence[Tensor],
+    g: Tensor | None,
+    last: Tensor | None,
+    stack: Stack,
+    needs_input: bool,
+) -> tuple[Tensor | None, list[Tensor | Outer | None]]:
+    """Gradients of a stack of recurrent layers in its input and its slots.
+
+    Args:
+        x: what enters, ``[T, D]``.
+        slots: parameters and initial states.
+        states: of every cell, ``[T, H]`` each.
+        g: gradient of the outputs ``[T, directions * H]``; None for zero.
+        last: gradient of the last states ``[cells, H]``; None for zero.
+        stack: the form of the stack.
+        needs_input: whether the gradient in x is wanted.
+    """
+    found: list[Tensor | Outer | None] = [None] * len(slots)
+    cells = list(enumerate(stack.cells(slots)))
+    # What enters every cell grows with time then, and so do all its states: see ``run_recurrence``
+    summed = stack.directions == 1 and not any(stack.starts) and x.stride(0) == 0
+    for layer in reversed(range(stack.layers)):
+        below: Tensor | None = None
+        own = cells[layer * stack.directions : (layer + 1) * stack.directions]
+        entering = x if layer == 0 else _joined(states, layer - 1, stack)
+        for index, (position, cell, initial) in own:
+            h, backwards = states[index], index % stack.directions == 1
+            mine = _gradient_of_states(h, g, last, index, stack)
+            delta = run_recurrence(dense(cell[1]).t(), mine, None, not backwards, summed=summed)
+            start = None if initial is None else dense(initial)
+            found[position + 1] = transition_gradient(
+                h, delta, None if start is None else start.reshape(-1), backwards
+            )
+            wanted = [layer > 0 or needs_input, True, True]
+            back, found[position], total = linear_pullback((entering, cell[0], None), None, [delta], wanted)
+            found[position + 2 : position + stack.per_cell] = [total] * (stack.per_cell - 2)
+            if start is not None:
+                first = delta[-1] if backwards else delta[0]
+                found[position + stack.per_cell] = (dense(cell[1]).t() @ first).reshape(start.shape)
+            if isinstance(back, Tensor):
+                below = back if below is None else below + back
+        g = below
+    return g, found
+
+
+def _joined(states: Sequence[Tensor], layer: int, stack: Stack) -> Tensor:
+    top = states[layer * stack.directions : (layer + 1) * stack.directions]
+    return torch.cat(list(top), 1) if stack.directions > 1 else top[0]
+
+
+def _gradient_of_states(h: Tensor, g: Tensor | None, last: Tensor | None, index: int, stack: Stack) -> Tensor:
+    """What reaches the states ``[T, H]`` of one cell from above: outputs, and the last state."""
+    direction, hidden = index % stack.directions, h.shape[1]
+    mine = torch.zeros_like(h) if g is None else g[:, direction * hidden : (direction + 1) * hidden]
+    if last is not None:
+        mine = mine.clone(memory_format=torch.contiguous_format)
+        mine[0 if direction else -1] += last[index]
+    return mine
 
 
 def _cell_labels(recorder: Recorder, origin: str, cell: Sequence[Tensor], source: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Squared parameters and gradients with respect to them, in no larger a form than they have.
+
+A gradient of the squared network in the matrix of a linear map is an outer product whenever the map is used once:
+what enters times what leaves. And the map itself often needs no more of a squared matrix than its row sums. Keeping
+both in that form saves most of the passes over memory that kappa would cost.
+
+Letters: p parameter ``[n, m]``, q = p^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The matrix ``rows[:, None] * columns[None, :]``; a factor with one value has stride zero."""
+
+    rows: Tensor  # [n]
+    columns: Tensor  # [m]
+
+    def dense(self) -> Tensor:
+        """The matrix, in memory of its own."""
+        return torch.outer(self.rows, self.columns)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its two sides."""
+        return torch.Size((self.rows.shape[0], self.columns.shape[0]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its elements."""
+        return self.rows.dtype
+
+    def to(self, dtype: torch.dtype) -> Outer:
+        """The same in another type."""
+        return Outer(self.rows.to(dtype), self.columns.to(dtype))
+
+
+class Square:
+    """The square of a parameter, computed when somebody asks for it.
+
+    Args:
+        p: the parameter, in the type of the computation.
+        kept: memory to square parameters in, by name, kept by the caller from one computation to the next.
+        name: the parameter's.
+    """
+
+    __slots__ = ("_dense", "_kept", "_name", "p")
+
+    def __init__(self, p: Tensor, kept: dict[str, Tensor] | None = None, name: str = "") -> None:
+        self.p, self._kept, self._name = p, kept, name
+        self._dense: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """All of it."""
+        if self._dense is None:
+            if self._kept is None or self.p.dim() < 2:
+                self._dense = self.p.square()
+            else:
+                self._dense = torch.square(self.p, out=memory_for(self.p, self._kept, self._name))
+        return self._dense
+
+    @property
+    def shape(self) -> torch.Size:
+        """The parameter's."""
+        return self.p.shape
+
+    def row_sums(self) -> Tensor:
+        """The sums over the rows of a matrix, in one pass over the parameter."""
+        norms = torch.linalg.vector_norm(self.p, dim=1)
+        return norms.mul_(norms)
+
+    def column_sums(self) -> Tensor:
+        """The sums over the columns of a matrix."""
+        q = self.dense()
+        return torch.mv(q.t(), q.new_ones(q.shape[0]))
+
+
+def memory_for(like: Tensor, kept: dict[str, Tensor], name: str) -> Tensor:
+    """Memory of a tensor's shape and type that stays the same from call to call.
+
+    Freeing it after every training step makes the allocator hand it back to the system and fetch it anew, which can
+    cost more than the arithmetic.
+    """
+    memory = kept.get(name)
+    if memory is None or (memory.shape, memory.dtype, memory.device) != (like.shape, like.dtype, like.device):
+        memory = kept[name] = torch.empty_like(like)
+    return memory
+
+
+def dense(value: Tensor | Square | Outer) -> Tensor:
+    """The tensor that stands behind a value."""
+    return value if isinstance(value, Tensor) else value.dense()
+
+
+def single_value(t: Tensor) -> Tensor | None:
+    """The one value of a tensor that is expanded from a single number; None for any other."""
+    repeats = all(stride == 0 or size == 1 for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t[(0,) * t.dim()] if repeats and t.numel() else None
+
+
+def single_row(t: Tensor) -> Tensor | None:
+    """The one row (last dimension) of a tensor that has no more, or repeats it; None for any other."""
+    if t.dim() == 1:
+        return t
+    lead = zip(t.shape[:-1], t.stride()[:-1], strict=True)
+    repeats = all(stride == 0 or size == 1 for size, stride in lead)
+    return t[(0,) * (t.dim() - 1)] if repeats and t.numel() else None
