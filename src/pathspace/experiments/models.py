@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options
+from pathspace.nn import RecurrentCNN
 
 CHOICES = {"output": ("last", "every"), "start": ("default", "identity")}
 MAY_BE_ZERO = ("embedding",)
@@ -196,9 +197,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-rnn": TanhRNN,
     "lstm": LSTM,
     "mlp": MLP,
+    "recurrent-cnn": RecurrentCNN,
 }
 # Models with a path norm; the others are trained by optimizers that need no network.
-RESCALABLE = ("relu-rnn", "mlp")
+RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn")
+# Models of images (B, C, H, W); the others read sequences.
+OF_IMAGES = ("recurrent-cnn",)
 # Models whose nodes can be normalized by a batch.
 FEED_FORWARD = ("mlp",)
 

@@ -6,6 +6,7 @@
 from pathspace.nn.ddp_layers import DDPConv1d, DDPConv2d, DDPConv3d, DDPLinear
 from pathspace.nn.ddp_normalize import ddp_normalize, fold
 from pathspace.nn.language_model import LanguageModel
+from pathspace.nn.recurrent_cnn import RecurrentCNN, RecurrentConvolution
 from pathspace.nn.stacked_rnn import StackedReLURNN
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "DDPConv3d",
     "DDPLinear",
     "LanguageModel",
+    "RecurrentCNN",
+    "RecurrentConvolution",
     "StackedReLURNN",
     "ddp_normalize",
     "fold",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -13,23 +11,15 @@ from pathspace.experiments.report.table import Published, Table
 TEMPLATE = "page.html.jinja"
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading, a table, and an `<svg>` element above it, put in as it is; or no picture."""
-
-    heading: str
-    table: Table
-    svg: str = ""
-
-
 def render(
-    title: str, sections: Sequence[Section], configuration: dict[str, Any], published: Published | None
+    title: str, table: Table, figure_svg: str, configuration: dict[str, Any], published: Published | None
 ) -> str:
     """Return the page.
 
     Args:
         title: The headline.
-        sections: Tables and pictures, the most important first.
+        table: The comparison in words.
+        figure_svg: An `<svg>` element, put in as it is.
         configuration: The exact configuration, printed at the end.
         published: The numbers of a paper, if there are any.
     """
@@ -42,7 +32,8 @@ def render(
     )
     return environment.from_string(source).render(
         title=title,
-        sections=[(section.heading, section.table, Markup(section.svg)) for section in sections],
+        table=table,
+        figure=Markup(figure_svg),
         configuration=json.dumps(configuration, indent=2),
         versions=configuration["versions"],
         published=published,

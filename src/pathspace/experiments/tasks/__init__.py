@@ -24,7 +24,9 @@ TASKS = {
     "adding": "pathspace.experiments.tasks.adding",
     "characters": "pathspace.experiments.tasks.characters",
     "words": "pathspace.experiments.tasks.words",
+    "images": "pathspace.experiments.tasks.images",
 }
+OF_IMAGES = ("images",)
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None) -> Task:
@@ -76,4 +78,4 @@ def _module(name: str) -> Any:
     return import_module(TASKS[name])
 
 
-__all__ = ["TASKS", "ConfigurationError", "build_task", "check_options", "check_task", "preset"]
+__all__ = ["OF_IMAGES", "TASKS", "ConfigurationError", "build_task", "check_options", "check_task", "preset"]
