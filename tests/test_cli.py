@@ -87,7 +87,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
     [
         (
             ["compare", "--methods", "sgd,lion"],
-            "Unknown method 'lion' in --methods: choose from sgd, adam, path-sgd",
+            "Unknown method 'lion' in --methods: choose from sgd, adam, adamw",
         ),
         (["compare", "--methods", ","], "The option --methods is empty"),
         (["compare", "--task", "chess"], "Unknown task 'chess' in --task: choose from digits, mnist, adding"),

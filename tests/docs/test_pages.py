@@ -46,6 +46,10 @@ TINY_TASKS = {
         "model_options.hidden": 8,
     },
 }
+TINY_WINNER = [
+    "--set", 'methods=["sgd", "path-soap"]', "--set", 'baselines=["sgd"]', "--set", "batch_size=4",
+    "--set", "task_options.train_size=400", "--set", "task_options.validation_size=300",
+]  # fmt: skip
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -89,7 +93,7 @@ def test_commands_on_a_page_run(page, line, tmp_path, monkeypatch):
 
     words = shlex.split(line)[1:]
     command = words[0]
-    if "--data-dir" in words or "mnist" in line:
+    if "--data-dir" in words or "mnist" in line or "winner" in line:
         import os
 
         folder = os.environ.get("PATHSPACE_DATA")
@@ -110,6 +114,7 @@ def test_commands_on_a_page_run(page, line, tmp_path, monkeypatch):
         for name, changes in TINY_TASKS.items():
             if name in line:
                 words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        words += TINY_WINNER if "winner" in line else []
     elif command == "check-invariance" and "--steps" not in words:
         words += ["--steps", "2"]
     result = CliRunner().invoke(app, words)

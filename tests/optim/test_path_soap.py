@@ -250,3 +250,37 @@ def test_impossible_options_are_refused(options):
     model = mlp(3, 4, 2)
     with pytest.raises(ValueError, match=next(iter(options))):
         ps.optim.PathSOAP(model.parameters(), ps.trace(model, torch.zeros(1, 3)), **options)
+
+
+class LastStep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.readout = nn.RNN(2, 64, nonlinearity="relu", batch_first=True), nn.Linear(64, 1)
+
+    def forward(self, inputs):
+        return self.readout(self.rnn(inputs)[0][:, -1])
+
+
+def test_digits_lost_near_zero_do_not_turn_the_basis():
+    # gradients through 100 steps end below 1e-38, where float32 keeps few digits: how many depends on the scales
+    def losses(*, rescaled: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = LastStep()
+        inputs, targets = torch.rand(12, 4, 100, 2), torch.rand(12, 4, 1)
+        network = ps.trace(model, inputs[0])
+        if rescaled:
+            generator = torch.Generator().manual_seed(1)
+            ps.rescaling.random_rescale_(network, 2**-6, 2**6, powers_of_two=True, generator=generator)
+        optimizer = ps.optim.PathSOAP(model.parameters(), network, lr=0.01)
+        found, smallest = [], []
+        for x, y in zip(inputs, targets, strict=True):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+            smallest.append(min(p.grad[p.grad != 0].abs().min() for p in model.parameters()))
+        assert min(smallest) < torch.finfo(torch.float32).tiny, "this network does not show what is tested"
+        return found
+
+    assert losses(rescaled=False) == losses(rescaled=True)

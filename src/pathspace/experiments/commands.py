@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import Recipe, load_recipe
-from pathspace.experiments.report import build_table, print_table, write_report
+from pathspace.experiments.report import (
+    Published,
+    build_table,
+    claim_table,
+    print_table,
+    write_parts,
+    write_report,
+)
 from pathspace.experiments.report.files import PAGE, as_json
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import writable_folder
@@ -54,19 +61,68 @@ class Surroundings:
 def run_compare(options: Layer, around: Surroundings) -> Comparison:
     """Do what `pathspace compare` was asked for; see there."""
     asked = Configuration("compare", COMPARE_TITLE, settings_from(options))
-    return _execute(asked, around, given=bool(options[1]))
+    done = _execute(asked, around, given=bool(options[1]))
+    _print([done], around)
+    return done[0]
 
 
-def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> Comparison:
-    """Do what `pathspace reproduce` was asked for; see there."""
+def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
+    """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, one or several."""
     recipe = load_recipe(name)
+    if recipe.parts:
+        return _reproduce_parts(recipe, size, options, around)
+    comparison, configuration = _execute(_asked(recipe, size, options), around, given=bool(options[1]))
+    _print([(comparison, configuration)], around)
+    if recipe.study:
+        _study(recipe, configuration.size, comparison, around)
+    return {name: comparison}
+
+
+def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
     size = size or next(iter(recipe.sizes), "")
     settings = settings_from(*recipe.layers(size), options)
-    asked = Configuration("reproduce", recipe.title, settings, recipe=name, size=size)
-    comparison = _execute(asked, around, given=bool(options[1]))
-    if recipe.study:
-        _study(recipe, size, comparison, around)
-    return comparison
+    return Configuration("reproduce", recipe.title, settings, recipe=recipe.name, size=size)
+
+
+def _reproduce_parts(
+    recipe: Recipe, size: str, options: Layer, around: Surroundings
+) -> dict[str, Comparison]:
+    """Run the parts of a recipe, each in a folder of its own, and bring their results together on one page.
+
+    Parts that are done are not done again until the whole is, so the same command continues what was stopped.
+    """
+    output = writable_folder(around.output, "--output")
+    if around.resume and around.fresh:
+        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
+    begun = {part for part in recipe.parts if (output / part / configurations.FILE).exists()}
+    if around.resume and not begun:
+        raise ConfigurationError(
+            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
+        )
+    if around.resume and not size:
+        size = configurations.read(output / min(begun)).size
+    goes_on = around.resume or not (around.fresh or (output / PAGE).exists())
+    (output / PAGE).unlink(missing_ok=True)
+    done = {}
+    for part in recipe.parts:
+        here = replace(around, output=output / part, resume=goes_on and part in begun)
+        given = bool(options[1]) or not around.resume
+        done[part] = _execute(_asked(load_recipe(part), size, options), here, given=given)
+        if not around.as_json:
+            _print([done[part]], here)
+    comparisons = {part: comparison for part, (comparison, _) in done.items()}
+    content = {
+        "title": recipe.title,
+        "recipe": recipe.name,
+        "versions": configurations.versions(),
+        "parts": {part: configuration.as_dict() for part, (_, configuration) in done.items()},
+    }
+    page = write_parts(comparisons, output, title=recipe.title, configuration=content)
+    if around.as_json:
+        _print(list(done.values()), around)
+    else:
+        _console().print(f"All parts: {page}", highlight=False, soft_wrap=True)
+    return comparisons
 
 
 def _study(recipe: Recipe, size: str, comparison: Comparison, around: Surroundings) -> None:
@@ -104,7 +160,9 @@ def run_train(
     }
     settings = settings_from((where, {**values, **one}))
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
-    return _execute(asked, around, given=given or bool(values))
+    done = _execute(asked, around, given=given or bool(values))
+    _print([done], around)
+    return done[0]
 
 
 def run_check_invariance(
@@ -141,7 +199,8 @@ def run_check_invariance(
     return not any(verdict.broken for verdict in verdicts)
 
 
-def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Comparison:
+def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tuple[Comparison, Configuration]:
+    """Do all runs and write the report."""
     output = writable_folder(around.output, "--output")
     configuration, resume = _settle(asked, around, given=given)
     console = Console(stderr=True)
@@ -165,8 +224,14 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Comp
                 data_dir=around.data_dir,
                 resume=resume,
             )
-    _report(comparison, configuration, around)
-    return comparison
+    write_report(
+        comparison,
+        output,
+        title=configuration.title,
+        configuration=configuration.as_dict(),
+        published=_published(configuration),
+    )
+    return comparison, configuration
 
 
 def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple[Configuration, bool]:
@@ -191,23 +256,33 @@ def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple
     return asked, False
 
 
-def _report(comparison: Comparison, configuration: Configuration, around: Surroundings) -> None:
-    published = load_published(configuration.recipe) if configuration.recipe else None
-    content = configuration.as_dict()
-    page = write_report(
-        comparison, around.output, title=configuration.title, configuration=content, published=published
-    )
+def _published(configuration: Configuration) -> Published | None:
+    return load_published(configuration.recipe) if configuration.recipe else None
+
+
+def _print(done: Sequence[tuple[Comparison, Configuration]], around: Surroundings) -> None:
+    """Print the results: as JSON, one object or the list of the parts; or as a table and the place of the page."""
     if around.as_json:
-        print(json.dumps(as_json(comparison, content, published), indent=2, allow_nan=False))
+        values = [
+            as_json(comparison, configuration.as_dict(), _published(configuration))
+            for comparison, configuration in done
+        ]
+        print(json.dumps(values[0] if len(values) == 1 else values, indent=2, allow_nan=False))
         return
-    console = _console()
-    print_table(build_table(comparison, published), console, published)
-    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    for comparison, configuration in done:
+        published = _published(configuration)
+        claims = comparison.settings.baselines and comparison.choices
+        console = _console(150 if claims else 120)
+        if claims:
+            print_table(claim_table(comparison), console, published)
+        else:
+            print_table(build_table(comparison, published), console, published)
+        console.print(f"Report: {around.output / PAGE}", highlight=False, soft_wrap=True)
 
 
-def _console() -> Console:
+def _console(width: int = 120) -> Console:
     # Pipes and logs have no width; eighty columns would break the names of the methods.
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

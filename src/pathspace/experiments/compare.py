@@ -108,7 +108,8 @@ def compare(
     """Run a whole comparison.
 
     The first start runs at the rate chosen from it. Every other start runs at that same rate, for the
-    difference of the curves, and, where validation from that start prefers another rate, at its own as well.
+    difference of the curves, and, where validation from that start prefers another rate or decay, at its own as
+    well; without `shared_rates`, at its own alone.
 
     Args:
         settings: Tasks, methods, starts, budget.
@@ -206,9 +207,11 @@ def _plans(settings: Settings, method: str, choices: dict[tuple[str, str], Choic
     shared = choices[method, first]
     plans = [_Plan(method, first, shared.learning_rate, first, shared.weight_decay)]
     for start in others:
-        plans.append(_Plan(method, start, shared.learning_rate, first, shared.weight_decay))
         own = choices[method, start]
-        if (own.learning_rate, own.weight_decay) != (shared.learning_rate, shared.weight_decay):
+        differs = (own.learning_rate, own.weight_decay) != (shared.learning_rate, shared.weight_decay)
+        if settings.shared_rates or not differs:
+            plans.append(_Plan(method, start, shared.learning_rate, first, shared.weight_decay))
+        if differs:
             plans.append(_Plan(method, start, own.learning_rate, start, own.weight_decay))
     return plans
 

@@ -34,6 +34,7 @@ class Settings:
         model_options: What the model takes.
         methods: Names in `methods.METHODS`, in the order of the table.
         starts: Names in `starts.STARTS`; differences are measured against the first one.
+        shared_rates: Whether another start, where it prefers a rate of its own, runs at the first start's rate too.
         seeds: Runs per row of the table.
         tuning_seeds: Runs per learning rate while the rate is chosen.
         learning_rates: The grid, the same for every method and start.
@@ -68,6 +69,7 @@ class Settings:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = MAIN_METHODS
     starts: tuple[str, ...] = ("balanced", "rescaled")
+    shared_rates: bool = True
     seeds: int = 3
     tuning_seeds: int = 1
     learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -114,6 +116,7 @@ class Settings:
         good = len(decays) > 0 and all(_is_real(decay) and decay >= 0 for decay in decays)
         _require("weight_decays", list(decays), good, "one or more numbers, 0 or positive")
         _require("tuning", self.tuning, self.tuning in TUNINGS, "'grid' or 'in turn'")
+        _require("shared_rates", self.shared_rates, isinstance(self.shared_rates, bool), "true or false")
         check_schedule(self.schedule)
         good = set(self.baselines) <= set(self.methods)
         _require("baselines", list(self.baselines), good, "some of the methods")

@@ -1,8 +1,8 @@
 """What a rescalable network is: tracing, unit classes, and the squared network."""
 
-from pathspace.network.errors import UntraceableError
+from pathspace.network.errors import UnmatchedForwardError, UntraceableError
 from pathspace.network.network import Network
 from pathspace.network.trace import trace
 from pathspace.network.units import Edge, EdgeLabels, UnitClass
 
-__all__ = ["Edge", "EdgeLabels", "Network", "UnitClass", "UntraceableError", "trace"]
+__all__ = ["Edge", "EdgeLabels", "Network", "UnitClass", "UnmatchedForwardError", "UntraceableError", "trace"]

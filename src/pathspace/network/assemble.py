@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network.network import Call, Network, NodeLabels
+from pathspace.network.program import Program
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD, Scales, without_repeats
 from pathspace.network.tape import Tape
@@ -25,6 +27,7 @@ def assemble(
     outputs: Sequence[Value],
     returned: Callable[[Any], list[Tensor]],
     call: Call,
+    program: Program,
 ) -> Network:
     """The network of a finished recording.
 
@@ -36,6 +39,7 @@ def assemble(
         outputs: the network's outputs.
         returned: see :class:`Network`.
         call: likewise.
+        program: the forward pass, without its nodes.
     """
     scales = recorder.scales
     tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
@@ -80,6 +84,7 @@ def assemble(
         nodes=_nodes(recorder, renumber, live, len(names)),
         returned=returned,
         call=call,
+        program=replace(program, nodes=_before_activation(recorder, renumber, live, outputs)),
     )
 
 
@@ -119,6 +124,34 @@ def _nodes(
                     nodes[value.slot] = NodeLabels(value.slot, kept)
                     covered[labels.abs().unique()] = True
     return tuple(nodes.values())
+
+
+def _before_activation(
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], outputs: Sequence[Value]
+) -> MappingProxyType[int, Tensor]:
+    """Slot -> labels of the nodes of the graph, by the value that they have before their activation."""
+    seen: dict[tuple[int, ...], Tensor] = {}  # a loop meets the same labels at every step
+
+    def numbered(labels: Tensor) -> Tensor:
+        small = without_repeats(labels)
+        key = (small.data_ptr(), *small.shape, *small.stride())
+        if key not in seen:
+            seen[key] = renumber(small)
+        return seen[key].expand(labels.shape)
+
+    nodes = {v.slot: numbered(v.labels) for v in recorder.activated if v.slot in live}
+    covered = {0, *(label for labels in nodes.values() for label in _classes(labels))}
+    for value in recorder.linear_values:
+        if value.slot in live and value.slot not in nodes:
+            labels = numbered(value.labels)
+            if not covered.issuperset(_classes(labels)):
+                nodes[value.slot] = labels
+    nodes.update((v.slot, numbered(v.labels)) for v in outputs if v.slot not in nodes)
+    return MappingProxyType(nodes)
+
+
+def _classes(labels: Tensor) -> list[int]:
+    return without_repeats(labels).abs().unique().tolist()
 
 
 def coverage(recorder: Recorder) -> dict[str, int]:

@@ -25,3 +25,7 @@ class UntraceableError(ValueError):
 
 class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing attempts, not a user's error
     """The dimension taken for the batch is used as something else (time, features)."""
+
+
+class UnmatchedForwardError(ValueError):
+    """A forward pass on data is not the one that was traced, or holds something that cannot be followed on data."""

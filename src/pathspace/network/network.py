@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathspace.network.program import Program
 from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels, UnitClass
 
@@ -58,6 +59,7 @@ class Network:
         nodes: unit values on the tape, for measures of a unit class as a whole.
         returned: from what the model returns to the tensors in it that rescaling leaves alone.
         call: how the model was called.
+        program: the forward pass that was traced, for what depends on data.
     """
 
     model: nn.Module = field(repr=False)
@@ -70,6 +72,7 @@ class Network:
     nodes: tuple[NodeLabels, ...] = field(repr=False)
     returned: Callable[[Any], list[Tensor]] = field(repr=False)
     call: Call = field(repr=False)
+    program: Program = field(repr=False)
 
     @cached_property
     def unit_classes(self) -> tuple[UnitClass, ...]:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.parameter_uses import ParameterUses
+from pathspace.network.program import Operation
 from pathspace.network.reasons import BOUNDED, REASONS, SIGNED
 from pathspace.network.scales import FIXED, WILD, Scales
 from pathspace.network.tape import Instruction, Leaf, Pullback
@@ -40,6 +41,8 @@ class Recorder(TorchFunctionMode):
         self.extra_outputs: list[Value] = []  # what flows into parts left outside
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
+        self.activated: list[Value] = []  # what enters an activation
+        self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
         self.paused = False
         self.module_path: list[str] = []
         self._values: dict[int, tuple[Tensor, Value]] = {}  # keeps the tensors alive, so that ids stay unique
@@ -203,8 +206,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        name = _short_name(func)
-        if name in _METADATA:
+        name = short_name(func)
+        if name in METADATA:
             return func(*args, **kwargs)
         if kwargs.get("out") is not None:
             self.refuse(name, "it writes its result into another tensor (out=)")
@@ -228,9 +231,25 @@ class Recorder(TorchFunctionMode):
         ):
             return self.preprocess(func, args, kwargs, values)
         if rule is not None:
-            return rule(self, name, func, *args, **kwargs)
+            known = self._values
+            batches = tuple([known[id(t)][1].batch if id(t) in known else None for t in tensors])
+            result = rule(self, name, func, *args, **kwargs)
+            self._note_operation(name, batches, result, args)
+            return result
         reason, advice = _explain(name)
         return self.refuse(name, reason, advice)
+
+    def _note_operation(
+        self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
+    ) -> None:
+        if isinstance(result, Tensor):
+            made = [result]
+        else:  # an assignment to a slice returns nothing
+            made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
+        values = [self._values[id(t)][1] for t in made if id(t) in self._values]
+        if values and values[0].kind not in ("input", "buffer"):
+            slots, first = tuple([v.slot for v in values]), values[0]
+            self.operations.append(Operation(name, self.path, first.kind, batches, slots, first.batch))
 
     def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
@@ -291,13 +310,16 @@ class Recorder(TorchFunctionMode):
 
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
-        batch = None
+        batch, entering = None, []
         for tensor in pytree.tree_leaves((args, kwargs)):
             value = self.known(tensor)
             if value is not None:
                 batch = value.batch if batch is None else batch
                 if value.kind == "hidden":
-                    self.extra_outputs.append(value)
+                    entering.append(value)
+        self.extra_outputs += entering
+        slots, batches = tuple(v.slot for v in entering), tuple(v.batch for v in entering)
+        self.operations.append(Operation("outside", self.path, "outside", batches, slots, batch))
         return self._as_inputs(forward, args, kwargs, batch)
 
 
@@ -309,7 +331,7 @@ _AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
 _NAMES: dict[Any, str] = {}
 
 
-def _short_name(func: Callable[..., Any]) -> str:
+def short_name(func: Callable[..., Any]) -> str:
     """The operation's own name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
     name = _NAMES.get(func)
     if name is None:
@@ -320,7 +342,7 @@ def _short_name(func: Callable[..., Any]) -> str:
     return name
 
 
-_METADATA = frozenset(
+METADATA = frozenset(
     [
         "size",
         "dim",

@@ -22,6 +22,9 @@ Pullback = Callable[
 ]
 """(inputs, what was saved, gradients of the outputs, which inputs need one) -> gradients of the inputs."""
 
+Mix = Callable[[tuple[int, ...], Tensor], Tensor]
+"""Replaces the value of a slot, (slot,), or of step t of a recurrent cell in it, (slot, cell, t)."""
+
 
 @dataclass(frozen=True)
 class Instruction:
@@ -86,6 +89,7 @@ class Tape:
         live: Callable[[str], Tensor],
         watch: Sequence[int] = (),
         taps: list[Tap] | None = None,
+        mix: Mix | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Replay the squared network.
 
@@ -94,6 +98,7 @@ class Tape:
             live: returns a buffer, or a parameter outside the network, of the model by name.
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
+            mix: replaces values by others as soon as they are there.
 
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
@@ -101,11 +106,14 @@ class Tape:
         slots = self._leaves(squared, live, next(iter(squared.values())))
         for instruction in self.instructions:
             inputs = [slots[i] for i in instruction.inputs]
-            if taps is not None and instruction.recurrent:
-                result = instruction.function(*inputs, taps=taps)
+            if instruction.recurrent:
+                first = instruction.outputs[0]
+                inner = None if mix is None else lambda key, h, first=first: mix((first, *key), h)
+                result = instruction.function(*inputs, taps=taps, mix=inner)
             else:
                 result = instruction.function(*inputs)
-            slots.update(zip(instruction.outputs, _several(result), strict=True))
+            for slot, value in zip(instruction.outputs, _several(result), strict=True):
+                slots[slot] = value if mix is None else mix((slot,), value)
         total = slots[self.outputs[0]].sum()
         for i in self.outputs[1:]:
             total = total + slots[i].sum()

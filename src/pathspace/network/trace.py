@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.assemble import assemble, coverage
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
+from pathspace.network.program import Program
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.scales import FIXED, WILD
@@ -120,13 +121,15 @@ class _Plan:
             result = shadow(*args, **kwargs)
             if self.output is not None:
                 result = self.output(result)
-        outputs, places = _outputs(recorder, result)
+        outputs, places, slots = _outputs(recorder, result)
         for value in outputs:
             recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned}
         returned = _Returned(self.output, places)
-        network = assemble(self.model, recorder, parameters, left, outputs, returned, self._call(batch_dim))
+        program = Program(tuple(recorder.operations), slots)
+        call = self._call(batch_dim)
+        network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         return network, coverage(recorder)
 
     def _call(self, batch_dim: int | None) -> Call:
@@ -281,8 +284,8 @@ def _tensors(result: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
 
 
-def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...]]:
-    """The network's outputs, and the places of the returned tensors that are no states of recurrent layers."""
+def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...], tuple[int | None, ...]]:
+    """The network's outputs; of the returned tensors that are no states of recurrent layers, places and slots."""
     found = []
     for tensor in _tensors(result):
         value = recorder.known(tensor)
@@ -305,4 +308,6 @@ def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, .
             "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
         )
     places = tuple(i for i, v in enumerate(found) if id(v) not in states)
-    return list({v.slot: v for v in outputs}.values()), places
+    chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
+    slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
+    return list({v.slot: v for v in outputs}.values()), places, slots

@@ -15,6 +15,7 @@ from torch import Tensor
 from pathspace.optim.moments import adam_direction
 
 _SIDES = ("rows", "columns")
+_NOTHING = 2.0**-80  # beside the largest entry, far below what the products of float64 matrices still hold
 
 
 def soap_direction(
@@ -36,6 +37,9 @@ def soap_direction(
     Returns:
         A new tensor ``[n, m]``.
     """
+    # Gradients through many steps of time leave digits lost near zero. They depend on the scales of the weights, and
+    # a basis of the directions that have had no gradient so far would turn on them.
+    G = torch.where(G.abs() < _NOTHING * G.abs().amax(), 0.0, G) if G.numel() else G
     if "step" not in state:
         for side, size in zip(_SIDES, G.shape, strict=True):
             if size <= largest:

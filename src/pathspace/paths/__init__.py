@@ -1,10 +1,12 @@
 """Sums over paths: the path norm and kappa, the metric of Path-SGD; and the graph that all paths run through."""
 
 from pathspace.paths.basis import basis_paths, basis_values
+from pathspace.paths.data_dependent import data_dependent_kappa
 from pathspace.paths.expression import BasisExpression, express
 from pathspace.paths.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank, used_edges
 from pathspace.paths.kappa import kappa
 from pathspace.paths.listing import Paths, TooManyPathsError, enumerate_paths
+from pathspace.paths.node_measure import UnitMeasure, data_dependent_norm, unit_measure
 from pathspace.paths.norm import squared_path_norm
 from pathspace.paths.pairs import second_term
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
@@ -18,10 +20,13 @@ __all__ = [
     "ReductionGraph",
     "Skeleton",
     "TooManyPathsError",
+    "UnitMeasure",
     "UnrolledGraph",
     "activity",
     "basis_paths",
     "basis_values",
+    "data_dependent_kappa",
+    "data_dependent_norm",
     "dead_units",
     "degrees_of_freedom",
     "enumerate_paths",
@@ -33,6 +38,7 @@ __all__ = [
     "second_term",
     "skeleton",
     "squared_path_norm",
+    "unit_measure",
     "unroll",
     "used_edges",
 ]

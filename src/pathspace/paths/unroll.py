@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.network.recorder import _short_name as short_name
+from pathspace.network.recorder import short_name
 from pathspace.paths.affine import Operation, Terms, floats, terms_of
 from pathspace.paths.gates import Gated, gated
 from pathspace.paths.loops import cell, layers

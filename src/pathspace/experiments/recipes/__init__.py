@@ -7,6 +7,12 @@
     epochs = 3          # why
 
 A table `[study]` names what is measured besides the comparison (see `studies`).
+
+A recipe can also be a list of others, run one after the other with one table each and one picture:
+
+    title = "What the page is called"
+    parts = ["one", "another"]  # why these; sizes are those that all of them have
+
 Numbers that a paper reports stand in `expected/` under the same name. A new recipe is such a file and nothing
 else.
 """
@@ -23,7 +29,7 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
-KEYS = ("title", "settings", "sizes", "study")
+KEYS = ("title", "settings", "sizes", "study", "parts")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Recipe:
         settings: Settings of all sizes.
         sizes: Settings of each size, laid over the common ones.
         study: The name of a study and, by size, its options; empty where there is none.
+        parts: The recipes that this one consists of; it has no settings of its own then.
     """
 
     name: str
@@ -43,6 +50,7 @@ class Recipe:
     settings: Mapping[str, Any]
     sizes: Mapping[str, Mapping[str, Any]]
     study: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
 
     def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what `settings_from` takes for one size; an empty name stands for the first one.
@@ -90,6 +98,8 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
             raise unknown_name("key", key, KEYS, where)
     if "title" not in content:
         raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
+    if "parts" in content:
+        return _whole(name, content, where)
     study = content.get("study", {})
     recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}), study)
     if study:
@@ -101,3 +111,21 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
     for size in recipe.sizes or ("",):
         settings_from(*recipe.layers(size))
     return recipe
+
+
+def _whole(name: str, content: Mapping[str, Any], where: str) -> Recipe:
+    for key in ("settings", "sizes", "study"):
+        if key in content:
+            raise ConfigurationError(
+                f"The key {key!r} in {where} has no place beside 'parts': put it into the parts."
+            )
+    parts = [load_recipe(part) for part in content["parts"]]
+    if not parts:
+        raise ConfigurationError(f"The key 'parts' in {where} is empty: name at least one recipe.")
+    for part in parts:
+        if not all(settings_from(*part.layers(size)).baselines for size in part.sizes or ("",)):
+            raise ConfigurationError(
+                f"The part {part.name!r} in {where} has no baselines, which its panel of the picture needs: add them."
+            )
+    sizes = {size: {} for size in parts[0].sizes if all(size in part.sizes for part in parts)}
+    return Recipe(name, content["title"], {}, sizes, parts=tuple(part.name for part in parts))

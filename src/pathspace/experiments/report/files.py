@@ -5,22 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report import claim
+from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.figure import draw
-from pathspace.experiments.report.page import render
+from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import Published, build_table
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 
-PAGE, FIGURE = "report.html", "curves.png"
+PAGE, FIGURE, CLAIM = "report.html", "curves.png", "claim.png"
 RUN_COLUMNS = (
     "method", "start", "learning_rate", "seed", "purpose", "test_error", "validation_error",
-    "validation_loss", "diverged_at", "steps", "seconds",
+    "validation_loss", "diverged_at", "steps", "seconds", "weight_decay", "step_seconds",
 )  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def write_report(
     Args:
         comparison: The results.
         output: An existing folder: gets `report.html`, `curves.png`, `table.csv`, `runs.csv`, `curves.csv`,
-            `validation.csv` and `results.json`.
+            `validation.csv` and `results.json`; where there are baselines, `claim.csv` and `claim.png` too.
         title: The headline of the page.
         configuration: What `config.json` holds.
         published: The numbers of a paper, if there are any.
@@ -66,8 +68,39 @@ def write_report(
         ),
     )
     write_json(output / "results.json", as_json(comparison, configuration, published))
+    sections = [Section("Results", table, svg)]
+    if comparison.settings.baselines and comparison.choices:
+        won = claim.claim_table(comparison)
+        png, svg = draw_claim([comparison])
+        write_atomically(output / CLAIM, lambda file: file.write(png))
+        write_text(output / "claim.csv", _csv(won.columns, (row.cells for row in won.rows)))
+        sections.insert(0, Section("Against the best baseline", won, svg))
     # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, table, svg, configuration, published))
+    write_text(output / PAGE, render(title, sections, configuration, published))
+    return output / PAGE
+
+
+def write_parts(
+    parts: Mapping[str, Comparison], output: Path, *, title: str, configuration: dict[str, Any]
+) -> Path:
+    """Write the page and the picture that bring several comparisons together.
+
+    Args:
+        parts: The comparisons by name, all with baselines; their own reports are written already.
+        output: An existing folder: gets `report.html` and `claim.png`.
+        title: The headline of the page.
+        configuration: What the page prints at its end.
+
+    Returns:
+        The page.
+    """
+    png, svg = draw_claim(list(parts.values()))
+    write_atomically(output / CLAIM, lambda file: file.write(png))
+    sections = [
+        Section(name, claim.claim_table(part), svg if number == 0 else "")
+        for number, (name, part) in enumerate(parts.items())
+    ]
+    write_text(output / PAGE, render(title, sections, configuration, None))
     return output / PAGE
 
 
@@ -84,6 +117,7 @@ def as_json(
                 "label": METHODS[row.method].label,
                 "start": row.start,
                 "learning_rate": row.learning_rate,
+                "weight_decay": row.weight_decay,
                 "rate_chosen_from": row.rate_chosen_from,
                 "test_error_mean": row.mean_test_error,
                 "test_error_deviation": row.test_error_deviation,
@@ -99,11 +133,20 @@ def as_json(
             "method": method,
             "start": start,
             "learning_rate": choice.learning_rate,
+            "weight_decay": choice.weight_decay,
             "at_edge": choice.at_edge,
             "all_diverged": choice.all_diverged,
             "validation_errors": [
                 {"learning_rate": rate, "error": error if math.isfinite(error) else None}
                 for rate, error in choice.scores.items()
+            ],
+            "pairs": [
+                {
+                    "learning_rate": rate,
+                    "weight_decay": decay,
+                    "error": error if math.isfinite(error) else None,
+                }
+                for (rate, decay), error in choice.pairs.items()
             ],
         }
         for (method, start), choice in comparison.choices.items()
@@ -114,6 +157,7 @@ def as_json(
         "rows": rows,
         "learning_rates": choices,
         "weights": dict(comparison.weights),
+        "claim": claim.as_json(comparison) if comparison.settings.baselines and comparison.choices else None,
         "published": None
         if published is None
         else {
@@ -146,6 +190,8 @@ def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[t
                 run.diverged_at,
                 len(run.losses),
                 f"{run.seconds:.4f}",
+                run.config.weight_decay,
+                "" if run.step_seconds is None else f"{run.step_seconds:.6f}",
             )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -11,15 +13,23 @@ from pathspace.experiments.report.table import Published, Table
 TEMPLATE = "page.html.jinja"
 
 
+@dataclass(frozen=True)
+class Section:
+    """A heading, a table, and an `<svg>` element above it, put in as it is; or no picture."""
+
+    heading: str
+    table: Table
+    svg: str = ""
+
+
 def render(
-    title: str, table: Table, figure_svg: str, configuration: dict[str, Any], published: Published | None
+    title: str, sections: Sequence[Section], configuration: dict[str, Any], published: Published | None
 ) -> str:
     """Return the page.
 
     Args:
         title: The headline.
-        table: The comparison in words.
-        figure_svg: An `<svg>` element, put in as it is.
+        sections: Tables and pictures, the most important first.
         configuration: The exact configuration, printed at the end.
         published: The numbers of a paper, if there are any.
     """
@@ -32,8 +42,7 @@ def render(
     )
     return environment.from_string(source).render(
         title=title,
-        table=table,
-        figure=Markup(figure_svg),
+        sections=[(section.heading, section.table, Markup(section.svg)) for section in sections],
         configuration=json.dumps(configuration, indent=2),
         versions=configuration["versions"],
         published=published,

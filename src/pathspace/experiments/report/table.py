@@ -62,12 +62,13 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """Column titles, rows, and the sentences that belong below them."""
+    """Column titles, rows, and the sentences that belong below them; a page marks the `marked` columns."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
+    marked: tuple[int, ...] = (3, 5, 6)
 
 
 def build_table(comparison: Comparison, published: Published | None = None) -> Table:
@@ -80,7 +81,7 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
     columns = [
         "optimizer",
         "start",
-        "rate",
+        "rate" if comparison.settings.weight_decays == (0.0,) else "rate, decay",
         f"test {comparison.metric}",
         "seconds",
         "same curve",
@@ -115,7 +116,8 @@ def start_label(comparison: Comparison, row: Row) -> str:
 def rate_label(comparison: Comparison, row: Row) -> str:
     """Print a learning rate; a star marks the edge of the grid."""
     choice = comparison.choices.get((row.method, row.rate_chosen_from))
-    return f"{row.learning_rate:g}{'*' if choice is not None and choice.at_edge else ''}"
+    decay = f", {row.weight_decay:g}" if comparison.settings.weight_decays != (0.0,) else ""
+    return f"{row.learning_rate:g}{'*' if choice is not None and choice.at_edge else ''}{decay}"
 
 
 def error_label(comparison: Comparison, row: Row) -> str:
@@ -156,6 +158,13 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             "Learning rates were chosen on the validation split, by the same grid for every method and "
             f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)})."
         )
+    if settings.weight_decays != (0.0,):
+        decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
+        sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
+    if settings.schedule != "constant" or settings.warmup:
+        sentences.append(
+            f"Schedule of the learning rate: {settings.schedule}, after {100 * settings.warmup:g} % warm-up."
+        )
     if len(settings.starts) > 1:
         sentences.append(
             "Every start is the same function, and a seed gives the same batches to all. Difference: the "
@@ -163,10 +172,13 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             "steps, with the same learning rate and seed."
         )
     if "rescaled" in settings.starts and len(settings.starts) > 1:
-        k = settings.rescale_exponent
-        sentences.append(
-            f"Rescaled: each unit's weights times a random power of two between 2^-{k} and 2^{k}."
+        factor, k = settings.rescale_factor, settings.rescale_exponent
+        span = (
+            f"factor between 1/{factor:g} and {factor:g}"
+            if factor
+            else f"power of two between 2^-{k} and 2^{k}"
         )
+        sentences.append(f"Rescaled: each unit's weights times a random {span}.")
     if any(choice.at_edge for choice in comparison.choices.values()):
         sentences.append("* at the edge of the grid: a wider grid may do better.")
     for (method, start), choice in comparison.choices.items():

@@ -33,6 +33,7 @@ def homogeneous(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     """ReLU, LeakyReLU, absolute value: f(s x) = s f(x) for s > 0."""
+    recorder.activated.append(recorder.as_units(input))
     return recorder.note_unit(unchanged(recorder, name, func, input, *args, **kwargs))
 
 

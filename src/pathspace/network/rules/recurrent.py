@@ -27,7 +27,7 @@ from pathspace.network.rules.linear import (
 )
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.squares import Outer, Square, dense
-from pathspace.network.tape import Tap
+from pathspace.network.tape import Mix, Tap
 from pathspace.network.values import Value
 
 T = TypeVar("T")
@@ -96,9 +96,11 @@ def rnn(
     def results_of(sequence: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
 
-    def squared(h: Tensor, *slots: Tensor, taps: list[Tap] | None = None) -> tuple[Tensor, Tensor]:
+    def squared(
+        h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
+    ) -> tuple[Tensor, Tensor]:
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
-        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim), slots, stack, inside)
+        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim), slots, stack, inside, mix)
         if taps is not None and inside is not None:
             for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
@@ -176,11 +178,12 @@ def stacked_recurrence(
     slots: Sequence[Tensor],
     stack: Stack,
     inside: list[tuple[Tensor, Tensor, Tensor]] | None = None,
+    mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
 
     For every cell, the states before and after each transition and what enters it are appended to
-    ``inside``, if it is given.
+    ``inside``, if it is given. ``mix`` replaces the state of a cell at each of its steps.
     """
     last: list[Tensor] = []
     outputs: list[Tensor] = []
@@ -190,7 +193,10 @@ def stacked_recurrence(
         bias = cell[2] + cell[3] if stack.per_cell == 4 else None
         constant = x.shape[0] > 1 and x.stride(0) == 0  # the same input at every step: one product is enough
         u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
-        h = linear_recurrence(cell[1], u, start, backwards=backwards)
+        if mix is None:
+            h = linear_recurrence(cell[1], u, start, backwards=backwards)
+        else:
+            h = _mixed_recurrence(cell[1], u, start, backwards, index, mix)
         if inside is not None:
             first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
             before = torch.cat([h[1:], first] if backwards else [first, h[:-1]])
@@ -201,6 +207,17 @@ def stacked_recurrence(
             x = torch.cat(outputs, 1) if stack.directions > 1 else outputs[0]
             outputs = []
     return x, torch.stack(last)
+
+
+def _mixed_recurrence(
+    S: Tensor, u: Tensor, start: Tensor | None, backwards: bool, cell: int, mix: Mix
+) -> Tensor:
+    """h_t = mix(S h_{t-1} + u_t), one step after the other."""
+    states = list(u.unbind(0))
+    h = start
+    for t in reversed(range(len(states))) if backwards else range(len(states)):
+        h = states[t] = mix((cell, t), states[t] if h is None else states[t] + S @ h)
+    return torch.stack(states)
 
 
 def stacked_states(x: Tensor, slots: Sequence[Tensor | Square], stack: Stack) -> list[Tensor]:

@@ -1,0 +1,274 @@
+"""Who wins: every method against the best baseline, with intervals; the second table of a report.
+
+The best baseline of a start is the one of the least mean validation error over the reported seeds: choosing it by test
+errors would favour it. Differences are paired: a seed gives the same first weights and the same batches to all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.intervals import Interval, t_interval
+from pathspace.experiments.report.table import NOTHING, Table, TableRow
+from pathspace.experiments.run import RunResult
+from pathspace.experiments.selection import Choice
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one method did from one start.
+
+    Attributes:
+        row: Its runs, at the rate and decay that were chosen from this start.
+        choice: How these were chosen.
+        error: Mean test error; None where a run diverged or none looked at the test split.
+        against: The best baseline of this start, or None for that one itself.
+        difference: Test error minus that of `against`, paired by seeds; None where either is missing.
+        milliseconds: The mean over the runs of the median time of a step.
+        steps: To the target error, mean over the runs; None unless all runs reached it.
+        seconds: The same, in time.
+        reached: How many runs reached the target.
+    """
+
+    row: Row
+    choice: Choice
+    error: Interval | None
+    against: str | None
+    difference: Interval | None
+    milliseconds: Interval | None
+    steps: Interval | None
+    seconds: Interval | None
+    reached: int
+
+    @property
+    def verdict(self) -> str:
+        """`"better"`, `"worse"`, `"diverged"`, or nothing where the interval of the difference holds 0."""
+        if self.row.diverged:
+            return "diverged"
+        if self.difference is None or self.difference.low <= 0 <= self.difference.high:
+            return ""
+        return "better" if self.difference.high < 0 else "worse"
+
+
+def standings(comparison: Comparison) -> list[Standing]:
+    """Return one standing per method and start, in the order of the table, start by start."""
+    settings = comparison.settings
+    found = []
+    for start in settings.starts:
+        rows = {method: _own_row(comparison, method, start) for method in settings.methods}
+        best = best_baseline([rows[method] for method in settings.baselines])
+        found += [_standing(comparison, row, best) for row in rows.values()]
+    return found
+
+
+def best_baseline(rows: Sequence[Row]) -> Row | None:
+    """Return the row of the least mean validation error; None if every one has a run that diverged."""
+    means = [math.fsum(run.validation_score[0] for run in row.runs) / len(row.runs) for row in rows]
+    least = min(means, default=math.inf)
+    return rows[means.index(least)] if math.isfinite(least) else None
+
+
+def _own_row(comparison: Comparison, method: str, start: str) -> Row:
+    rows = [row for row in comparison.rows if (row.method, row.start) == (method, start)]
+    return next((row for row in rows if row.rate_chosen_from == start), rows[0])
+
+
+def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:
+    target = comparison.settings.target_error
+    other = None if best is row else best
+    steps = [run.steps_to(target) for run in row.runs] if target else []
+    seconds = [run.seconds_to(target) for run in row.runs] if target else []
+    return Standing(
+        row=row,
+        choice=comparison.choices[row.method, row.start],
+        error=_interval([run.test_error for run in row.runs]),
+        against=None if other is None else other.method,
+        difference=None if other is None else _interval(_paired(row.runs, other.runs)),
+        milliseconds=_interval(
+            [None if run.step_seconds is None else 1e3 * run.step_seconds for run in row.runs]
+        ),
+        steps=_interval(steps),
+        seconds=_interval(seconds),
+        reached=sum(step is not None for step in steps),
+    )
+
+
+def _paired(one: Sequence[RunResult], other: Sequence[RunResult]) -> list[float | None]:
+    pairs = [(a.test_error, b.test_error) for a, b in zip(one, other, strict=True)]
+    return [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def _interval(values: Sequence[float | None]) -> Interval | None:
+    """The interval of the mean; None as soon as one value is missing: a mean of the others would flatter."""
+    there = [value for value in values if value is not None]
+    return t_interval(there) if there and len(there) == len(values) else None
+
+
+def claim_table(comparison: Comparison) -> Table:
+    """Put the standings into words."""
+    target = comparison.settings.target_error
+    columns = [
+        "optimizer",
+        "start",
+        "rate",
+        "decay",
+        f"test {comparison.metric}",
+        "against best",
+        "failed",
+        "ms/step",
+    ]
+    if target:
+        columns += [f"steps to {target:g}", "seconds"]
+    rows = []
+    found = standings(comparison)
+    for method in comparison.settings.methods:
+        for standing in found:
+            if standing.row.method == method:
+                rows.append(_words(comparison, standing))
+    return Table(
+        comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found)), (4, 5)
+    )
+
+
+def _words(comparison: Comparison, standing: Standing) -> TableRow:
+    row, choice, metric = standing.row, standing.choice, comparison.metric
+    cells = [
+        METHODS[row.method].label,
+        row.start,
+        f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
+        f"{row.weight_decay:g}",
+        _diverged(row) if row.diverged else interval_label(standing.error, metric),
+        "best"
+        if standing.against is None and not row.diverged
+        else interval_label(standing.difference, metric, sign="+"),
+        f"{choice.failed}/{choice.tried}",
+        _plain(standing.milliseconds, ".2f"),
+    ]
+    if comparison.settings.target_error:
+        reached = f"{standing.reached} of {len(row.runs)}"
+        cells += [
+            reached if standing.steps is None else _plain(standing.steps, ".0f"),
+            _plain(standing.seconds, ".1f"),
+        ]
+    colours = {"better": "same", "worse": "differs", "diverged": "diverged", "": ""}
+    begins = row.start == comparison.settings.starts[0]
+    return TableRow(tuple(cells), colours[standing.verdict], begins)
+
+
+def interval_label(interval: Interval | None, metric: str, sign: str = "") -> str:
+    """Print a mean and half its interval, with the decimals that suit the metric."""
+    decimals = {"%": ".2f", "bits": ".3f", "perplexity": ".1f"}
+    digits = next((format for unit, format in decimals.items() if unit in metric), ".2e")
+    return _plain(interval, digits, sign)
+
+
+def _plain(interval: Interval | None, digits: str, sign: str = "") -> str:
+    if interval is None:
+        return NOTHING
+    mean = f"{interval.mean:{sign}{digits}}"
+    return mean if math.isinf(interval.half) else f"{mean} ± {interval.half:{digits}}"
+
+
+def _diverged(row: Row) -> str:
+    whole = row.diverged == len(row.runs)
+    return "diverged" if whole else f"diverged ({row.diverged} of {len(row.runs)})"
+
+
+def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
+    settings = comparison.settings
+    tried = found[0].choice.tried
+    notes = [
+        f"Means ± half of the 95 % interval (Student's t) over {settings.seeds} seeds, after {settings.epochs} epochs "
+        f"of batches of {settings.batch_size}; {settings.schedule} schedule, {100 * settings.warmup:g} % warm-up, "
+        f"clip {settings.clip_norm:g}. Against best: the difference of test errors to the best baseline of the "
+        "same start, paired by seeds; the best baseline is the one of the least validation error.",
+        f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
+        f"{_list(settings.weight_decays)}; {'every pair' if settings.tuning == 'grid' else 'one after the other'}), "
+        f"{tried} runs of {settings.tuning_epochs or settings.epochs} epochs on other seeds, judged on the validation "
+        "split. * at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
+    ]
+    for start in settings.starts:
+        here = [standing for standing in found if standing.row.start == start]
+        notes.append(_verdict(start, here))
+    if "rescaled" in settings.starts:
+        factor, k = settings.rescale_factor, settings.rescale_exponent
+        span = (
+            f"any factor from 1/{factor:g} to {factor:g}"
+            if factor
+            else f"a power of two from 2^-{k} to 2^{k}"
+        )
+        notes.append(f"Rescaled: every unit of the balanced start times {span}; the same function.")
+    same = [METHODS[row.method].label for row in comparison.rows if row.difference == 0.0]
+    if same:
+        seeds = settings.verified_seeds or settings.seeds
+        copied = (
+            "; for the others, and while rates were chosen, one run stands for all"
+            if settings.verified_seeds
+            else ""
+        )
+        notes.append(
+            f"The same training curve from both starts, to the last bit, on {seeds} seed{'s' * (seeds > 1)}{copied}: "
+            f"{', '.join(same)}."
+        )
+    notes.append(
+        f"Time: the median step of a run, {settings.threads} thread{'s' * (settings.threads > 1)}"
+        + (
+            f"; to a validation error of {settings.target_error:g}, at the validations."
+            if settings.target_error
+            else "."
+        )
+    )
+    return notes
+
+
+def _verdict(start: str, here: Sequence[Standing]) -> str:
+    best = next((s.against for s in here if s.against), None)
+    if best is None:
+        return f"From the {start} start every baseline diverged."
+    names = {
+        verdict: [METHODS[s.row.method].label for s in here if s.verdict == verdict and s.row.method != best]
+        for verdict in ("better", "worse", "")
+    }
+    told = [
+        f"{word}: {', '.join(names[verdict]) or 'none'}"
+        for verdict, word in (("better", "better"), ("worse", "worse"), ("", "no difference shown"))
+    ]
+    return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def as_json(comparison: Comparison) -> list[dict[str, object]]:
+    """Return the standings as plain values for JSON; intervals as [mean, low, high]."""
+    return [
+        {
+            "method": s.row.method,
+            "label": METHODS[s.row.method].label,
+            "start": s.row.start,
+            "learning_rate": s.row.learning_rate,
+            "weight_decay": s.row.weight_decay,
+            "test_error": _ends(s.error),
+            "against": s.against,
+            "difference": _ends(s.difference),
+            "verdict": s.verdict,
+            "tuning_runs": s.choice.tried,
+            "tuning_failed": s.choice.failed,
+            "milliseconds_per_step": _ends(s.milliseconds),
+            "steps_to_target": _ends(s.steps),
+            "seconds_to_target": _ends(s.seconds),
+            "reached_target": s.reached,
+        }
+        for s in standings(comparison)
+    ]
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    if interval is None:
+        return None
+    return [value if math.isfinite(value) else None for value in (interval.mean, interval.low, interval.high)]

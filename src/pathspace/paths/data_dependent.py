@@ -1,0 +1,168 @@
+"""kappa of the data-dependent path norm (D16 Section 4: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016).
+
+With the activation pattern held, half the second derivative of gamma_net^2 in w_uv is
+
+    kappa_uv = (1 - alpha) psi_v gamma_u^2 + alpha sum over non-input nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
+
+    psi = 1 at outputs, psi_u = (1 - alpha) sum_v psi_v w_uv^2;  v itself is one of the nodes o
+    stat = mean square over the examples (R = M) or variance (R = C)
+
+alpha = 0 is Path-SGD; alpha = 1 with R = M is the diagonal of the Gaussian Fisher information (D16 Theorem 2), without
+shared weights and for convolutions. (D16 Eq. (30) needs alpha/n and pairs over N_out(u1) x N_out(u2), and holds for
+layered networks only.) For a recurrent network half the Hessian is the Fisher plus E[z d2z/dp2], which can be negative;
+here it is always the square of the first derivative: that of the parameter (``"parameters"``, the Fisher), or that of
+each of its edges (``"edges"``).
+
+One backward pass estimates the second term: seed every node o of every example i with eps_o^i sqrt(psi_o), eps = +-1.
+For R = M the signs of examples are independent; for R = C all examples have the same signs, and the squared mean is
+subtracted. Both are unbiased.
+
+Letters: u -> v an edge, o node, i example, n examples, h activation, z value before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.replay import Key, Replay, replay
+from pathspace.paths.edge_statistics import Seeded, Sharing, statistics
+from pathspace.paths.kappa import kappa_of
+from pathspace.paths.node_measure import Statistic, check_options, measure
+from pathspace.paths.norm import widened
+
+Estimator = Literal["exact", "signs", "auto"]
+
+EXACT_UNITS = 16
+"""``"auto"`` takes one backward pass for each unit up to so many of them, and random signs beyond."""
+
+
+def data_dependent_kappa(
+    network: Network,
+    inputs: Any,
+    *,
+    alpha: float = 0.5,
+    statistic: Statistic = "second_moment",
+    sharing: Sharing = "parameters",
+    estimator: Estimator = "exact",
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """The metric of data-dependent Path-SGD for every parameter of a network.
+
+    Args:
+        network: a traced network.
+        inputs: a batch, as for :func:`data_dependent_norm`.
+        alpha: share of the data, in [0, 1]; 0 is :func:`kappa`.
+        statistic: ``"second_moment"`` (R = M) or ``"covariance"`` (R = C).
+        sharing: whether a parameter's edges are added before the statistic is taken, ``"parameters"``: half the Hessian
+            of a feed-forward network, and the Fisher of any at alpha = 1; or after it, ``"edges"``.
+        estimator: ``"exact"``: one backward pass for every unit o that is no input (with alpha = 1, every output);
+            ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to ``EXACT_UNITS`` units.
+        generator: draws the signs; seeded with 0 if None. Torch's own random state is never used.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape, non-negative.
+
+    Raises:
+        ValueError: an option is none of those, or the inputs have another shape than the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an operation that cannot
+            be followed on data.
+        FloatingPointError: a value is not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1)
+        >>> network = ps.trace(model, torch.zeros(1, 2))
+        >>> x = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
+        >>> ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+        {'weight': tensor([[2., 8.]]), 'bias': tensor([1.])}
+    """
+    check_options(alpha, statistic)
+    if sharing not in ("parameters", "edges"):
+        raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
+    if estimator not in ("exact", "signs", "auto"):
+        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    if alpha == 0:
+        network.check_current()
+        return kappa_of(network, list(network.parameters))
+    found = replay(network, inputs)
+    path, psi = path_share(network, found, alpha, statistic)
+    units = sum(p.numel() for p in psi.values())
+    exact = estimator == "exact" or (estimator == "auto" and units <= EXACT_UNITS)
+    if exact:
+        data = _exact(found, psi, statistic, sharing)
+    else:
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        data = statistics(Seeded.of(found, sign_seeds(found, psi, statistic, generator)), statistic, sharing)
+    result = {name: path[name].add_(data[name], alpha=alpha) for name in path}
+    for name, value in result.items():
+        if not bool(torch.isfinite(value.sum())):
+            raise FloatingPointError(
+                f"the data-dependent kappa of '{name}' is not finite: weights or inputs are not finite or too large"
+            )
+    return result
+
+
+def path_share(
+    network: Network, found: Replay, alpha: float, statistic: Statistic
+) -> tuple[dict[str, Tensor], dict[Key, Tensor]]:
+    """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes where it is not zero (one example)."""
+    with torch.inference_mode(False), torch.enable_grad():
+        q = {name: widened(p.detach()).square().requires_grad_() for name, p in network.parameters.items()}
+        result = measure(network, q, found, alpha, statistic)
+        keys, names = list(result.nodes), list(q)
+        gradients = torch.autograd.grad(
+            result.net, [*(result.nodes[k] for k in keys), *q.values()], allow_unused=True
+        )
+    psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
+    rest = gradients[len(keys) :]
+    path = {n: torch.zeros_like(q[n]) if g is None else g.clone() for n, g in zip(names, rest, strict=True)}
+    return {n: p.detach() for n, p in path.items()}, psi
+
+
+def _exact(
+    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, sharing: Sharing
+) -> dict[str, Tensor]:
+    """Sum over nodes o of psi_o stat_i[dz_o^i/dp]."""
+    total = {name: torch.zeros_like(leaf) for name, leaf in found.leaves.items()}
+    for key, weights in psi.items():
+        node = found.nodes[key]
+        flat = weights.reshape(-1).tolist()
+        for position, weight in enumerate(flat):
+            if weight == 0:
+                continue
+            one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
+            one[position] = 1
+            seed = one.reshape(node.shape_of_one()).expand(node.value.shape)
+            for name, value in statistics(Seeded.of(found, {key: seed}), statistic, sharing).items():
+                total[name].add_(value, alpha=weight)
+    return {name: value.detach() for name, value in total.items()}
+
+
+def sign_seeds(
+    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, generator: torch.Generator
+) -> dict[Key, Tensor]:
+    """eps_o sqrt(psi_o) at every node o: for R = M of every example, for R = C the same for all examples."""
+    nodes = {key: found.nodes[key] for key in psi}
+    shapes = [n.value.shape if statistic == "second_moment" else n.shape_of_one() for n in nodes.values()]
+    signs = random_signs(shapes, generator)
+    return {
+        key: (psi[key].reshape(node.shape_of_one()).to(node.value.dtype).sqrt() * eps.to(node.value)).expand(
+            node.value.shape
+        )
+        for (key, node), eps in zip(nodes.items(), signs, strict=True)
+    }
+
+
+def random_signs(shapes: Sequence[torch.Size], generator: torch.Generator) -> list[Tensor]:
+    """Independent signs +-1, int8; a random word makes 62 of them."""
+    sizes = [shape.numel() for shape in shapes]
+    count = sum(sizes)
+    words = torch.randint(0, 2**62, (-(-count // 62), 1), generator=generator, device=generator.device)
+    bits = words.bitwise_right_shift(torch.arange(62, device=words.device)).bitwise_and_(1)
+    signs = bits.to(torch.int8).mul_(2).sub_(1).reshape(-1)[:count]
+    return [part.reshape(shape) for part, shape in zip(signs.split(sizes), shapes, strict=True)]

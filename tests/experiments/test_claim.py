@@ -1,0 +1,251 @@
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+from pathspace.experiments.compare import Comparison, Row, compare
+from pathspace.experiments.live import Silent
+from pathspace.experiments.report.claim import as_json, best_baseline, claim_table, standings
+from pathspace.experiments.report.claim_figure import draw_claim
+from pathspace.experiments.report.intervals import t_interval
+from pathspace.experiments.run import RunResult, Validation
+from pathspace.experiments.selection import Choice
+from pathspace.experiments.settings import Settings
+
+METHODS = ("sgd", "balanced-sgd", "path-sgd")
+BASELINES = ("sgd", "balanced-sgd")
+
+
+def test_the_interval_is_students() -> None:
+    # from the tables: the 97.5 % quantile of t is 2.776 for 4 degrees of freedom and 12.706 for 1
+    five = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert five.mean == 3.0
+    assert five.half == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=1e-3)
+    assert t_interval([0.0, 2.0]).half == pytest.approx(12.706 * math.sqrt(2) / math.sqrt(2), rel=1e-3)
+    assert t_interval([4.0]).half == math.inf
+    values = [1.3, 0.2, 5.0, 2.2]
+    low, high = stats.t.interval(0.9, 3, loc=sum(values) / 4, scale=stats.sem(values))
+    found = t_interval(values, 0.9)
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.fixture
+def comparison(tiny_settings: Callable[..., Settings]) -> Comparison:
+    """Made up: test errors 3, 4, 5 for SGD; half of that, paired, for Path-SGD; balanced SGD in between."""
+    settings = tiny_settings(
+        methods=list(METHODS), baselines=list(BASELINES), starts=["balanced"], seeds=3, target_error=20.0
+    )
+
+    def result(method: str, seed: int, error: float, validation: float) -> RunResult:
+        config = settings.run_config(method, "balanced", 0.1, seed, evaluate_test=True)
+        entries = (Validation(0, 2.0, 90.0), Validation(4, 1.0, 20.0), Validation(8, 0.5, validation))
+        return RunResult(config, (1.0,) * 8, entries, error, None, 1.0, step_seconds=0.5)
+
+    errors = {"sgd": (3.0, 4.0, 5.0), "balanced-sgd": (2.0, 2.1, 6.0), "path-sgd": (1.5, 2.0, 2.5)}
+    validation = {"sgd": 10.0, "balanced-sgd": 11.0, "path-sgd": 1.0}
+    rows = tuple(
+        Row(
+            method,
+            "balanced",
+            0.1,
+            "balanced",
+            tuple(
+                result(method, seed, error, validation[method]) for seed, error in enumerate(errors[method])
+            ),
+            None,
+        )
+        for method in METHODS
+    )
+    choice = Choice(0.1, {0.01: 2.0, 0.1: 1.0}, at_edge=True, all_diverged=False, tried=7, failed=2)
+    choices = {(method, "balanced"): choice for method in METHODS}
+    return Comparison(settings, "a made-up task (3 images)", "error, %", choices, rows, ())
+
+
+def test_differences_are_paired_and_against_the_baseline_that_validation_prefers(
+    comparison: Comparison,
+) -> None:
+    sgd, balanced, path = standings(comparison)
+    assert sgd.against is None
+    assert sgd.difference is None
+    assert balanced.against == path.against == "sgd"  # although balanced SGD has the smaller test error
+    assert path.difference is not None
+    assert path.difference.mean == pytest.approx(-2.0)
+    assert path.difference.half == pytest.approx(t_interval([-1.5, -2.0, -2.5]).half)
+    assert (path.verdict, balanced.verdict, sgd.verdict) == ("better", "", "")
+    assert path.steps is not None
+    assert path.steps.mean == 4.0  # the first validation at the target, not an interpolation
+    assert path.seconds is not None
+    assert path.seconds.mean == 2.0
+    assert path.milliseconds is not None
+    assert path.milliseconds.mean == 500.0
+
+
+def test_the_table_says_who_is_better(comparison: Comparison) -> None:
+    table = claim_table(comparison)
+    cells = {row.cells[0]: row.cells for row in table.rows}
+    assert cells["SGD"][4:] == ("4.00 ± 2.48", "best", "2/7", "500.00 ± 0.00", "4 ± 0", "2.0 ± 0.0")
+    assert cells["Path-SGD"][5] == "-2.00 ± 1.24"
+    assert cells["Path-SGD"][2] == "0.1*"
+    assert [row.verdict for row in table.rows] == ["", "", "same"]
+    text = " ".join(table.notes)
+    assert (
+        "against SGD (the best baseline): better: Path-SGD; worse: none; no difference shown: balanced"
+        in text
+    )
+
+
+def test_a_run_that_diverged_or_missed_the_target_leaves_no_mean(comparison: Comparison) -> None:
+    row = comparison.rows[2]
+    gone = replace(row.runs[0], test_error=None, diverged_at=5, validations=row.runs[0].validations[:1])
+    changed = replace(comparison, rows=(*comparison.rows[:2], replace(row, runs=(gone, *row.runs[1:]))))
+    standing = standings(changed)[2]
+    assert (standing.error, standing.difference, standing.steps, standing.seconds) == (None,) * 4
+    assert (standing.verdict, standing.reached) == ("diverged", 2)
+    cells = claim_table(changed).rows[2].cells
+    assert cells[4] == "diverged (1 of 3)"
+    assert cells[8] == "2 of 3"
+    assert draw_claim([changed])[0].startswith(b"\x89PNG")
+    json.dumps(as_json(changed), allow_nan=False)
+
+
+def test_without_a_baseline_that_came_through_nothing_is_claimed(comparison: Comparison) -> None:
+    def without(row: Row) -> Row:
+        return replace(row, runs=tuple(replace(run, test_error=None, diverged_at=1) for run in row.runs))
+
+    rows = tuple(without(row) if row.method in BASELINES else row for row in comparison.rows)
+    changed = replace(comparison, rows=rows)
+    assert best_baseline(rows[:2]) is None
+    assert [standing.against for standing in standings(changed)] == [None] * 3
+    assert "every baseline diverged" in " ".join(claim_table(changed).notes)
+
+
+SMALL: dict[str, Any] = {
+    "task_options": {"length": 6, "train_size": 64, "validation_size": 32, "test_size": 32},
+    "model_options": {"hidden": 6},
+    "learning_rates": [0.01, 0.1],
+}
+
+
+def test_another_start_can_run_at_its_own_rate_alone(
+    tiny_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    options = {
+        "methods": ["adam", "path-adam", "balanced-adam"],
+        "baselines": ["adam"],
+        "weight_decays": [0.0, 0.1],
+        "tuning": "in turn",
+        "rescale_exponent": 8,
+        "verified_seeds": 1,
+    }
+    comparison = compare(tiny_settings(**options, shared_rates=False), tmp_path, Silent())
+    found = standings(comparison)
+    assert len(comparison.rows) == len(found) == 6
+    assert {run.config.weight_decay for run in comparison.tuning} == {0.0, 0.1}
+    assert all(choice.tried == 3 for choice in comparison.choices.values())
+    by_name = {(s.row.method, s.row.start): s for s in found}
+    for start in ("balanced", "rescaled"):
+        # balanced once is the method itself from the balanced start, whatever start it is given
+        assert by_name["balanced-adam", start].error == by_name["adam", "balanced"].error
+        assert by_name["path-adam", start].error == by_name["path-adam", "balanced"].error
+    assert by_name["adam", "rescaled"].error != by_name["adam", "balanced"].error
+    notes = " ".join(claim_table(comparison).notes)
+    assert (
+        "to the last bit, on 1 seed; for the others, and while rates were chosen, one run stands for all"
+        in notes
+    )
+
+
+PARTS = """
+title = "Both"
+parts = ["one", "other"] # two will do
+"""
+PART = """
+title = "One of them"
+[settings]
+task = "adding"
+methods = ["sgd", "path-sgd"]
+baselines = ["sgd"]
+learning_rates = [0.01]
+epochs = 1
+seeds = 2
+batch_size = 16
+model_options = { hidden = 6 }
+[sizes.small]
+task_options = { length = 6, train_size = 64, validation_size = 32, test_size = 32 }
+[sizes.paper]
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "package" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "both.toml").write_text(PARTS)
+    (folder / "one.toml").write_text(PART)
+    (folder / "other.toml").write_text(
+        PART.replace("[0.01]", "[0.03]").replace("[sizes.paper]", "[sizes.huge]")
+    )
+    monkeypatch.setattr("pathspace.experiments.recipes.files", lambda _: folder.parent)
+    # pictures take a second each; one test draws them
+    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", "<svg></svg>"))
+    return tmp_path
+
+
+def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes: Path) -> None:
+    from pathspace.experiments.recipes import load_recipe
+
+    assert list(load_recipe("both").sizes) == ["small"]  # what both parts have
+    output = recipes / "runs"
+    command = ["reproduce", "both", "--size", "small", "--workers", "1", "--output", str(output)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("against best") == 2
+    assert (output / "claim.png").read_bytes().startswith(b"\x89PNG")
+    page = (output / "report.html").read_text()
+    assert page.count("</svg>") == 1
+    for part in ("one", "other"):
+        assert (output / part / "report.html").exists()
+        with (output / part / "claim.csv").open(newline="") as file:
+            assert len(list(csv.reader(file))) == 1 + 2 * 2
+        claim = json.loads((output / part / "results.json").read_text())["claim"]
+        assert [entry["against"] for entry in claim if entry["method"] == "path-sgd"] == ["sgd", "sgd"]
+    again = CliRunner().invoke(app, ["reproduce", "both", "--resume", "--json", "--output", str(output)])
+    assert again.exit_code == 0, again.output
+    assert [part["configuration"]["recipe"] for part in json.loads(again.stdout)] == ["one", "other"]
+
+
+def test_parts_that_are_done_are_kept_until_the_whole_is(recipes: Path) -> None:
+    output = recipes / "runs"
+    command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    done = {path: path.stat().st_mtime_ns for path in output.glob("*/runs/*/result.json")}
+    assert done
+    (output / "report.html").unlink()  # as after a stop in the last part
+    lost = sorted(path for path in done if "other" in path.parts)[0]
+    lost.unlink()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert lost.exists()
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items() if path != lost)
+    # with other settings the runs that are there are neither used nor lost
+    (output / "report.html").unlink()
+    refused = CliRunner().invoke(app, [*command, "--epochs", "2"])
+    assert refused.exit_code == 2
+    assert "holds unfinished runs with other settings" in refused.stderr
+    # the whole is done: the same command starts over
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert all(path.stat().st_mtime_ns > when for path, when in done.items())
+
+
+def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "both", "--resume", "--output", str(recipes / "nothing")])
+    assert result.exit_code == 2
+    assert "nothing to resume" in result.stderr

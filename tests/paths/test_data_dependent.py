@@ -1,0 +1,345 @@
+"""The data-dependent measure and its kappa: brute force on explicit graphs, and numbers that are known."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, Recurrent, call, mlp, trace
+from conformance import arbitrary_factors
+from fixture_nets import NETS, load
+from oracles.data import OnData
+from pathspace.network import UnmatchedForwardError
+from pathspace.network.replay import replay
+from pathspace.paths.data_dependent import path_share, random_signs
+from pathspace.paths.edge_statistics import Seeded, statistics
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+KNOWN = json.loads((Path(__file__).parents[1] / "data" / "data_dependent.json").read_text())
+LETTER = {"second_moment": "M", "covariance": "C"}
+STATISTICS = list(LETTER)
+FOLLOWED = [case for case in ZOO if case.name != "rnn with a learned start"]
+
+
+@pytest.fixture(params=list(NETS))
+def net(request):
+    return load(request.param)
+
+
+def brute(net, alpha, statistic):
+    inputs = np.asarray(net.net["X"]).reshape(len(net.net["X"]), -1)
+    return OnData(net.graph, net.net["params"], inputs, net.net["bias"], alpha, statistic)
+
+
+# --- numbers that are known ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [(n, a) for n in KNOWN if "ddp_kappa" in KNOWN[n] for a in KNOWN[n]["ddp_kappa"]["M"]],
+)
+def test_kappa_is_the_known_one(name, alpha, statistic):
+    net = load(name)
+    known = net.as_tensors(KNOWN[name]["ddp_kappa"][LETTER[statistic]][alpha])
+    found = ps.paths.data_dependent_kappa(
+        ps.trace(net.model, net.x), net.x, alpha=float(alpha), statistic=statistic
+    )
+    assert_close(found, known, **TIGHT)
+
+
+def test_alpha_one_is_the_fisher_information(net):
+    """D16 Theorem 2, also for convolutions; for recurrent networks it is the Fisher, not half the Hessian."""
+    network = ps.trace(net.model, net.x)
+    known = KNOWN[net.net["name"]]
+    found = ps.paths.data_dependent_kappa(network, net.x, alpha=1.0)
+    assert_close(found, net.as_tensors(known["fisher_diag_gaussian"]), **TIGHT)
+    found = ps.paths.data_dependent_kappa(network, net.x, alpha=1.0, sharing="edges")
+    edges = net.as_tensors(known["edgewise_second_moment"])
+    if net.net["name"] == "conv1d":  # the model adds positions before it multiplies: one edge, not three
+        assert not torch.allclose(found.pop("out.weight"), edges.pop("out.weight"))
+        bias = found.pop("out.bias"), edges.pop("out.bias")
+        assert_close(*bias, **TIGHT)
+    assert_close(found, edges, **TIGHT)
+
+
+# --- brute force ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
+    network = ps.trace(net.model, net.x)
+    value = ps.paths.data_dependent_norm(network, net.x, alpha=alpha, statistic=statistic)
+    assert value.item() == pytest.approx(brute(net, alpha, statistic).norm, rel=1e-10)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_kappa_is_that_of_the_graph(net, alpha, statistic):
+    network = ps.trace(net.model, net.x)
+    found = ps.paths.data_dependent_kappa(network, net.x, alpha=alpha, statistic=statistic)
+    assert_close(found, net.as_tensors(brute(net, alpha, statistic).kappa()), **TIGHT)
+    if net.net["name"] != "conv1d":
+        found = ps.paths.data_dependent_kappa(
+            network, net.x, alpha=alpha, statistic=statistic, sharing="edges"
+        )
+        assert_close(found, net.as_tensors(brute(net, alpha, statistic).kappa(by_edges=True)), **TIGHT)
+
+
+def test_layer_of_torch_is_the_loop_written_by_hand():
+    net = load("rnn_d2_H3_K1_T4b_last")
+    rnn = Recurrent(inputs=2, hidden=3, batch_first=True).double()
+    rnn.out = nn.Linear(3, 1).double()
+    state = net.model.state_dict()
+    names = {"rnn.weight_ih_l0": "read.0.weight", "rnn.weight_hh_l0": "step.0.weight"}
+    names |= {"rnn.bias_ih_l0": "read.0.bias", "out.weight": "out.weight", "out.bias": "out.bias"}
+    rnn.load_state_dict(
+        {ours: state[theirs] for ours, theirs in names.items()} | {"rnn.bias_hh_l0": torch.zeros(3)}
+    )
+    for statistic, sharing in itertools.product(STATISTICS, ("parameters", "edges")):
+        options = {"alpha": 0.4, "statistic": statistic, "sharing": sharing}
+        ours = ps.paths.data_dependent_kappa(ps.trace(rnn, net.x), net.x, **options)
+        theirs = ps.paths.data_dependent_kappa(ps.trace(net.model, net.x), net.x, **options)
+        assert_close({n: ours[n] for n in names}, {n: theirs[t] for n, t in names.items()}, **TIGHT)
+
+
+def examples_one_by_one(case, example, count):
+    def one(tensor, i):
+        return tensor.narrow(case.batch_dim, i, 1)
+
+    for i in range(count):
+        yield torch.utils._pytree.tree_map(lambda t, i=i: one(t, i), example)
+
+
+@pytest.mark.parametrize("case", FOLLOWED, ids=str)
+def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
+    model, n = case.model(torch.float64), 3
+    example = case.example(n, torch.float64)
+    network = trace(case, model)
+    rows = {name: [] for name in network.parameters}
+    for one in examples_one_by_one(case, example, n):
+        outputs = case.picked(call(model, one)).reshape(-1)
+        for output in outputs:
+            slopes = torch.autograd.grad(
+                output, list(network.parameters.values()), retain_graph=True, allow_unused=True
+            )
+            for (name, p), slope in zip(network.parameters.items(), slopes, strict=True):
+                rows[name].append(torch.zeros_like(p) if slope is None else slope)
+    jacobian = {name: torch.stack(r).reshape(n, -1, *r[0].shape) for name, r in rows.items()}
+    second = ps.paths.data_dependent_kappa(network, example, alpha=1.0)
+    assert_close(second, {name: j.square().mean(0).sum(0) for name, j in jacobian.items()}, **TIGHT)
+    spread = ps.paths.data_dependent_kappa(network, example, alpha=1.0, statistic="covariance")
+    assert_close(spread, {name: j.var(0, correction=0).sum(0) for name, j in jacobian.items()}, **TIGHT)
+
+
+@pytest.mark.parametrize("case", FOLLOWED, ids=str)
+def test_norm_has_the_symmetries_of_the_function(case):
+    model = case.model(torch.float64)
+    example, network = case.example(4, torch.float64), trace(case, model)
+
+    def norms():
+        return torch.stack(
+            [
+                ps.paths.data_dependent_norm(network, example, alpha=a, statistic=s)
+                for a in (0.0, 0.6, 1.0)
+                for s in STATISTICS
+            ]
+        )
+
+    before = norms()
+    assert_close(before[0], ps.paths.squared_path_norm(network))
+    ps.rescaling.rescale_(network, arbitrary_factors(case.classes))
+    assert_close(norms(), before, rtol=1e-9, atol=0.0)
+
+
+# --- as a regularizer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_norm_is_differentiable_in_the_parameters(statistic):
+    torch.manual_seed(0)
+    model, x = mlp(2, 3, 2, 1).double(), torch.randn(5, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    ps.paths.data_dependent_norm(network, x, alpha=0.4, statistic=statistic).backward()
+    step = 1e-6
+    for p in model.parameters():
+        for index in np.ndindex(*p.shape):
+            values = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    p[index] += sign * step
+                    values.append(
+                        ps.paths.data_dependent_norm(network, x, alpha=0.4, statistic=statistic).item()
+                    )
+                    p[index] -= sign * step
+            assert p.grad[index].item() == pytest.approx(
+                (values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7
+            )
+
+
+def test_model_and_random_state_stay_as_they_are():
+    case = BY_NAME["small resnet"]
+    model = case.model().train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    network, random = trace(case, model), torch.get_rng_state()
+    x = case.example(4)
+    ps.paths.data_dependent_norm(network, x)
+    ps.paths.data_dependent_kappa(network, x, estimator="signs")
+    assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_unit_measure_is_a_table():
+    net = load("mlp2-3-4-2b")
+    network = ps.trace(net.model, net.x)
+    units = ps.paths.unit_measure(network, net.x, alpha=0.3)
+    graph = brute(net, 0.3, "second_moment")
+    hidden = [v for v in range(graph.graph.nodes) if v not in {*graph.graph.inputs, *graph.graph.outputs}]
+    assert_close(units.squared, torch.tensor(graph.gamma[hidden]), **TIGHT)
+    assert units.net == pytest.approx(graph.norm)
+    assert [line.split()[-4] for line in str(units).splitlines()[1:]] == ["3", "4"]
+
+
+def test_unit_measure_knows_recurrent_units():
+    model = Recurrent(batch_first=True, bidirectional=True, num_layers=2, emit="all")
+    network = ps.trace(model, torch.randn(2, 4, 2))
+    assert (ps.paths.unit_measure(network, torch.randn(5, 4, 2)).squared > 0).all()
+
+
+# --- random signs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_signs_are_unbiased(statistic):
+    """The mean over all patterns of signs is the exact value, so a random one is unbiased."""
+    net = load("fig2_mlp_2-2-2-1_nobias")
+    network = ps.trace(net.model, net.x)
+    found = replay(network, net.x)
+    path, psi = path_share(network, found, 0.3, statistic)
+    units = [(key, i) for key, p in psi.items() for i in range(p.numel())]
+    mean = dict.fromkeys(path, 0.0)
+    patterns = list(itertools.product((-1.0, 1.0), repeat=len(units)))
+    for pattern in patterns:
+        seeds = {key: torch.zeros_like(p) for key, p in psi.items()}
+        for (key, i), sign in zip(units, pattern, strict=True):
+            seeds[key].view(-1)[i] = sign * psi[key].view(-1)[i].sqrt()
+        seeds = {key: seed.expand(found.nodes[key].value.shape) for key, seed in seeds.items()}
+        data = statistics(Seeded.of(found, seeds), statistic, "parameters")
+        mean = {name: mean[name] + data[name] / len(patterns) for name in mean}
+    exact = ps.paths.data_dependent_kappa(network, net.x, alpha=0.3, statistic=statistic)
+    assert_close({name: path[name] + 0.3 * mean[name] for name in path}, exact, **TIGHT)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("name", ["mlp", "rnn"])
+def test_average_of_estimates_comes_near(name, statistic):
+    case = BY_NAME[name]
+    network, x = trace(case, case.model(torch.float64)), case.example(16, torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    options = {"alpha": 0.7, "statistic": statistic}
+    exact = ps.paths.data_dependent_kappa(network, x, **options)
+    draws = [
+        ps.paths.data_dependent_kappa(network, x, estimator="signs", generator=generator, **options)
+        for _ in range(80)
+    ]
+
+    def error(count):
+        mean = {n: torch.stack([d[n] for d in draws[:count]]).mean(0) for n in exact}
+        return (
+            sum((mean[n] - exact[n]).square().sum() for n in exact).sqrt()
+            / sum(exact[n].square().sum() for n in exact).sqrt()
+        )
+
+    assert error(80) < 0.2
+    assert error(80) < error(1)
+
+
+def test_signs_are_fair_and_independent():
+    shapes = [torch.Size([1000, 7]), torch.Size([3])]
+    signs = random_signs(shapes, torch.Generator().manual_seed(0))
+    assert [s.shape for s in signs] == shapes
+    flat = signs[0].double()
+    assert set(flat.unique().tolist()) == {-1.0, 1.0}
+    assert flat.mean().abs() < 0.05
+    assert (flat.t() @ flat / 1000 - torch.eye(7, dtype=torch.float64)).abs().max() < 0.15
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+def test_bad_options_are_refused():
+    network = ps.trace(nn.Linear(2, 1), torch.zeros(1, 2))
+    x = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\]"):
+        ps.paths.data_dependent_norm(network, x, alpha=1.5)
+    with pytest.raises(ValueError, match="statistic must be"):
+        ps.paths.data_dependent_norm(network, x, statistic="M")
+    with pytest.raises(ValueError, match="sharing must be"):
+        ps.paths.data_dependent_kappa(network, x, sharing="hessian")
+    with pytest.raises(ValueError, match="estimator must be"):
+        ps.paths.data_dependent_kappa(network, x, estimator="one")
+    with pytest.raises(ValueError, match="the batch is empty"):
+        ps.paths.data_dependent_norm(network, x[:0])
+    with pytest.raises(ValueError, match="no tensor"):
+        ps.paths.data_dependent_norm(network, None)
+
+
+def test_other_shapes_than_the_traced_are_refused():
+    case = BY_NAME["rnn"]
+    network = trace(case, case.model())
+    with pytest.raises(ValueError, match="trace"):
+        ps.paths.data_dependent_norm(network, torch.randn(2, 7, 2))
+
+
+def test_forward_that_takes_another_way_is_refused():
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.long = nn.Linear(2, 2), nn.Linear(2, 2), False
+
+        def forward(self, x):
+            x = self.a(x).relu()
+            return self.b(x).abs() if self.long else self.b(x)
+
+    model = Fickle()
+    network = ps.trace(model, torch.zeros(1, 2))
+    ps.paths.data_dependent_norm(network, torch.randn(3, 2))
+    model.long = True
+    with pytest.raises(UnmatchedForwardError, match="'abs'"):
+        ps.paths.data_dependent_norm(network, torch.randn(3, 2))
+
+
+def test_learned_start_is_refused():
+    case = BY_NAME["rnn with a learned start"]
+    with pytest.raises(UnmatchedForwardError, match="initial state"):
+        ps.paths.data_dependent_norm(trace(case, case.model()), case.example())
+
+
+def test_batch_norm_without_statistics_is_refused():
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU(), nn.Linear(3, 1)
+    )
+    network = ps.trace(model, torch.randn(4, 2))
+    with pytest.raises(UnmatchedForwardError, match="running statistics"):
+        ps.paths.data_dependent_norm(network, torch.randn(4, 2))
+
+
+def test_modules_left_outside_are_not_followed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    network = ps.trace(model, x, outside=["2"])
+    found = ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+    # the first layer's ReLU is an output of the network, and what leaves the normalisation an input
+    hidden = model[0](x)
+    assert_close(found["0.bias"], (hidden > 0).float().mean(0))
+    assert_close(found["3.weight"], model[2](hidden.relu()).square().mean(0).expand(2, 4).detach())
