@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.precision import full_precision
+
 _LOOK_AFTER = 16  # steps; layers of the usual starts contract to the rounding of float32 in about 14
 _LOOK_EVERY = 8  # steps between two looks at whether the rest of the sequence is known
 _DOUBLE_BEYOND = (
@@ -41,9 +43,14 @@ class _LinearRecurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        with full_precision(grad_outputs[0]):
+            return _LinearRecurrence._pull_back(ctx, grad_outputs[0])
+
+    @staticmethod
+    def _pull_back(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         S, h, start = ctx.saved_tensors
         # delta_t = g_t + S^T delta_{t+1}: the same recurrence the other way, so it can be differentiated again.
-        g, other_way = grad_outputs[0], not ctx.backwards
+        other_way = not ctx.backwards
         if torch.is_grad_enabled():
             delta: Tensor = _LinearRecurrence.apply(S.t(), g, None, other_way)  # type: ignore[assignment]
         else:

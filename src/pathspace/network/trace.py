@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,7 +119,7 @@ class _Plan:
         recorder = Recorder(RULES, MOVEMENTS)
         shadow, parameters = _shadow(self.model, recorder)
         args, kwargs = _arguments(recorder, self.example_input, batch_dim, size, self.states)
-        with _paths(shadow, recorder, self.outside), _uncompiled(shadow), torch.no_grad(), recorder:
+        with _paths(shadow, recorder, self.outside), _uncompiled(), torch.no_grad(), recorder:
             result = shadow(*args, **kwargs)
             if self.output is not None:
                 result = self.output(result)
@@ -252,13 +254,18 @@ def _arguments(
 
 
 @contextmanager
-def _uncompiled(shadow: nn.Module) -> Iterator[None]:
-    """Run parts wrapped by torch.compile as plain Python."""
-    if not any(hasattr(module, "_orig_mod") for module in shadow.modules()):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def _uncompiled() -> Iterator[None]:
+    """Run what torch.compile wraps, modules or functions, as plain Python."""
+    with warnings.catch_warnings():
+        # a checkpointed part may be traced like any other
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+        if (
+            "torch._dynamo" not in sys.modules
+        ):  # nothing can have been compiled, and to import it takes seconds
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
 from pathspace.optim.path_metric import Gauge, gauges, parameter_names
 from pathspace.paths.kappa import factored_kappa, kappa_of
@@ -119,7 +120,8 @@ class PathOptimizer(torch.optim.Optimizer):
                 )
         if active:
             names = parameter_names(self.network, (p for p, _ in active))
-            self._advance(active, self._metrics(names))
+            with full_precision(active[0][0]):
+                self._advance(active, self._metrics(names))
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.norm import widened
 from pathspace.paths.pairs import pairs_term
@@ -69,6 +70,7 @@ def kappa_of(
     return dict(zip(found, _own_memory(found.values()), strict=True))
 
 
+@in_full_precision
 def factored_kappa(
     network: Network,
     names: Sequence[str],
@@ -110,6 +112,7 @@ def first_term(
     return dict(zip(found, _own_memory(found.values()), strict=True))
 
 
+@in_full_precision
 def factored_first_term(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,

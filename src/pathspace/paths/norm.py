@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 
 
+@in_full_precision
 def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
     """The squared path norm gamma_net^2, the sum over all paths of the product of their squared weights.
 

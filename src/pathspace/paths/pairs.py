@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, dense
 from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
@@ -53,6 +54,7 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).items()}
 
 
+@in_full_precision
 def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
     with torch.inference_mode(False), torch.enable_grad():
