@@ -49,6 +49,7 @@ TINY_TASKS = {
 TINY_WINNER = [
     "--set", 'methods=["sgd", "path-soap"]', "--set", 'baselines=["sgd"]', "--set", "batch_size=4",
     "--set", "task_options.train_size=400", "--set", "task_options.validation_size=300",
+    "--set", "model_options.hidden=8",
 ]  # fmt: skip
 
 
