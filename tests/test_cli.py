@@ -110,7 +110,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             "Unknown start 'nowhere' in --start: choose from default, balanced",
         ),
         (["train", "--lr", "-1"], "'learning_rates' is [-1.0]"),
-        (["reproduce", "nothing"], "Unknown recipe 'nothing' in reproduce: choose from adding, digits"),
+        (
+            ["reproduce", "nothing"],
+            "Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, digits",
+        ),
         (["reproduce", "adding", "--size", "huge"], "Unknown size 'huge'"),
         (
             ["check-invariance", "--optimizers", "lion"],

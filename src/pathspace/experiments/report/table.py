@@ -78,20 +78,10 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         comparison: The results.
         published: Numbers to set beside them.
     """
-    columns = [
-        "optimizer",
-        "start",
-        "rate" if comparison.settings.weight_decays == (0.0,) else "rate, decay",
-        f"test {comparison.metric}",
-        "seconds",
-        "same curve",
-        "difference",
-    ]
-    if published is not None:
-        columns.append("published")
-    rows = []
-    for row in comparison.rows:
-        cells = [
+    rate = "rate" if comparison.settings.weight_decays == (0.0,) else "rate, decay"
+    columns = ["optimizer", "start", rate, f"test {comparison.metric}", "seconds", "same curve", "difference"]
+    lines = [
+        [
             METHODS[row.method].label,
             start_label(comparison, row),
             rate_label(comparison, row),
@@ -100,11 +90,26 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
             NOTHING if row.difference is None else ("yes" if row.difference == 0.0 else "no"),
             difference_label(row.difference),
         ]
-        if published is not None:
-            cells.append(_beside(comparison, row, published))
-        begins = row.start == comparison.settings.starts[0]
-        rows.append(TableRow(tuple(cells), _verdict(row), begins))
-    return Table(comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published))
+        for row in comparison.rows
+    ]
+    marked = (3, 5, 6)
+    if len(comparison.settings.starts) == 1:  # nothing to tell apart
+        shown = (0, 2, 3, 4)
+        columns, lines = [columns[i] for i in shown], [[line[i] for i in shown] for line in lines]
+        marked = (2,)
+    beside = [
+        NOTHING if published is None else _beside(comparison, row, published) for row in comparison.rows
+    ]
+    if any(cell != NOTHING for cell in beside):
+        columns.append("published")
+        lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
+    rows = [
+        TableRow(tuple(line), _verdict(row), row.start == comparison.settings.starts[0])
+        for line, row in zip(lines, comparison.rows, strict=True)
+    ]
+    return Table(
+        comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published), marked
+    )
 
 
 def start_label(comparison: Comparison, row: Row) -> str:
@@ -210,9 +215,11 @@ def print_table(table: Table, console: Console, published: Published | None = No
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
-        text.add_column(title, justify="left" if index < 2 else "right", no_wrap=index > 1)
+        words = title in ("optimizer", "start")
+        text.add_column(title, justify="left" if words else "right", no_wrap=index > 1)
+    grouped = not all(row.begins_method for row in table.rows)
     for row in table.rows:
-        if row.begins_method and row is not table.rows[0]:
+        if grouped and row.begins_method and row is not table.rows[0]:
             text.add_section()
         name, *cells = row.cells
         text.add_row(name if row.begins_method else "", *cells, style=colours[row.verdict])
