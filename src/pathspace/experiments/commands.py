@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
-from pathspace.experiments.recipes import Recipe, load_recipe
+from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
 from pathspace.experiments.report import (
     Published,
     build_table,
@@ -67,8 +68,11 @@ def run_compare(options: Layer, around: Surroundings) -> Comparison:
 
 
 def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
-    """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, one or several."""
+    """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, if any."""
     recipe = load_recipe(name)
+    if recipe.engine:
+        import_module(ENGINES[recipe.engine]).reproduce(recipe, size, options, around)
+        return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)
     comparison, configuration = _execute(_asked(recipe, size, options), around, given=bool(options[1]))

@@ -13,6 +13,7 @@ A recipe can also be a list of others, run one after the other with one table ea
     title = "What the page is called"
     parts = ["one", "another"]  # why these; sizes are those that all of them have
 
+A key `engine` names who runs a recipe that is no comparison of optimizers (see `ENGINES`).
 Numbers that a paper reports stand in `expected/` under the same name. A new recipe is such a file and nothing
 else.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -29,7 +31,11 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
-KEYS = ("title", "settings", "sizes", "study", "parts")
+KEYS = ("title", "settings", "sizes", "study", "parts", "engine")
+
+# Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
+# a function `check(layers)` and a function `reproduce(recipe, size, options, surroundings)`.
+ENGINES = {"symbols": "pathspace.experiments.symbols"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Recipe:
         sizes: Settings of each size, laid over the common ones.
         study: The name of a study and, by size, its options; empty where there is none.
         parts: The recipes that this one consists of; it has no settings of its own then.
+        engine: Who runs it, a name in `ENGINES`; empty for a comparison of optimizers.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Recipe:
     sizes: Mapping[str, Mapping[str, Any]]
     study: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    engine: str = ""
 
     def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what `settings_from` takes for one size; an empty name stands for the first one.
@@ -98,6 +106,8 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
             raise unknown_name("key", key, KEYS, where)
     if "title" not in content:
         raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
+    if "engine" in content:
+        return _with_engine(name, content, where)
     if "parts" in content:
         return _whole(name, content, where)
     study = content.get("study", {})
@@ -110,6 +120,20 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
             check_study(study.get("name"), recipe.study_options(size), f"[study] in {where}")
     for size in recipe.sizes or ("",):
         settings_from(*recipe.layers(size))
+    return recipe
+
+
+def _with_engine(name: str, content: Mapping[str, Any], where: str) -> Recipe:
+    engine = content["engine"]
+    if engine not in ENGINES:
+        raise unknown_name("engine", str(engine), ENGINES, where)
+    for key in ("study", "parts"):
+        if key in content:
+            raise ConfigurationError(f"The key {key!r} in {where} has no place beside 'engine': remove it.")
+    settings, sizes = content.get("settings", {}), content.get("sizes", {})
+    recipe = Recipe(name, content["title"], settings, sizes, engine=engine)
+    for size in recipe.sizes or ("",):
+        import_module(ENGINES[engine]).check(*recipe.layers(size))
     return recipe
 
 

@@ -1,0 +1,156 @@
+"""`pathspace reproduce symbols`: every cell once, in parallel, continued where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pathspace.experiments.configuration import versions
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.published import load_published
+from pathspace.experiments.storage import writable_folder, write_json
+from pathspace.experiments.symbols.cells import Cell, Score, cells, compute
+from pathspace.experiments.symbols.protocol import Protocol, protocol_from
+from pathspace.experiments.symbols.report import PAGE, as_json, print_table, write_report
+
+if TYPE_CHECKING:
+    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.recipes import Recipe
+
+CONFIGURATION, CELLS = "config.json", "cells"
+
+
+def reproduce(
+    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
+) -> list[Score]:
+    """Fill the table and report.
+
+    Args:
+        recipe: Its title, and its settings by size.
+        size: A size of the recipe; empty for the first one.
+        options: Settings of the command line, laid over the recipe's.
+        around: Where to write, how many processes, and whether to continue.
+
+    Raises:
+        ConfigurationError: A setting is impossible, packages are missing, or the folder holds something else.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    missing = [name for name in ("numba", "constriction", "hmmlearn") if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
+        )
+    output = writable_folder(around.output, "--output")
+    size = size or next(iter(recipe.sizes), "")
+    protocol = protocol_from(*recipe.layers(size), options)
+    configuration = {
+        "command": "reproduce",
+        "recipe": recipe.name,
+        "size": size,
+        "protocol": protocol.as_dict(),
+        "versions": versions(),
+    }
+    _settle(output, configuration, resume=around.resume, fresh=around.fresh)
+    scores = _all_scores(protocol, output / CELLS, around.processes)
+    published = load_published(recipe.name)
+    table = write_report(
+        protocol, scores, output, title=recipe.title, configuration=configuration, published=published
+    )
+    if around.as_json:
+        print(json.dumps(as_json(protocol, scores, configuration, published), indent=2, allow_nan=False))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        print_table(table, console)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+    return scores
+
+
+def _settle(output: Path, configuration: dict[str, Any], *, resume: bool, fresh: bool) -> None:
+    """Decide whether to continue; otherwise clear the folder of earlier scores and write `config.json`."""
+    if resume and fresh:
+        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
+    stored = output / CONFIGURATION
+    if resume and not stored.exists():
+        raise ConfigurationError(
+            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
+        )
+    unfinished = stored.exists() and not (output / PAGE).exists()
+    if (resume or unfinished) and not fresh:
+        try:
+            content = json.loads(stored.read_text(encoding="utf-8"))
+        except ValueError:
+            content = None
+        if content != json.loads(json.dumps(configuration)):
+            raise ConfigurationError(
+                f"The folder {str(output)!r} holds scores with other settings or of other versions: give another "
+                "--output, or start over with --fresh."
+            )
+    else:
+        for file in (output / CELLS).glob("*.json"):
+            file.unlink()
+        write_json(stored, configuration)
+    (output / PAGE).unlink(missing_ok=True)
+
+
+def _all_scores(protocol: Protocol, folder: Path, processes: int) -> list[Score]:
+    folder.mkdir(exist_ok=True)
+    wanted = cells(protocol)
+    done: dict[str, Score] = {}
+    for cell in wanted:
+        file = folder / f"{cell.key}.json"
+        if file.exists():
+            done[cell.key] = Score.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    open_cells = [cell for cell in wanted if cell.key not in done]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+    with display or nullcontext():
+        bar = display.add_task("scoring", total=len(wanted), completed=len(done)) if display else None
+        for score in _computed(open_cells, protocol, processes):
+            done[score.cell.key] = score
+            write_json(folder / f"{score.cell.key}.json", score.as_dict())
+            if display is not None and bar is not None:
+                display.update(bar, advance=1, description=f"scored {score.cell.row} on {score.cell.text}")
+            else:
+                size = f", size {score.cell.size}" if score.cell.size else ""
+                console.print(
+                    f"[{len(done)}/{len(wanted)}] {score.cell.row} on {score.cell.text}{size}: {score.test:.1f} bits, "
+                    f"{score.seconds:.1f} s",
+                    highlight=False, markup=False,
+                )  # fmt: skip
+    return [done[cell.key] for cell in wanted]
+
+
+def _computed(open_cells: Sequence[Cell], protocol: Protocol, processes: int) -> Iterator[Score]:
+    if processes == 1 or len(open_cells) < 2:
+        for cell in open_cells:
+            yield compute(cell, protocol)
+        return
+    # fork would copy the threads' locks of the linear algebra libraries
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(processes, len(open_cells)), mp_context=context, initializer=_one_thread
+    ) as pool:
+        jobs = [pool.submit(compute, cell, protocol) for cell in open_cells]
+        try:
+            for job in as_completed(jobs):
+                yield job.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"

@@ -1,0 +1,126 @@
+"""What goes into the table: texts, sizes, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+
+TEXTS = ("alphabet", "music", "anbn")
+LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a text's length counts
+NETWORKS = ("RNN", "CNN", "PCNN")
+# The paper's names: how writing weights are stepped, then transition weights.
+RULES = {"DH+FB": ("dh", "fb"), "QDH+RUTSD": ("qdh", "rutsd"), "QDH+RBP": ("qdh", "rbp")}
+BASELINES = ("bzip2", "CTW", "HMM")
+ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the table is made.
+
+    Attributes:
+        texts: Columns, names in `TEXTS`.
+        rows: Rows, names in `ROWS`.
+        lengths: Lines, bars or blocks of a text; one that is missing has the paper's length.
+        units: Sizes of network to choose from, on the validation text.
+        connectivity: Edges that leave each unit, its loop included.
+        passes: Passes over the training text, for each text.
+        patience: Passes without a better validation text after which a training ends.
+        restarts: Networks of each size to choose from.
+        states: Sizes of hidden Markov model to choose from.
+        iterations: Of the hidden Markov model.
+        depths: Longest contexts of the context trees to choose from.
+        data_seed: Decides the texts.
+        seed: Decides graphs and start values of the networks.
+    """
+
+    texts: tuple[str, ...] = TEXTS
+    rows: tuple[str, ...] = ROWS
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    units: tuple[int, ...] = (8, 16)
+    connectivity: int = 3
+    passes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(TEXTS, 100))
+    patience: int = 300
+    restarts: int = 1
+    states: tuple[int, ...] = (8, 16)
+    iterations: int = 50
+    depths: tuple[int, ...] = (8, 16)
+    data_seed: int = 21
+    seed: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, known in (("texts", TEXTS), ("rows", ROWS)):
+            _check_names(getattr(self, name), known, name)
+        for name in ("lengths", "passes"):
+            _check_names(tuple(getattr(self, name)), TEXTS, name, may_be_empty=name == "lengths")
+            for value in getattr(self, name).values():
+                _check_whole(name, value, 1)
+        for name, least in (("units", self.connectivity), ("states", 1), ("depths", 1)):
+            if not getattr(self, name):
+                raise ConfigurationError(f"The setting {name!r} is empty: give at least one size.")
+            for value in getattr(self, name):
+                _check_whole(name, value, least)
+        for name, least in (
+            ("patience", 1),
+            ("restarts", 1),
+            ("iterations", 1),
+            ("data_seed", 0),
+            ("seed", 0),
+        ):
+            _check_whole(name, getattr(self, name), least)
+        missing = [text for text in self.texts if text not in self.passes]
+        if missing:
+            raise ConfigurationError(f"The setting 'passes' lacks {missing[0]!r}: say how many it takes.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
+    """Lay settings over the defaults; later layers win, and tables are merged.
+
+    Args:
+        layers: Pairs of where the settings stand, for errors, and the settings.
+
+    Raises:
+        ConfigurationError: A name is unknown or a value impossible.
+    """
+    known = [item.name for item in fields(Protocol)]
+    values: dict[str, Any] = {}
+    for where, layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise unknown_name("setting", name, known, where)
+            if name in ("lengths", "passes"):
+                if not isinstance(value, Mapping):
+                    raise ConfigurationError(
+                        f"The setting {name!r} in {where} is {value!r}: give a table of texts."
+                    )
+                value = {**values.get(name, {}), **value}
+            elif name in ("texts", "rows", "units", "states", "depths"):
+                if not isinstance(value, list | tuple):
+                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
+                value = tuple(value)
+            values[name] = value
+    return Protocol(**values)
+
+
+def _check_names(
+    names: tuple[str, ...], known: tuple[str, ...], where: str, *, may_be_empty: bool = False
+) -> None:
+    if not names and not may_be_empty:
+        raise ConfigurationError(f"The setting {where!r} is empty: give at least one of {', '.join(known)}.")
+    for name in names:
+        if name not in known:
+            raise unknown_name("name", str(name), known, f"the setting {where!r}")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"The setting {where!r} is {list(names)!r}: give each one once.")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"The setting {name!r} has {value!r}: give whole numbers from {least} on.")

@@ -1,0 +1,151 @@
+"""The table of symbol sequences: who chooses, what is scored, and that it continues where it stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.published import load_published
+from pathspace.experiments.recipes import load_recipe, parse_recipe
+from pathspace.experiments.symbols import protocol_from
+from pathspace.experiments.symbols.cells import Cell, Score, best, cells, compute
+from pathspace.experiments.symbols.protocol import ROWS, TEXTS
+from pathspace.experiments.symbols.report import build_table
+
+pytest.importorskip("numba")
+pytest.importorskip("hmmlearn")
+
+TINY: dict[str, Any] = {
+    "texts": ["music", "anbn"],
+    "rows": ["bzip2", "CTW", "HMM", "RNN, QDH+RBP", "PCNN, DH+FB"],
+    "lengths": {"music": 12, "anbn": 1},
+    "passes": {"music": 3, "anbn": 3},
+    "units": [3, 4],
+    "states": [2],
+    "iterations": 2,
+    "depths": [2, 3],
+}
+ARGUMENTS = [f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)]
+ARGUMENTS += ["lengths={music=12, anbn=1}", "passes={music=3, anbn=3}"]
+COMMAND = ["reproduce", "symbols", "--workers", "1", *(word for a in ARGUMENTS for word in ("--set", a))]
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, [*COMMAND, *words])
+
+
+def test_the_recipe_fills_the_paper_s_table() -> None:
+    recipe = load_recipe("symbols")
+    for size in recipe.sizes:
+        protocol = protocol_from(*recipe.layers(size))
+        assert protocol.texts == TEXTS
+        assert protocol.rows == ROWS
+        assert len(ROWS) == 12
+        assert not protocol.lengths  # the paper's
+    published = load_published("symbols")
+    assert published is not None
+    assert {r.label: r.value for r in published.results} == {"alphabet": 644.2, "music": 1055.9, "anbn": 29.7}
+
+
+def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
+    protocol = protocol_from(("a test", TINY))
+    wanted = cells(protocol)
+    assert len(wanted) == len({cell.key for cell in wanted}) == 2 * (1 + 2 + 1 + 2 + 2)
+    assert wanted[0].text == "music"  # the longer ones first
+    scores = [Score(Cell("CTW", "music", d), v, t, 0.0, 0) for d, v, t in ((2, 5.0, 1.0), (3, 4.0, 9.0))]
+    assert best(scores)["CTW", "music"].test == 9.0  # not the better test text
+
+
+def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> None:
+    protocol = protocol_from(("a test", TINY))
+    cell = Cell("PCNN, DH+FB", "anbn", 4)
+    one, other = compute(cell, protocol), compute(cell, protocol)
+    assert (one.validation, one.test, one.passes) == (other.validation, other.test, 3)
+    assert one.test > 0  # no code is shorter than the generator's, but by luck
+    assert compute(Cell("PCNN, DH+FB", "anbn", 3), protocol).test != one.test
+    assert compute(Cell("PCNN, QDH+RBP", "anbn", 4), protocol).test != one.test
+    assert Score.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+
+
+def test_the_command_reports_stops_and_continues(tmp_path: Path) -> None:
+    folder = tmp_path / "table"
+    result = call("--output", str(folder))
+    assert result.exit_code == 0, result.output
+    assert "PCNN" in result.stdout
+    content = json.loads((folder / "results.json").read_text())
+    assert len(content["scores"]) == 16
+    assert {row["row"] for row in content["rows"]} == set(TINY["rows"])
+    assert (folder / "symbols.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "report.html").read_text()
+    lines = (folder / "table.csv").read_text().splitlines()
+    assert lines[0] == "model,variant,music,anbn,size,seconds"
+
+    # broken off: one cell is missing, one was marked so that doing it again would show
+    (folder / "report.html").unlink()
+    (folder / "cells" / "bzip2-anbn-0.json").unlink()
+    marked = folder / "cells" / "ctw-anbn-2.json"
+    score = json.loads(marked.read_text())
+    marked.write_text(json.dumps({**score, "validation": -1.0, "test": 123.25}))
+    refused = CliRunner().invoke(app, ["reproduce", "symbols", "--output", str(folder)])
+    assert refused.exit_code == 2
+    assert "other settings" in refused.stderr
+    assert call("--output", str(folder)).exit_code == 0
+    again = {
+        (r["row"], r["text"]): r["test"] for r in json.loads((folder / "results.json").read_text())["rows"]
+    }
+    before = {(r["row"], r["text"]): r["test"] for r in content["rows"]}
+    assert again.pop(("CTW", "anbn")) == 123.25
+    before.pop(("CTW", "anbn"))
+    assert again == before
+
+    printed = call("--output", str(folder), "--json")  # finished: starts over
+    assert json.loads(printed.stdout)["rows"] == content["rows"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epochs": 3}, "Unknown setting 'epochs' in a test: choose from texts, rows"),
+        ({"texts": ["xor"]}, "Unknown name 'xor' in the setting 'texts'"),
+        ({"rows": ["LSTM"]}, "Unknown name 'LSTM' in the setting 'rows'"),
+        ({"texts": []}, "'texts' is empty"),
+        ({"texts": ["anbn", "anbn"]}, "give each one once"),
+        ({"units": [2]}, "'units' has 2: give whole numbers from 3 on"),
+        ({"units": 4}, "'units' in a test is 4: give a list"),
+        ({"states": []}, "'states' is empty"),
+        ({"passes": 3}, "'passes' in a test is 3: give a table"),
+        ({"passes": {"music": 0}}, "'passes' has 0"),
+        ({"restarts": 0}, "'restarts' has 0"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        protocol_from(("a test", change))
+
+
+def test_recipes_with_an_engine_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match="Unknown engine 'steam'"):
+        parse_recipe("new", {"title": "t", "engine": "steam"})
+    with pytest.raises(ConfigurationError, match=r"Unknown setting .epochs. in recipes/new\.toml"):
+        parse_recipe("new", {"title": "t", "engine": "symbols", "sizes": {"small": {"epochs": 3}}})
+    with pytest.raises(ConfigurationError, match="no place beside 'engine'"):
+        parse_recipe("new", {"title": "t", "engine": "symbols", "study": {}})
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    result = call("--output", str(tmp_path), "--resume")
+    assert result.exit_code == 2
+    assert "nothing to resume" in result.stderr
+
+
+def test_the_table_sets_the_published_numbers_below() -> None:
+    protocol = protocol_from(("a test", {"rows": ["bzip2"], "texts": ["anbn"]}))
+    table = build_table(
+        protocol, [Score(Cell("bzip2", "anbn", 0), 1.0, 260.25, 0.0, 0)], load_published("symbols")
+    )
+    assert table.rows[0].cells[:3] == ("baseline", "bzip2", "260.2")
+    assert table.rows[1].cells[:3] == ("published", "the best", "29.7")
