@@ -40,7 +40,7 @@ def call(*arguments: str) -> Any:
 def test_version_and_help() -> None:
     assert call("--version").stdout.strip() == f"pathspace {pathspace.__version__}"
     listed = call("--help").stdout
-    for command in ("compare", "train", "reproduce", "check-invariance"):
+    for command in ("compare", "train", "reproduce", "check-invariance", "paths"):
         assert command in listed
         text = call(command, "--help").stdout
         assert "Examples:" in text

@@ -243,6 +243,50 @@ def check_invariance(
             raise typer.Exit(1)
 
 
+@app.command()
+def paths(
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
+    ],
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
+    ] = None,
+    rule: Annotated[
+        str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
+    ] = "largest",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", help="Decides weights and drawn examples.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
+
+    The built-in networks are those of check-invariance. A function takes no arguments and returns a model, or a
+    model and a batch of examples; the file runs as Python does. Files of weights are not opened.
+
+    \b
+    Examples:
+      pathspace paths rnn
+      pathspace paths mlp --rule cyclic --picture mlp.png
+      pathspace paths my_model.py:build --input 3,32,32 --json
+    """  # noqa: D301 (click wants the character, not the letters)
+    with _clear_errors("paths", None):
+        from pathspace.experiments.path_summary import run_paths
+
+        sizes = None
+        if shape is not None:
+            numbers = _numbers(shape, "--input") or []
+            if any(n < 1 or n != int(n) for n in numbers):
+                raise ConfigurationError(
+                    f"The option --input is {shape!r}: give whole numbers, such as 28,28."
+                )
+            sizes = [int(n) for n in numbers]
+        run_paths(model, sizes, rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)
+
+
 if (Path(__file__).parent / "sequences" / "cli.py").exists():
 
     @app.command(

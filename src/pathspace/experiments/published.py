@@ -10,7 +10,7 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.report.table import Published, PublishedResult
 
 KEYS = ("source", "setting", "results")
-RESULT_KEYS = ("label", "value", "method", "task_options")
+RESULT_KEYS = ("label", "value", "method", "task_options", "model_options")
 
 
 def load_published(name: str) -> Published | None:
@@ -30,7 +30,7 @@ def parse_published(content: dict[str, Any], where: str) -> Published:
     _check_keys(content, KEYS, where)
     results = []
     for entry in content["results"]:
-        _check_keys(entry, RESULT_KEYS, where, optional=("method", "task_options"))
+        _check_keys(entry, RESULT_KEYS, where, optional=("method", "task_options", "model_options"))
         results.append(PublishedResult(**{**entry, "value": float(entry["value"])}))
     return Published(content["source"], content["setting"], tuple(results))
 

@@ -25,7 +25,7 @@ from pathspace.network import Network
 from pathspace.paths.kappa import first_term
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
-from pathspace.paths.unrolled import double_by_default
+from pathspace.paths.unrolled import double_by_default, examples
 
 
 def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
@@ -197,14 +197,14 @@ def dead_units(network: Network, data: Any) -> Tensor:
 def _output_jacobian(network: Network, data: Any) -> Tensor:
     """df/dw over the data: ``[examples x outputs, E]``, float64."""
     graph = reduction_graph(network)
-    outputs, parameters = _outputs(network, data)
-    flat = torch.cat([o.reshape(-1) for o in outputs])
     rows = []
-    for value in flat.unbind():
-        gradients = torch.autograd.grad(
-            value, list(parameters.values()), retain_graph=True, materialize_grads=True
-        )
-        rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
+    for example in examples(network.call, data):  # a backward pass of one example is the cheapest
+        outputs, parameters = _outputs(network, example)
+        for value in torch.cat([o.reshape(-1) for o in outputs]).unbind():
+            gradients = torch.autograd.grad(
+                value, list(parameters.values()), retain_graph=True, materialize_grads=True
+            )
+            rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
     return torch.stack(rows) if rows else torch.zeros(0, graph.num_edges, dtype=torch.float64)
 
 

@@ -28,12 +28,14 @@ class PublishedResult:
         value: The number, in the unit of the task's metric.
         method: The name in `methods.METHODS` of the same method here, or empty.
         task_options: The number stands beside ours only where the task has these options.
+        model_options: Likewise the model.
     """
 
     label: str
     value: float
     method: str = ""
     task_options: Mapping[str, Any] = field(default_factory=dict)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -251,9 +253,15 @@ def _beside(comparison: Comparison, row: Row, published: Published) -> str:
     # Papers start from one initialisation: their numbers belong beside the first start only.
     if row.start != comparison.settings.starts[0]:
         return NOTHING
-    options = comparison.settings.task_options
+    settings = comparison.settings
     for result in published.results:
-        fits = all(options.get(name) == value for name, value in result.task_options.items())
+        fits = _holds(settings.task_options, result.task_options)
+        fits = fits and _holds(settings.model_options, result.model_options)
         if result.method == row.method and fits:
             return f"{result.value:g}"
     return NOTHING
+
+
+def _holds(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether options have the wanted values; what is not among them has its default, which is no match but False."""
+    return all(options.get(name, False) == value for name, value in wanted.items())

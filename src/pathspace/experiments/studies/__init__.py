@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from pathspace.experiments.compare import Comparison
 
 # Modules are named, not imported, so that recipes can be listed without loading PyTorch.
-STUDIES = {"second-term": "pathspace.experiments.studies.second_term"}
+STUDIES = {
+    "second-term": "pathspace.experiments.studies.second_term",
+    "cost": "pathspace.experiments.studies.cost",
+}
 
 
 def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,114 @@
+"""A model by name: one that is built in, or what a function in a Python file or module returns.
+
+Files of weights are not read: unpickling one runs whatever code is in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.zoo import NETWORKS, build_network
+
+EXAMPLES = 256
+"""How many examples are drawn where a model comes without any."""
+_PICKLED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
+
+
+def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -> tuple[nn.Module, Any]:
+    """Return a model and examples for it.
+
+    Args:
+        source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`. The function takes no
+            arguments and returns a model, or a model and a batch of examples.
+        shape: Of one example, without the batch dimension, for a function that returns a model alone; such
+            examples are standard normal.
+        seed: Decides built-in weights and drawn examples.
+
+    Raises:
+        ConfigurationError: There is no such model, or no example for it.
+    """
+    if source in NETWORKS:
+        return _built_in(source, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = _factory(source)()
+        model, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"{source!r} returned a {type(model).__name__}: return an nn.Module, or a pair of an nn.Module and a "
+                "batch of examples."
+            )
+        if examples is None:
+            if shape is None:
+                raise ConfigurationError(
+                    f"{source!r} returned a model without examples: give the shape of one example, such as "
+                    "--input 28,28, or return a pair (model, examples)."
+                )
+            examples = torch.randn(EXAMPLES, *shape)
+        elif shape is not None:
+            raise ConfigurationError(f"{source!r} returned examples of its own: leave out --input.")
+    return model.eval(), examples
+
+
+def _built_in(name: str, seed: int) -> tuple[nn.Module, Any]:
+    model, first = build_network(name, seed)
+    more = [build_network(name, seed + 1 + i)[1] for i in range(-(-EXAMPLES // len(first)) - 1)]
+    return model, torch.cat([first, *more])
+
+
+def _factory(source: str) -> Any:
+    place, colon, name = source.rpartition(":")
+    if not colon:
+        if source.endswith(_PICKLED):
+            raise ConfigurationError(
+                f"{source!r} looks like a file of weights, which is not opened because that could run code in it: give "
+                "a Python file and a function in it that builds the model, FILE.py:FUNCTION."
+            )
+        raise ConfigurationError(
+            f"Unknown model {source!r}: choose from {', '.join(NETWORKS)}, or give FILE.py:FUNCTION or MODULE:FUNCTION."
+        )
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise ConfigurationError(
+            f"{place!r} has no function {name!r}: give one that takes no arguments and returns a model."
+        )
+    return factory
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # what stands beside it can be imported, as for a script
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _from_module(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        raise ConfigurationError(
+            f"There is no module {name!r}: give MODULE:FUNCTION or FILE.py:FUNCTION."
+        ) from None
+    finally:
+        sys.path.remove(str(Path.cwd()))

@@ -1,0 +1,267 @@
+"""What path space says about a model: classes, paths, degrees of freedom, and how well G-SGD is conditioned on it.
+
+Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the skeleton into u and out of v.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import pathspace
+from pathspace import paths
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.model_source import load_model
+from pathspace.experiments.storage import writable_folder, write_atomically
+from pathspace.network import Network, UntraceableError
+from pathspace.paths.condensation import cover
+from pathspace.paths.listing import count_in_words
+from pathspace.paths.skeleton import Rule, Skeleton
+
+LARGEST_JACOBIAN = 20_000_000  # numbers in a matrix whose rank is computed
+
+
+RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
+
+
+@dataclass(frozen=True)
+class PathSummary:
+    """What path space says about a model.
+
+    Attributes:
+        weights: Elements of its parameters that are edges.
+        outside: Elements of its other parameters.
+        classes: Unit classes.
+        paths: Paths of the network written out over time and positions, or None if that is too large.
+        basis_paths: How many values determine those of all paths; None where the network has no such basis.
+        rank: Of the path-Jacobian, from all paths; None where they are too many.
+        degrees_of_freedom: Weights minus classes, of those on a path.
+        unused: Weights on no path.
+        examples: How many examples dead units were looked for on.
+        examples_used: How many of them the following number comes from.
+        degrees_on_data: Rank of the outputs' derivative over these; None where the matrix is too large.
+        derivatives: Rows of that matrix, an upper bound of its rank.
+        dead_units: Classes through which nothing flows on any example.
+        incomplete: Classes without skeleton edges.
+        multipliers: Smallest, middle and largest 1 / (A_u B_v)^2 over weights outside the skeleton; None where the
+            network has no basis.
+    """
+
+    weights: int
+    outside: int
+    classes: int
+    paths: int | None
+    basis_paths: int | None
+    rank: int | None
+    degrees_of_freedom: int
+    unused: int
+    examples: int
+    examples_used: int
+    degrees_on_data: int | None
+    derivatives: int
+    dead_units: int
+    incomplete: int
+    multipliers: tuple[float, float, float] | None
+
+
+def summarize(
+    model: nn.Module, examples: Any, *, rule: Rule = "largest", limit: int = 10_000, seed: int = 0
+) -> tuple[PathSummary, Network, Skeleton]:
+    """Trace a model and count.
+
+    Args:
+        model: The model.
+        examples: A batch of what it is called with.
+        rule: How skeleton edges are chosen.
+        limit: How many paths may be listed for the rank.
+        seed: For the rule `"random"`.
+
+    Returns:
+        The numbers, the traced network and its skeleton.
+
+    Raises:
+        ConfigurationError: The model cannot be traced.
+    """
+    try:
+        network = pathspace.trace(model, examples)
+    except (UntraceableError, TypeError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+    skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
+    graph = paths.reduction_graph(network)
+    try:
+        unrolled = paths.unroll(network)
+    except UntraceableError:
+        unrolled = None
+    rank = None
+    if unrolled is not None and unrolled.num_paths <= limit:
+        listed = paths.enumerate_paths(network, limit, graph=unrolled)
+        if len(listed) * graph.num_edges <= LARGEST_JACOBIAN:
+            rank = paths.path_rank(paths.path_jacobian(network, listed))
+    with torch.no_grad():
+        derivatives = sum(t.numel() for t in network.returned(_call(model, examples)))
+    multipliers = None if graph.signed else _multipliers(network, skeleton)
+    count = _count(network, examples)
+    # a few times as many derivatives as weights are enough, and quick
+    enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
+    some = _first(network, examples, enough) if isinstance(examples, Tensor) else examples
+    used = _count(network, some)
+    derivatives = derivatives * used // count
+    small = derivatives * graph.num_edges <= LARGEST_JACOBIAN // 4
+    summary = PathSummary(
+        weights=graph.num_edges,
+        outside=sum(model.get_parameter(name).numel() for name in network.outside),
+        classes=graph.num_classes,
+        paths=None if unrolled is None else unrolled.num_paths,
+        basis_paths=None if graph.signed else len(paths.basis_paths(network, skeleton)),
+        rank=rank,
+        degrees_of_freedom=paths.degrees_of_freedom(network),
+        unused=int((~paths.used_edges(network, graph)).sum()),
+        examples=count,
+        examples_used=used,
+        degrees_on_data=paths.degrees_of_freedom(network, some) if small else None,
+        derivatives=derivatives,
+        dead_units=int(paths.dead_units(network, examples).sum()),
+        incomplete=len(skeleton.incomplete) if not graph.signed else 0,
+        multipliers=multipliers,
+    )
+    return summary, network, skeleton
+
+
+def _count(network: Network, examples: Any) -> int:
+    batch = network.call.batch_dim
+    first = next(t for t in pytree.tree_leaves(examples) if isinstance(t, Tensor))
+    return 1 if batch is None else first.shape[batch]
+
+
+def _first(network: Network, examples: Tensor, count: int) -> Tensor:
+    batch = network.call.batch_dim
+    return examples if batch is None else examples.narrow(batch, 0, count)
+
+
+def _call(model: nn.Module, examples: Any) -> Any:
+    if isinstance(examples, dict):
+        return model(**examples)
+    return model(*examples) if isinstance(examples, (tuple, list)) else model(examples)
+
+
+def _multipliers(network: Network, skeleton: Skeleton) -> tuple[float, float, float] | None:
+    """Smallest, middle and largest of 1 / (A_u B_v)^2: what a unit step of e in path space is in its weight."""
+    graph = skeleton.graph
+    products = skeleton.products(network.parameters).cpu()
+    a, b = (products[cover(node, graph.num_classes)] for node in (graph.source, -graph.target))
+    chosen = torch.zeros(graph.num_edges, dtype=torch.bool)
+    chosen[skeleton.edges[skeleton.edges >= 0]] = True
+    values = (a * b)[~chosen & (a * b != 0)].square().reciprocal()
+    if not values.numel():
+        return None
+    return float(values.min()), float(values.median()), float(values.max())
+
+
+def print_summary(title: str, summary: PathSummary, console: Console) -> None:
+    """Print a summary as a table of two columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column("quantity")
+    table.add_column("value", justify="right")
+    table.add_column("what it is", style="dim")
+    for row in _rows(summary):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
+    none, weights = "–", f"{summary.weights:,}"  # noqa: RUF001 (an en dash marks an empty cell)
+    on_data = none if summary.degrees_on_data is None else f"{summary.degrees_on_data:,}"
+    few = (
+        "at most that many"
+        if summary.degrees_on_data == summary.derivatives
+        else "rank of the outputs' derivative"
+    )
+    rows = [
+        ("weights", weights, "edges of the reduction graph"),
+        ("unit classes", f"{summary.classes:,}", "its nodes; what may be rescaled"),
+        (
+            "paths",
+            none if summary.paths is None else count_in_words(summary.paths),
+            "from inputs to outputs, written out over time and positions",
+        ),
+        (
+            "basis paths",
+            none if summary.basis_paths is None else f"{summary.basis_paths:,}",
+            "their values determine all others",
+        ),
+        (
+            "rank",
+            none if summary.rank is None else f"{summary.rank:,}",
+            "of the path-Jacobian, from all paths",
+        ),
+        ("degrees of freedom", f"{summary.degrees_of_freedom:,}", "weights - classes, of those on a path"),
+        (
+            "degrees on the data",
+            on_data,
+            f"{few}: {summary.examples_used} examples, {summary.derivatives:,} outputs",
+        ),
+        ("dead units", f"{summary.dead_units:,}", f"classes that say nothing on {summary.examples} examples"),
+    ]
+    if summary.unused:
+        rows.append(("unused weights", f"{summary.unused:,}", "on no path"))
+    if summary.outside:
+        rows.append(("other weights", f"{summary.outside:,}", "no edges; they take the plain rule"))
+    if summary.incomplete:
+        rows.append(("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out"))
+    if summary.multipliers is not None:
+        low, middle, high = summary.multipliers
+        rows.append(
+            (
+                "multipliers",
+                f"{low:.2g} to {high:.2g}",
+                f"1 / (A B)^2 outside the skeleton; median {middle:.2g}",
+            )
+        )
+    return rows
+
+
+def run_paths(
+    source: str,
+    shape: Sequence[int] | None,
+    *,
+    rule: str,
+    limit: int,
+    seed: int,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Do what `pathspace paths` was asked for; see there."""
+    chosen: Rule | None = next((known for known in RULES if known == rule), None)
+    if chosen is None:
+        raise unknown_name("rule", rule, RULES, "--rule")
+    if picture is not None:
+        if picture.suffix.lower() != ".png":
+            raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
+        writable_folder(picture.parent, "--picture")
+    model, examples = load_model(source, shape, seed)
+    summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
+    if picture is not None:
+        from pathspace.experiments.report.reduction_figure import draw_reduction
+
+        drawn = draw_reduction(network, skeleton, source)
+        write_atomically(picture, lambda file: file.write(drawn))
+    if as_json:
+        content = {"model": source, "rule": rule, **asdict(summary)}
+        print(json.dumps({**content, "picture": picture and str(picture)}, indent=2, allow_nan=False))
+        return
+    # Pipes and logs have no width; eighty columns would break the explanations.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_summary(f"{source}: paths, with the skeleton of the rule {rule!r}", summary, console)
+    if picture is not None:
+        console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)

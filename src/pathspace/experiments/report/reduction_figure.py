@@ -1,0 +1,143 @@
+"""A picture of a reduction graph: unit classes in columns from inputs to outputs, skeleton edges in colour."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from pathspace.network import Network
+from pathspace.paths.condensation import condensation
+from pathspace.paths.skeleton import Skeleton
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST = 40
+"""Classes drawn in a column; the rest is left out, and the title of the column says so."""
+IN, OUT, OTHER, LOOP = "#1f5fa8", "#b3400e", "#b9bdc4", "#8d78a8"
+Place = tuple[float, float]
+
+
+def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
+    """Draw a reduction graph with its skeleton.
+
+    Args:
+        network: A traced network.
+        skeleton: A skeleton of it.
+        title: What stands above the picture.
+
+    Returns:
+        The picture as PNG.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = _columns(network)
+    tallest = max([3, *(min(len(column), MOST) for column in columns)])
+    size = (3.0 + 1.5 * len(columns), min(9.0, 1.6 + 0.42 * tallest))
+    with mpl.rc_context({"font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        axes.set_title(title, loc="left")
+        places = _places(columns, tallest)
+        _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
+        _draw_nodes(axes, columns, places, tallest)
+        _legend(axes)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=160)
+    return png.getvalue()
+
+
+def _columns(network: Network) -> list[list[int]]:
+    """Classes by their level: how many steps, other than within cycles, lead to them."""
+    _, level = condensation(network)
+    columns: defaultdict[int, list[int]] = defaultdict(list)
+    for unit_class, depth in enumerate(level[1 : 1 + network.num_classes].tolist()):
+        columns[depth].append(unit_class)
+    return [columns[depth] for depth in sorted(columns)]
+
+
+def _places(columns: list[list[int]], tallest: int) -> dict[int, Place]:
+    places = {}
+    for x, column in enumerate(columns, start=1):
+        shown = column[:MOST]
+        for row, unit_class in enumerate(shown):
+            places[unit_class] = (float(x), (tallest - 1) * (row + 0.5) / len(shown))
+    return places
+
+
+def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, last: int, height: int) -> None:
+    graph = skeleton.graph
+    classes = graph.num_classes
+    into = set(skeleton.edges[1 : 1 + classes].tolist())
+    out_of = set(skeleton.edges[1 + classes :].tolist())
+    middle = (height - 1) / 2
+    first, bias, end = (0.0, middle), (0.0, height - 0.2), (float(last), middle)
+    lines: dict[tuple[Place, Place], str] = {}
+    loops: set[Place] = set()
+    for number, (u, v) in enumerate(zip(graph.source.tolist(), graph.target.tolist(), strict=True)):
+        start = (bias if graph.bias[number] else first) if u == 0 else places.get(abs(u) - 1)
+        stop = end if v == 0 else places.get(abs(v) - 1)
+        if start is None or stop is None:
+            continue
+        if start == stop:
+            loops.add(start)
+            continue
+        colour = IN if number in into else OUT if number in out_of else LOOP if start[0] >= stop[0] else OTHER
+        known = lines.get((start, stop))
+        if known not in (IN, OUT):  # many weights between two classes are one line
+            lines[start, stop] = colour
+    for (start, stop), colour in lines.items():
+        chosen = colour in (IN, OUT)
+        # an edge within a column, or back to an earlier one, is bent to stand apart from the others
+        bend = 0.35 if start[0] == stop[0] else 0.2 if start[0] > stop[0] else 0.0
+        style = {
+            "arrowstyle": "-|>" if chosen else "-",
+            "color": colour,
+            "lw": 1.8 if chosen else 0.5,
+            "connectionstyle": f"arc3,rad={bend}",
+            "shrinkA": 6,
+            "shrinkB": 6,
+            "zorder": 3 if chosen else 1,
+            "alpha": 1.0 if chosen else 0.7,
+        }
+        axes.annotate("", xy=stop, xytext=start, arrowprops=style)
+    if loops:
+        axes.scatter(
+            *zip(*sorted(loops), strict=True), s=190, facecolors="none", edgecolors=LOOP, lw=0.8, zorder=2
+        )
+
+
+def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], height: int) -> None:
+    if places:
+        axes.scatter(
+            *zip(*places.values(), strict=True), s=70, color="white", edgecolors="black", lw=0.9, zorder=4
+        )
+    middle, last = (height - 1) / 2, len(columns) + 1
+    for x, y, text in ((0, middle, "inputs"), (0, height - 0.2, "bias"), (last, middle, "outputs")):
+        box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": "black", "lw": 0.9}
+        axes.text(x, y, text, ha="center", va="center", bbox=box, zorder=5)
+    for x, column in enumerate(columns, start=1):
+        left_out = f", {MOST} shown" if len(column) > MOST else ""
+        classes = "class" if len(column) == 1 else "classes"
+        axes.text(x, -0.75, f"{len(column)} {classes}{left_out}", ha="center", va="top", fontsize=8)
+    axes.set_xlim(-0.6, last + 0.6)
+    axes.set_ylim(-1.3, height + 0.3)
+
+
+def _legend(axes: Axes) -> None:
+    from matplotlib.lines import Line2D
+
+    marks = [
+        Line2D([], [], color=IN, lw=1.8, label="I(c), into a class"),
+        Line2D([], [], color=OUT, lw=1.8, label="O(c), out of a class"),
+        Line2D([], [], color=OTHER, lw=0.8, label="other weights"),
+        Line2D([], [], color=LOOP, lw=0.8, label="recurrent; ring: to itself"),
+    ]
+    axes.legend(
+        handles=marks, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, frameon=False, fontsize=8
+    )

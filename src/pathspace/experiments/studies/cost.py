@@ -1,0 +1,162 @@
+"""What an epoch costs by each method, as a ratio to the first one, SGD.
+
+All methods train copies of one network in one process and take turns of a few steps; in each round the time of a turn
+is divided by that of the first method's turn in the same round, and the figure is the median of these ratios. So what
+else the machine does falls on all of them alike.
+
+Source: Path Space for Recurrent Neural Networks with ReLU Activations (2019), time per epoch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich import box
+from rich.table import Table as RichTable
+
+import pathspace
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.engine import steps_per_epoch
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.models import RESCALABLE, build_model
+from pathspace.experiments.settings import Settings
+from pathspace.experiments.storage import write_json, write_text
+from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks.task import Task
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SMALL_RATE = 1e-6  # every copy stays near the start while it is timed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one method costs.
+
+    Attributes:
+        method: A name in `methods.METHODS`.
+        seconds: Of an epoch: the median turn, over its steps, times the steps of an epoch.
+        ratio: The median of the ratios to the first method.
+        lower: Their lower quartile.
+        upper: Their upper quartile.
+    """
+
+    method: str
+    seconds: float
+    ratio: float
+    lower: float
+    upper: float
+
+
+def study(
+    comparison: Comparison,
+    output: Path,
+    *,
+    rounds: int = 15,
+    steps: int = 20,
+    data_dir: Path | None = None,
+) -> list[RenderableType]:
+    """Time the methods of a comparison.
+
+    Args:
+        comparison: Says which task, model and methods.
+        output: Gets `cost.json` and `cost.csv`.
+        rounds: Turns of every method.
+        steps: Training steps of a turn.
+        data_dir: Where the task looks for its data.
+
+    Raises:
+        ConfigurationError: A number is impossible.
+    """
+    for name, value in (("rounds", rounds), ("steps", steps)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(
+                f"The option {name!r} of the study is {value!r}: give a whole number from 1 on."
+            )
+    settings = comparison.settings
+    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    costs = measure(settings, task, rounds, steps)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(asdict(costs[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(cost) for cost in costs)
+    write_text(output / "cost.csv", text.getvalue())
+    write_json(output / "cost.json", {"rounds": rounds, "steps": steps, "costs": [asdict(c) for c in costs]})
+    return [
+        _table(costs),
+        f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles.",
+    ]
+
+
+def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cost]:
+    """Return the cost of every method of `settings`, in their order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            turns = {name: _turn(settings, task, name, steps) for name in settings.methods}
+            for turn in turns.values():  # memory and caches
+                turn()
+            taken = [{name: turn() for name, turn in turns.items()} for _ in range(rounds)]
+    finally:
+        torch.set_num_threads(threads)
+    first, epoch = settings.methods[0], steps_per_epoch(settings.batch_size, task)
+    costs = []
+    for name in settings.methods:
+        ratios = sorted(row[name] / row[first] for row in taken)
+        seconds = statistics.median(row[name] for row in taken) / steps * epoch
+        lower, upper = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        costs.append(Cost(name, seconds, statistics.median(ratios), lower, upper))
+    return costs
+
+
+def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[], float]:
+    """Return a function that takes `steps` training steps and returns the seconds they took."""
+    torch.manual_seed(0)
+    kind, options = settings.model_of(name)
+    model = build_model(kind, task.input_size, task.output_size, options)
+    network = pathspace.trace(model, task.train.inputs[:2]) if kind in RESCALABLE else None
+    hyper = Hyperparameters(
+        learning_rate=SMALL_RATE,
+        momentum=settings.momentum,
+        clip_norm=settings.clip_norm or None,
+        refresh_every=settings.refresh_every,
+        damping=settings.damping,
+    )
+    optimizer = METHODS[name].build(model, network, hyper)
+    inputs, targets = (t[: settings.batch_size] for t in (task.train.inputs, task.train.targets))
+
+    def turn() -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            task.loss(model(inputs), targets).backward()
+            optimizer.step()
+        return time.perf_counter() - began
+
+    return turn
+
+
+def _table(costs: list[Cost]) -> RichTable:
+    text = RichTable(title="Cost of an epoch", title_justify="left", box=box.SIMPLE_HEAD)
+    text.add_column("optimizer")
+    for title in ("seconds", f"beside {METHODS[costs[0].method].label}", "quartiles"):
+        text.add_column(title, justify="right")
+    for cost in costs:
+        text.add_row(
+            METHODS[cost.method].label,
+            f"{cost.seconds:.3f}",
+            f"{cost.ratio:.2f}",
+            f"{cost.lower:.2f} to {cost.upper:.2f}",
+        )
+    return text

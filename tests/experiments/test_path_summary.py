@@ -1,0 +1,143 @@
+"""`pathspace paths`: models by name and from files, the numbers, the picture, and errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import pathspace as ps
+from pathspace.cli import app
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.model_source import load_model
+from pathspace.experiments.path_summary import summarize
+from pathspace.experiments.report.reduction_figure import draw_reduction
+
+MODEL = """
+import torch
+from torch import nn
+
+def alone():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+
+def both():
+    return alone(), torch.randn(20, 2)
+
+def unknown():
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["paths", *arguments])
+
+
+def test_a_built_in_network_as_json_and_picture(tmp_path: Path) -> None:
+    result = call("mlp", "--json", "--picture", str(tmp_path / "mlp.png"))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    # by hand: 6-12-10-4 with biases
+    assert found["weights"] == 6 * 12 + 12 + 12 * 10 + 10 + 10 * 4 + 4
+    assert found["classes"] == 22
+    assert found["paths"] == 6 * 12 * 10 * 4 + 12 * 10 * 4 + 10 * 4 + 4
+    assert found["basis_paths"] == found["rank"] == found["degrees_of_freedom"] == found["weights"] - 22
+    assert found["degrees_on_data"] <= found["rank"]
+    assert 0 < found["multipliers"][0] <= found["multipliers"][1] <= found["multipliers"][2]
+    assert (tmp_path / "mlp.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["mlp.png"]
+
+
+def test_the_table_of_a_model_in_a_file(file: Path) -> None:
+    result = call(f"{file}:alone", "--input", "2")
+    assert result.exit_code == 0, result.output
+    assert "unit classes" in result.output
+    assert "256 examples" in result.output
+    assert "20 examples" in call(f"{file}:both").output
+
+
+def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert call("my_model:both").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "choose from mlp, cnn"),
+        (["weights.pt"], "could run code"),
+        (["{file}:missing"], "has no function 'missing'"),
+        (["{file}:alone"], "--input 28,28"),
+        (["{file}:both", "--input", "2"], "leave out --input"),
+        (["{file}:nothing"], "returned a int"),
+        (["{file}:unknown", "--input", "2"], "tanh"),
+        (["no_such_file.py:build"], "There is no file"),
+        (["no_such_module:build"], "There is no module"),
+        (["mlp", "--rule", "best"], "largest, cyclic, random"),
+        (["mlp", "--picture", "mlp.txt"], "ends in .png"),
+        (["mlp", "--input", "1,x"], "separated by commas"),
+        (["{file}:alone", "--input", "0"], "whole numbers"),
+    ],
+)
+def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> None:
+    result = call(*(argument.format(file=file) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert says in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def test_a_missing_package_of_the_model_is_not_mistaken(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import no_such_package_of_mine\n")
+    with pytest.raises(ModuleNotFoundError):
+        load_model(f"{tmp_path / 'model.py'}:build")
+
+
+def test_dead_units_and_multipliers_of_a_tiny_model() -> None:
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[2.0], [0.5]]))
+        model[2].weight.copy_(torch.tensor([[4.0, 1.0]]))
+    positive = torch.rand(30, 1) + 0.1
+    summary, network, skeleton = summarize(model, positive)
+    # one edge in, one out: all four weights are in the skeleton
+    assert summary.multipliers is None
+    assert (summary.dead_units, summary.basis_paths, summary.rank) == (0, 2, 2)
+    assert summary.degrees_on_data == 1  # the function of positive inputs is one slope
+    assert summarize(model, -positive)[0].dead_units == 2
+    assert draw_reduction(network, skeleton, "tiny").startswith(b"\x89PNG")
+    with_bias = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        with_bias[0].weight.fill_(2.0)
+        with_bias[2].weight.fill_(4.0)
+    # the first bias steps with 1 / (1 * 4)^2, the second with 1
+    assert summarize(with_bias, positive)[0].multipliers == (1 / 16, 1 / 16, 1.0)
+
+
+def test_a_network_without_a_basis_still_has_numbers() -> None:
+    result = call("tied-embedding", "--json")
+    found = json.loads(result.stdout)
+    assert found["basis_paths"] is None
+    assert found["multipliers"] is None
+    assert found["degrees_of_freedom"] > 0
+
+
+def test_a_model_with_many_classes_is_drawn() -> None:
+    network = ps.trace(nn.Sequential(nn.Linear(2, 60), nn.ReLU(), nn.Linear(60, 1)), torch.zeros(1, 2))
+    assert draw_reduction(network, ps.paths.skeleton(network), "wide").startswith(b"\x89PNG")
+
+
+def test_unknown_operations_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="tanh"):
+        summarize(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.zeros(4, 2))
