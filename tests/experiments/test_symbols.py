@@ -106,6 +106,35 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path) -> None:
     assert json.loads(printed.stdout)["rows"] == content["rows"]
 
 
+def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathspace.sequences import training
+
+    whole = compute(Cell("PCNN, DH+FB", "anbn", 4), protocol_from(("a test", TINY)))
+    advance = training.advance
+
+    def breaks(before: Any, *rest: Any) -> Any:
+        if before.passes == 2:
+            raise FloatingPointError("the direction of pass 2 is not finite")
+        return advance(before, *rest)
+
+    monkeypatch.setattr(training, "advance", breaks)
+    protocol = protocol_from(("a test", TINY))
+    score = compute(Cell("PCNN, DH+FB", "anbn", 4), protocol)
+    assert score.broke_off
+    assert (score.passes, whole.passes, whole.broke_off) == (2, 3, False)
+    one = protocol_from(("a test", {"rows": ["PCNN, DH+FB"], "texts": ["anbn"]}))
+    table = build_table(one, [score], None)
+    assert table.rows[0].cells[2].endswith("†")
+    assert any(note.startswith("† the gradient overflowed") for note in table.notes)
+
+
+def test_the_best_of_several_starts_counts() -> None:
+    cell = Cell("CNN, QDH+RBP", "music", 4)
+    alone = [compute(cell, protocol_from(("a test", {**TINY, "seed": 1000 + k}))) for k in range(3)]
+    together = compute(cell, protocol_from(("a test", {**TINY, "restarts": 3})))
+    assert together.test == min(alone, key=lambda score: score.validation).test
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -38,6 +38,7 @@ class Score:
         test: Regret on the test text, in bits.
         seconds: Time of training and scoring.
         passes: Passes over the training text, or 0 for a baseline.
+        broke_off: Whether a training ended because its gradient was not finite; its best parameters until then count.
     """
 
     cell: Cell
@@ -45,6 +46,7 @@ class Score:
     test: float
     seconds: float
     passes: int
+    broke_off: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -95,23 +97,26 @@ def compute(cell: Cell, protocol: Protocol) -> Score:
     )
     began = time.perf_counter()
     score = _baseline if cell.row in BASELINES else _network
-    held_bits, test_bits, passes = score(cell, protocol, text, held, test)
+    held_bits, test_bits, passes, broke_off = score(cell, protocol, text, held, test)
     return Score(
         cell,
         regret(cell.text, held, held_bits),
         regret(cell.text, test, test_bits),
         round(time.perf_counter() - began, 2),
         passes,
+        broke_off,
     )
 
 
-def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> tuple[float, float, int]:
+def _baseline(
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str
+) -> tuple[float, float, int, bool]:
     from pathspace.sequences.baselines import HiddenMarkov, compressed_bits, context_tree_bits
     from pathspace.sequences.text import Alphabet
 
     if cell.row == "bzip2":
         found = [compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test)]
-        return found[0], found[1], 0
+        return found[0], found[1], 0, False
     alphabet = Alphabet.of([text, held, test])
     before, *parts = (alphabet.encode(part) for part in (text, held, test))
     if cell.row == "CTW":
@@ -119,26 +124,46 @@ def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -
     else:
         hidden = HiddenMarkov(cell.size, protocol.iterations).fit(before, len(alphabet))
         found = [hidden.bits(part) for part in parts]
-    return found[0], found[1], 0
+    return found[0], found[1], 0, False
 
 
-def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> tuple[float, float, int]:
+def _network(
+    cell: Cell, protocol: Protocol, text: str, held: str, test: str
+) -> tuple[float, float, int, bool]:
     from pathspace import sequences
 
     kind, rule = cell.row.split(", ")
     writing, metric = RULES[rule]
     if kind == "RNN" and metric != "fb":
         metric += "-qd"  # its metric is defined in the quasi-diagonal form alone
-    model = getattr(sequences, kind)(
-        cell.size,
-        protocol.connectivity,
-        metric=metric,
-        writing=writing,
-        passes=protocol.passes[cell.text],
-        patience=protocol.patience,
-        restarts=protocol.restarts,
-        heat=0,
-        seed=protocol.seed,
-    )
-    model.fit(text, held, alphabet=test)  # of the test text, its symbols alone
-    return model.bits(held), model.bits(test), model.training_.passes
+    found = []
+    for start in range(protocol.restarts):
+        model = getattr(sequences, kind)(
+            cell.size,
+            protocol.connectivity,
+            metric=metric,
+            writing=writing,
+            passes=protocol.passes[cell.text],
+            patience=protocol.patience,
+            seed=protocol.seed + start,
+        )
+        broke_off = _fit(model, text, held, test)
+        found.append((model.bits(held), model.bits(test), model.training_.passes, broke_off))
+    return min(found)
+
+
+def _fit(model: Any, text: str, held: str, test: str) -> bool:
+    """Train; say whether the training broke off, the model then being what it had last been."""
+    latest: list[Any] = [None]
+
+    def remember(training: Any) -> None:
+        latest[0] = training
+
+    try:
+        model.fit(text, held, alphabet=test, report=remember)  # of the test text, its symbols alone
+    except FloatingPointError:
+        if latest[0] is None:
+            raise
+        model.training_ = latest[0]
+        return True
+    return False

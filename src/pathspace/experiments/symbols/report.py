@@ -20,6 +20,7 @@ from pathspace.experiments.symbols.protocol import BASELINES, Protocol
 
 PAGE, FIGURE = "report.html", "symbols.png"
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
+BROKEN = "†"
 
 
 def build_table(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> Table:
@@ -36,12 +37,13 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
         found = [chosen[row, text] for text in protocol.texts]
-        regrets = [f"{score.test:,.1f}" for score in found]
+        regrets = [f"{score.test:,.1f}{BROKEN * score.broke_off}" for score in found]
         sizes = "/".join(str(score.cell.size or NOTHING) for score in found)
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
         rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), "", bool(shown)))
         before = group
+    broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
         values = {result.label: f"{result.value:,.1f}" for result in published.results}
         rows.append(
@@ -51,10 +53,10 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         )
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
-    return Table(title, columns, tuple(rows), notes(protocol, published))
+    return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
 
 
-def notes(protocol: Protocol, published: Published | None) -> tuple[str, ...]:
+def notes(protocol: Protocol, published: Published | None, *, broken: bool = False) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     passes = ", ".join(f"{text} {protocol.passes[text]}" for text in protocol.texts)
     units, states, depths = (
@@ -68,6 +70,10 @@ def notes(protocol: Protocol, published: Published | None) -> tuple[str, ...]:
         f"{protocol.restarts} start{'s' * (protocol.restarts > 1)} of each size. The RNN takes the quasi-diagonal "
         "form of its metrics. Seconds: of all sizes.",
     ]
+    if broken:
+        found.append(
+            f"{BROKEN} the gradient overflowed and ended the training; the best parameters until then count."
+        )
     if protocol.lengths:
         lengths = ", ".join(f"{text} {length}" for text, length in protocol.lengths.items())
         found.append(f"Shorter texts than the paper's: {lengths}.")
