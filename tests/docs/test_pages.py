@@ -26,6 +26,7 @@ TINY = ["--epochs", "1"]
 TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
 TINY_TASKS = {
     "mnist": {"task_options.train_size": 200, "task_options.validation_size": 50},
+    "smnist": {"methods": '["path-sgd", "lstm-adam"]', "model_options.hidden": 8},
     "adding": {
         "task_options.train_size": 200,
         "task_options.validation_size": 50,
