@@ -94,6 +94,26 @@ def _adam_like(
     )
 
 
+def _g_sgd(
+    name: str,
+    *,
+    plain: dict[str, Any] | None = None,
+    thorough: bool = False,
+    steps: int = 25,
+    **fixed: Any,
+) -> Entry:
+    fixed = {"lr": 0.02, **fixed}
+
+    def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
+        return ps.optim.GSGD(parameters, network, **{**fixed, **options})
+
+    def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=fixed["lr"], **(plain or {}))
+
+    rule = None if plain is None else plain_rule
+    return Entry(f"GSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps, rounding=1e-9)
+
+
 REGISTRY = [
     _path_sgd("", plain={}, thorough=True),
     _path_sgd("raw", normalization="none", lr=0.01, plain={}, thorough=True),
@@ -194,6 +214,36 @@ REGISTRY = [
         normalization="frozen",
         damping=1e-3,
         clip_norm=0.5,
+    ),
+    _g_sgd("", plain={}, thorough=True, steps=60),
+    _g_sgd("raw", units="none", lr=0.001, plain={}),
+    _g_sgd("momentum", momentum=0.9, lr=0.005, plain={"momentum": 0.9}),
+    _g_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.005, plain={"momentum": 0.9, "nesterov": True}),
+    _g_sgd("weight decay", weight_decay=0.1),
+    _g_sgd("clipped", clip_norm=0.05),
+    _g_sgd(
+        "everything",
+        lr=0.005,
+        momentum=0.5,
+        nesterov=True,
+        weight_decay=0.05,
+        clip_norm=0.5,
+        clamp=1.5,
+        units="none",
+        thorough=True,
+        steps=30,
+    ),
+    _adam_like("GAdam", plain={}, thorough=True),
+    _adam_like(
+        "GAdam",
+        "everything",
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        amsgrad=True,
+        clip_norm=0.5,
+        clamp=1.2,
+        units="none",
     ),
 ]
 

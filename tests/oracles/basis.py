@@ -76,3 +76,41 @@ def best_products(network) -> tuple[Tensor, Tensor]:
             torch.tensor([best.get(c, 0.0) for c in range(network.num_classes)], dtype=torch.float64)
         )
     return result[0], result[1]
+
+
+class PathValues:
+    """The values of the basis paths as products over lists of edges, and dL/dv from dL/dw by a linear system.
+
+    dL/dw = J^T dL/dv with J = dv/dw. The columns of J for the weights outside O are as many as the paths; those for O
+    must then fit too, or the loss does not depend on the weights through the paths alone.
+    """
+
+    def __init__(self, network, skeleton) -> None:
+        self.network, self.graph = network, skeleton.graph
+        paths = ps.paths.basis_paths(network, skeleton)
+        self.paths = [torch.tensor([self.graph.number(edge) for edge in path]) for path in paths]
+        held = {self.graph.number(edge) for edge in skeleton.outgoing}
+        self.places = [number for number in range(self.graph.num_edges) if number not in held]
+        assert len(self.places) == len(self.paths)
+
+    def _weights(self) -> Tensor:
+        return self.graph.flatten(self.network.parameters).detach()
+
+    def now(self) -> Tensor:
+        w = self._weights()
+        return torch.stack([w[path].prod() for path in self.paths])
+
+    def jacobian(self) -> Tensor:
+        w = self._weights()
+        result = torch.zeros(len(self.paths), len(w), dtype=w.dtype)
+        for row, path in zip(result, self.paths, strict=True):
+            for i, edge in enumerate(path.tolist()):
+                row[edge] += w[torch.cat([path[:i], path[i + 1 :]])].prod()
+        return result
+
+    def gradient(self) -> Tensor:
+        g = self.graph.flatten({name: p.grad for name, p in self.network.parameters.items()})
+        jacobian = self.jacobian()
+        found = torch.linalg.solve(jacobian[:, self.places].T, g[self.places])
+        assert torch.allclose(jacobian.T @ found, g, rtol=1e-6, atol=1e-9)
+        return found

@@ -1,9 +1,11 @@
 """Optimizers that do not see how the weights of a network are scaled."""
 
+from pathspace.optim.g_adam import GAdam
+from pathspace.optim.g_sgd import GSGD
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_muon import PathMuon
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.path_soap import PathSOAP
 
-__all__ = ["PathAdam", "PathGradientAdam", "PathMuon", "PathSGD", "PathSOAP"]
+__all__ = ["GSGD", "GAdam", "PathAdam", "PathGradientAdam", "PathMuon", "PathSGD", "PathSOAP"]

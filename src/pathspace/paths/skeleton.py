@@ -29,6 +29,7 @@ from pathspace.paths.condensation import condensation, cover
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 
 Rule = Literal["largest", "cyclic", "random"]
+RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
 
 _TIE = 1e-6
 """Relative difference below which two products count as equal: a choice must not hang on how they were rounded."""
@@ -211,7 +212,7 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
         >>> skeleton.incoming, skeleton.outgoing
         ((('0.weight', (0, 1)),), (('2.weight', (0, 0)),))
     """
-    if rule not in ("largest", "cyclic", "random"):
+    if rule not in RULES:
         raise ValueError(f"rule must be 'largest', 'cyclic' or 'random', got {rule!r}")
     network.check_current()
     graph = reduction_graph(network)

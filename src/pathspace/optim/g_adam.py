@@ -1,0 +1,107 @@
+"""Adam in the values of basis paths.
+
+Letters: v_e = A_u w_e B_v value of the basis path through e = (u -> v) (S19), a_e its unit, x_e = v_e / a_e, eta lr,
+m and s the averages of dL/dx and its square.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.moments import adam_direction
+from pathspace.optim.path_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.path_space import PathSpaceOptimizer, Units
+from pathspace.paths.skeleton import Rule, Skeleton
+
+
+class GAdam(PathSpaceOptimizer):
+    """AdamW in path space: Adam's rule for the gradient of every basis path, and the step taken exactly.
+
+    .. code-block:: text
+
+        x_e <- (1 - eta weight_decay) x_e - eta m_e / (sqrt(s_e) + eps)       for every basis path, x_e = v_e / a_e
+
+    with Adam's bias corrections. It is invariant like :class:`GSGD`, whose remarks on the skeleton hold here too; the
+    step of a skeleton path does not depend on how long its gradient is, which suits coordinates as uneven as these.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        lr: learning rate eta.
+        betas: decay rates of the averages m and s.
+        eps: added to the root.
+        weight_decay: decoupled decay of every path value, times lr.
+        amsgrad: use the largest s so far.
+        clip_norm: largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a; longer
+            gradients are scaled down to it.
+        clamp: largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At the
+            factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change their
+            signs. None takes every step exactly.
+        units: ``"balanced"``: a_e is 1 for a weight of the balanced network at the first step, so that lr has about the
+            size that Adam's has; ``"none"``: a_e = 1 for every path, the paper's rule, whose
+            multipliers 1 / (A_u B_v)^2 range over many powers of ten.
+        skeleton_rate: with balanced units, what the unit a_e^2 of the paths that consist of skeleton edges alone is
+            multiplied by. These are the coordinates that must not come near zero.
+        skeleton: a skeleton, or the rule by which one is chosen at the first step (see
+            :func:`pathspace.paths.skeleton`).
+        maximize: ascend instead.
+
+    Raises:
+        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at the first step, if the path mass of a class is not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.GAdam(model.parameters(), network, lr=1e-3)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.diagnostics()["classes"]
+        8
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        clip_norm: float | None = None,
+        clamp: float | None = 2.0,
+        units: Units = "balanced",
+        skeleton_rate: float = 0.03,
+        skeleton: Skeleton | Rule = "largest",
+        maximize: bool = False,
+    ) -> None:
+        check_betas(betas)
+        check_not_negative(eps=eps)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+        }
+        super().__init__(
+            params,
+            network,
+            defaults,
+            clip_norm=clip_norm,
+            clamp=clamp,
+            units=units,
+            skeleton_rate=skeleton_rate,
+            skeleton=skeleton,
+        )
+
+    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])

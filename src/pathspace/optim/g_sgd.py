@@ -1,0 +1,120 @@
+"""G-SGD: stochastic gradient descent in the values of basis paths.
+
+S19: "Path Space for Recurrent Neural Networks with ReLU Activations", 2019; G-SGD itself is of Meng et al., "G-SGD:
+Optimizing ReLU Neural Networks in its Positively Scale-Invariant Space", 2018. Letters: v_e = A_u w_e B_v value of the
+basis path through e = (u -> v), a_e its unit, eta lr.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.path_optimizer import Parameters, check_not_negative
+from pathspace.optim.path_space import PathSpaceOptimizer, Units
+from pathspace.paths.skeleton import Rule, Skeleton
+
+
+class GSGD(PathSpaceOptimizer):
+    """SGD in path space: every basis path takes a gradient step, exactly.
+
+    .. code-block:: text
+
+        v_e <- (1 - eta weight_decay) v_e - eta a_e^2 dL/dv_e       for every basis path
+
+    (S19 Algorithm 2 as printed is 63 % off; see :mod:`pathspace.paths.frame` for the step in terms of weights.) The
+    path values are coordinates of the network's function that node-wise rescaling does not change, so two networks
+    that differ by a rescaling stay so, step by step: bitwise, if the factors are powers of two. One weight that leaves
+    each unit class, O(c), keeps its value.
+
+    Momentum, Nesterov, decay and clipping act on path values and their gradients. Momentum kept on dL/dw and mapped
+    afterwards would be inconsistent, because the map changes from step to step.
+
+    Weights at classes that have no skeleton (dead units, tied input and output embeddings), or next to parameters that
+    are frozen or have a learning rate of 0, step as in the balanced network; parameters outside it take the plain rule.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        lr: learning rate eta.
+        momentum: factor of the velocity.
+        nesterov: take the step with the gradient + momentum times the velocity.
+        weight_decay: decoupled decay of every path value, times lr.
+        clip_norm: largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a; longer
+            gradients are scaled down to it.
+        clamp: largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At the
+            factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change their
+            signs. None takes every step exactly.
+        units: ``"balanced"``: a_e is 1 for a weight of the balanced network at the first step, so that lr has about the
+            size that SGD's has; ``"none"``: a_e = 1 for every path, the paper's rule, whose
+            multipliers 1 / (A_u B_v)^2 range over many powers of ten.
+        skeleton_rate: with balanced units, what the learning rate of the paths that consist of skeleton edges alone is
+            multiplied by. These are the coordinates that must not come near zero.
+        skeleton: a skeleton, or the rule by which one is chosen at the first step (see
+            :func:`pathspace.paths.skeleton`).
+        maximize: ascend instead.
+
+    Raises:
+        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at the first step, if the path mass of a class is not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.GSGD(model.parameters(), network, lr=0.1)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.diagnostics()["classes"]
+        8
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        clamp: float | None = 2.0,
+        units: Units = "balanced",
+        skeleton_rate: float = 0.03,
+        skeleton: Skeleton | Rule = "largest",
+        maximize: bool = False,
+    ) -> None:
+        check_not_negative(momentum=momentum)
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(
+            params,
+            network,
+            defaults,
+            clip_norm=clip_norm,
+            clamp=clamp,
+            units=units,
+            skeleton_rate=skeleton_rate,
+            skeleton=skeleton,
+        )
+
+    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        momentum = group["momentum"]
+        if not momentum:
+            return g
+        if "momentum_buffer" not in state:
+            velocity = state["momentum_buffer"] = g.clone()
+        else:
+            velocity = state["momentum_buffer"].mul_(momentum).add_(g)
+        return g.add(velocity, alpha=momentum) if group["nesterov"] else velocity

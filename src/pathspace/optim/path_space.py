@@ -1,0 +1,339 @@
+"""What optimizers in path space share: the skeleton, the frame of every step, and which classes take part.
+
+A rule of its own is one subclass that turns the gradient of a path (or of a parameter outside the network) into a
+direction (`_direction`).
+
+Letters: p parameter, g = dL/dp, x path coordinates, R ratios (see :mod:`pathspace.paths.frame`), eta lr.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.path_metric import parameter_names
+from pathspace.optim.path_optimizer import Active, Parameters, check_not_negative, clip_factor
+from pathspace.paths.chart import Chart, chart
+from pathspace.paths.condensation import cover
+from pathspace.paths.frame import Frame
+from pathspace.paths.node_mass import node_mass
+from pathspace.paths.norm import widened
+from pathspace.paths.reduction import reduction_graph
+from pathspace.paths.skeleton import RULES, Rule, Skeleton, skeleton
+
+Units = Literal["balanced", "none"]
+
+
+class PathSpaceOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers in path space; see :class:`GSGD` for the options.
+
+    Groups have the options ``lr``, ``weight_decay`` and ``maximize`` in any case.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        defaults: dict[str, Any],
+        *,
+        clip_norm: float | None,
+        clamp: float | None,
+        units: Units,
+        skeleton_rate: float,
+        skeleton: Skeleton | Rule,
+    ) -> None:
+        check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+        if clamp is not None and not clamp > 1:
+            raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
+        if units not in ("balanced", "none"):
+            raise ValueError(f"units must be 'balanced' or 'none', got {units!r}")
+        self.network = network
+        if not skeleton_rate > 0:
+            raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
+        self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
+        self._wanted: Skeleton | Rule = skeleton
+        self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
+        self._charts: dict[frozenset[str], Chart] = {}
+        self.skeleton: Skeleton | None = None
+        super().__init__(params, defaults)
+        network.check_current()
+        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
+            raise ValueError(
+                "none of these parameters belongs to the network: trace the model that they are the parameters of "
+                "(a copied or converted model must be traced again)"
+            )
+        if isinstance(skeleton, Skeleton):
+            _check_skeleton(skeleton, network)
+        elif skeleton not in RULES:
+            raise ValueError(
+                f"skeleton must be a Skeleton, 'largest', 'cyclic' or 'random', got {skeleton!r}"
+            )
+
+    @abstractmethod
+    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """What to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
+
+    # --- the skeleton ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def choose_skeleton(
+        self, skeleton: Skeleton | Rule = "largest", generator: torch.Generator | None = None
+    ) -> Skeleton:
+        """Choose the skeleton anew, at the present weights.
+
+        No weight changes. What is kept per path (momentum, Adam's moments) belongs to paths of the old skeleton and
+        starts anew, as do units and counts.
+
+        Args:
+            skeleton: a skeleton, or the rule to choose one by.
+            generator: see :func:`pathspace.paths.skeleton`.
+
+        Returns:
+            The skeleton.
+        """
+        chosen = skeleton if isinstance(skeleton, Skeleton) else choose(self.network, skeleton, generator)
+        for p in self.network.parameters.values():
+            self.state.pop(p, None)
+        self._begin(chosen)
+        return chosen
+
+    def _begin(self, chosen: Skeleton) -> None:
+        network = self.network
+        _check_skeleton(chosen, network)
+        gauge = _gauge(network)
+        complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(gauge.device)
+        products = chosen.products(network.parameters)
+        # classes without a skeleton edge stand at the scale that they have in the balanced network
+        fixed = torch.where(complete, products, gauge)
+        # f is the gauge then: the first step of a weight is that of the balanced network
+        units = (fixed / gauge).abs() if self.units == "balanced" else torch.ones_like(fixed)
+        pace = torch.ones_like(fixed)
+        self._adopt(chosen)
+        if self.units == "balanced":
+            weights = {name: widened(p) for name, p in network.parameters.items()}
+            whole = self._chart(frozenset(weights), gauge.device)
+            lengths = Frame(whole, weights, fixed, units, pace).lengths(weights, gauge)
+            pace[whole.classes] = math.sqrt(self.skeleton_rate) / lengths
+        none = torch.zeros((), dtype=torch.long, device=gauge.device)
+        self._start = {"fixed": fixed, "units": units, "pace": pace, "clamped": none, "flipped": none.clone()}
+
+    def _adopt(self, chosen: Skeleton) -> None:
+        self.skeleton = chosen
+        self._charts = {}
+
+    def _chart(self, names: frozenset[str], device: torch.device) -> Chart:
+        assert self.skeleton is not None
+        if names not in self._charts:
+            self._charts[names] = chart(self.network, self.skeleton, names, device)
+        return self._charts[names]
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # with a rate of zero a weight stays as it is, as it does without a gradient
+        active = [
+            (p, group)
+            for group in self.param_groups
+            if group["lr"] != 0
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        for p, _ in active:
+            if p.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                )
+        if active:
+            self._advance(active)
+        return loss
+
+    def _advance(self, active: Active) -> None:
+        names = parameter_names(self.network, (p for p, _ in active))
+        if names and self.skeleton is None:
+            wanted = self._wanted
+            self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))
+        inside, weights, gradients = [], {}, {}
+        outside = []
+        for p, group in active:
+            assert p.grad is not None
+            g = widened(p.grad)
+            g = -g if group["maximize"] else g
+            if p in names:
+                inside.append((names[p], p, group))
+                weights[names[p]] = widened(p)
+                gradients[names[p]] = g
+            else:
+                outside.append((p, group, g))
+        frame = None
+        if inside:
+            path_chart = self._chart(frozenset(weights), inside[0][1].device)
+            frame = Frame(
+                path_chart, weights, self._start["fixed"], self._start["units"], self._start["pace"]
+            )
+            gradients = frame.gradients(weights, gradients)
+        if self.clip_norm is not None:
+            every = [*gradients.values(), *(g for _, _, g in outside)]
+            square = sum(float(torch.dot(g.reshape(-1), g.reshape(-1))) for g in every)
+            factor = clip_factor(square, self.clip_norm)
+            if factor != 1:
+                for g in gradients.values():
+                    g.mul_(factor)
+                outside = [(p, group, g * factor) for p, group, g in outside]
+        if frame is not None:
+            self._move(frame, inside, weights, gradients)
+        for p, group, g in outside:
+            lr = float(group["lr"])
+            if group["weight_decay"]:
+                p.mul_(1 - lr * group["weight_decay"])
+            p.add_(self._direction(g, group, self.state[p]).to(p.dtype), alpha=-lr)
+
+    def _move(
+        self,
+        frame: Frame,
+        inside: list[tuple[str, Tensor, dict[str, Any]]],
+        weights: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+    ) -> None:
+        steps: dict[str, Tensor] = {}
+        shrinking: dict[str, float] = {}
+        decays = False
+        for name, p, group in inside:
+            lr = float(group["lr"])
+            steps[name] = self._direction(gradients[name], group, self.state[p]) * -lr
+            shrinking[name] = 1 - lr * group["weight_decay"]
+            decays = decays or group["weight_decay"] != 0
+        ratios = frame.ratios(steps, shrinking if decays else None)
+        if self.clamp is not None:
+            kept = ratios.clamp(1 / self.clamp, self.clamp)
+            self._start["clamped"] += (kept != ratios).sum()
+            ratios = kept
+        self._start["flipped"] += (ratios < 0).sum()
+        frame.move_(weights, steps, ratios, shrinking if decays else None)
+        for name, p, _ in inside:
+            if weights[name] is not p:
+                p.copy_(weights[name])
+
+    # --- the state ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Any]:
+        """How well conditioned path space is at the present weights, and what became of the skeleton.
+
+        Returns:
+            ``classes``: how many unit classes move. ``incomplete``: names of those that no skeleton edge enters or
+            leaves, whose weights step as in the balanced network. ``multipliers``: smallest, median and largest of
+            1 / (A_u B_v)^2, by which a rule without units multiplies the gradients of the balanced network.
+            ``smallest_ratio``, ``largest_ratio``: of A_c to its value when the skeleton was chosen. ``clamped``: how
+            often a ratio R was clamped, ``flipped``: how often a skeleton weight changed its sign, since then.
+
+        Raises:
+            RuntimeError: before the first step, unless a skeleton was chosen.
+        """
+        if self.skeleton is None:
+            raise RuntimeError(
+                "the skeleton is chosen at the first step: take one, or call choose_skeleton, before"
+            )
+        network, chosen = self.network, self.skeleton
+        products, gauge = chosen.products(network.parameters), _gauge(network)
+        complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)
+        visible = torch.where(products == 0, torch.nan, (gauge / products).square())
+        c = network.num_classes
+        multipliers = torch.cat(
+            [
+                (
+                    visible[cover(ends.source, c).to(gauge.device)]
+                    * visible[cover(-ends.target, c).to(gauge.device)]
+                )
+                .expand(network.parameters[name].shape)
+                .reshape(-1)
+                for name, ends in network.edges.items()
+            ]
+        )
+        ratios = (products / self._start["fixed"])[complete].abs()
+        return {
+            "classes": len(complete),
+            "incomplete": [network.class_names[i] for i in chosen.incomplete],
+            "multipliers": tuple(
+                float(multipliers.nanquantile(q) if multipliers.numel() < 1e7 else torch.nan)
+                for q in (0, 0.5, 1)
+            ),
+            "smallest_ratio": float(ratios.min()) if len(ratios) else 1.0,
+            "largest_ratio": float(ratios.max()) if len(ratios) else 1.0,
+            "clamped": int(self._start["clamped"]),
+            "flipped": int(self._start["flipped"]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``torch.optim.Optimizer.state_dict``; the entry ``path_space`` holds the skeleton and the units."""
+        state = super().state_dict()
+        kept = {key: value.clone() for key, value in self._start.items()}
+        if self.skeleton is not None:
+            kept |= {"edges": self.skeleton.edges.clone(), "starts": self.skeleton.starts.clone()}
+        state["path_space"] = kept
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        Raises:
+            KeyError: it is not the state of an optimizer in path space.
+        """
+        if "path_space" not in state_dict:
+            raise KeyError(
+                "this is not the state of an optimizer in path space: it has no entry 'path_space'"
+            )
+        super().load_state_dict(state_dict)
+        saved = (index for group in state_dict["param_groups"] for index in group["params"])
+        ours = (p for group in self.param_groups for p in group["params"])
+        for index, p in zip(saved, ours, strict=True):
+            state = self.state.get(p, {})
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
+                    state[key] = value.to(p.device)  # float32, where torch rounds it to half precision
+        kept = copy.deepcopy(state_dict["path_space"])
+        if "edges" in kept:
+            device = next(iter(self.network.parameters.values())).device
+            found = Skeleton(reduction_graph(self.network), kept.pop("edges").cpu(), kept.pop("starts").cpu())
+            self._start = {key: value.to(device) for key, value in kept.items()}
+            self._adopt(found)
+        else:
+            self.skeleton, self._start, self._charts = None, {}, {}
+
+
+def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:
+    """A skeleton by its rule."""
+    return skeleton(network, rule, generator)
+
+
+def _gauge(network: Network) -> Tensor:
+    """The scale at which every node of the double cover stands."""
+    gauge = node_mass(network).gauge()
+    return torch.cat([gauge.new_ones(1), gauge, gauge.reciprocal()])
+
+
+def _check_skeleton(chosen: Skeleton, network: Network) -> None:
+    graph = chosen.graph
+    if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
+        raise ValueError("the skeleton was chosen for another network: choose one for this network")

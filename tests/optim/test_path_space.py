@@ -1,0 +1,323 @@
+"""Steps in path space against path values and path gradients computed by brute force."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, ZOO, call, mlp, trace
+from fixture_nets import NETS, load, load_rnn
+from oracles.basis import PathValues, as_skeleton
+
+KNOWN = json.loads((Path(__file__).parents[1] / "data" / "path_space.json").read_text())
+UNTIED = [case for case in ZOO if case.name != "tied characters"]
+RAW = {"units": "none", "clamp": None}
+
+
+# --- known numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(NETS))
+def test_step_is_that_of_the_fixture(name):
+    known = KNOWN["nets"][name]
+    for step in known["gsgd"]:
+        net = load(name)
+        network = ps.trace(net.model, net.x)
+        skeleton = as_skeleton(network, net, known["skeleton"])
+        optimizer = ps.optim.GSGD(net.model.parameters(), network, lr=step["eta"], skeleton=skeleton, **RAW)
+        net.loss(net.model(net.x)).backward()
+        optimizer.step()
+        weights = {name: p.detach() for name, p in net.model.named_parameters()}
+        assert_close(weights, net.as_tensors(step["new_params"]), rtol=1e-10, atol=1e-12)
+
+
+def test_recurrent_step_is_that_of_the_fixture():
+    model, x = load_rnn()
+    known = KNOWN["nn_rnn"]
+    network = ps.trace(model, x)
+    optimizer = ps.optim.GSGD(model.parameters(), network, lr=known["eta"], skeleton="cyclic", **RAW)
+    (model(x).square().sum(-1) / 2).mean().backward()
+    optimizer.step()
+    for name, value in known["new_state"].items():
+        expected = torch.tensor(value, dtype=torch.float64)
+        assert_close(model.get_parameter(name).detach(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_path_gradients_are_those_of_the_fixture():
+    for name, known in KNOWN["nets"].items():
+        net = load(name)
+        network = ps.trace(net.model, net.x)
+        values = PathValues(network, as_skeleton(network, net, known["skeleton"]))
+        net.loss(net.model(net.x)).backward()
+        for number, gradient in zip(values.places, values.gradient().tolist(), strict=True):
+            fixture_number = net.as_tensors(list(range(len(net.net["params"]))))
+            at = values.graph.edge(number)
+            assert gradient == pytest.approx(
+                known["dL_dv"][str(int(fixture_number[at[0]][at[1]]))], rel=1e-9, abs=1e-13
+            )
+
+
+# --- every path takes its step -------------------------------------------------------------------------
+
+
+def follow(case, make, rule, steps=4, skeleton_rule="largest", training=False):
+    """Train a network, and the values of its basis paths by `rule` as if they were parameters; compare."""
+    model = case.model(torch.float64).train(training)
+    network = trace(case, model)
+    skeleton = ps.paths.skeleton(network, skeleton_rule, generator=torch.Generator().manual_seed(2))
+    values = PathValues(network, skeleton)
+    paths = torch.nn.Parameter(values.now())
+    optimizer, by_hand = make(model.parameters(), network, skeleton), rule([paths])
+    before = paths.detach().clone()
+    for step in range(steps):
+        optimizer.zero_grad()
+        case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()
+        paths.grad = values.gradient()
+        optimizer.step()
+        by_hand.step()
+        assert_close(values.now(), paths.detach(), rtol=1e-9, atol=1e-11)
+        with torch.no_grad():
+            paths.copy_(values.now())
+    assert (paths.detach() - before).abs().max() > 1e-6
+
+
+def g_sgd(**options):
+    return lambda params, network, skeleton: ps.optim.GSGD(
+        params, network, skeleton=skeleton, **RAW, **options
+    )
+
+
+@pytest.mark.parametrize("rule", ["largest", "cyclic"])
+@pytest.mark.parametrize("case", UNTIED, ids=str)
+def test_every_basis_path_takes_a_gradient_step(case, rule):
+    follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5), steps=2, skeleton_rule=rule)
+
+
+SOME = [BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")]
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_momentum_is_kept_on_path_gradients(case):
+    options = {"lr": 1e-5, "momentum": 0.9, "nesterov": True}
+    follow(case, g_sgd(**options), lambda p: torch.optim.SGD(p, **options))
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_adam_runs_on_path_gradients(case):
+    options = {"lr": 1e-5, "weight_decay": 0.1, "amsgrad": True}
+
+    def make(params, network, skeleton):
+        return ps.optim.GAdam(params, network, skeleton=skeleton, **RAW, **options)
+
+    follow(case, make, lambda p: torch.optim.AdamW(p, **options))
+
+
+class DecayedAndClipped(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 0.01, error_if_nonfinite=True)
+            for p in group["params"]:
+                p.data.mul_(1 - group["lr"] * 0.1)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_decay_and_clipping_act_on_paths(case):
+    make = g_sgd(lr=1e-3, weight_decay=0.1, clip_norm=0.01, momentum=0.5)
+    follow(case, make, lambda p: DecayedAndClipped(p, lr=1e-3, momentum=0.5))
+
+
+def test_oracle_tells_other_steps():
+    """Planted faults: plain SGD, momentum on dL/dw, and a skeleton output that is not held."""
+    case = BY_NAME["stacked rnn"]
+    with pytest.raises(AssertionError, match="not close"):
+        follow(
+            case, lambda p, *_: torch.optim.SGD(p, lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5), steps=1
+        )
+    with pytest.raises(AssertionError, match="not close"):
+        follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5, momentum=0.9))
+    with pytest.raises(AssertionError, match="not close"):
+        follow(case, g_sgd(lr=1.1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))
+
+
+def test_units_give_every_path_a_rate_that_stays():
+    """The default: v_e <- v_e - lr a_e^2 dL/dv_e with a_e frozen, 1 for a weight of the balanced network."""
+    case = BY_NAME["stacked rnn"]
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    ps.rescaling.balance_(network)
+    skeleton = ps.paths.skeleton(network)
+    values = PathValues(network, skeleton)
+    optimizer = ps.optim.GSGD(model.parameters(), network, lr=1e-3, skeleton=skeleton, clamp=None)
+    rates = []
+    for step in range(3):
+        optimizer.zero_grad()
+        case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        gradient, before = values.gradient(), values.now()
+        optimizer.step()
+        rates.append(torch.where(gradient.abs() > 1e-9, (before - values.now()) / gradient / 1e-3, torch.nan))
+        if step == 0:  # no R divides a weight that comes from an input
+            moved = weights["rnn.bias_ih_l1"] - model.rnn.bias_ih_l1.detach()
+            assert_close(moved, 1e-3 * model.rnn.bias_ih_l1.grad, rtol=1e-9, atol=0)
+    both = ~(rates[0].isnan() | rates[1].isnan() | rates[2].isnan())
+    assert both.sum() > 20
+    assert (rates[0][both] > 0).all()
+    assert_close(rates[0][both], rates[1][both], rtol=1e-6, atol=0)
+    assert_close(rates[0][both], rates[2][both], rtol=1e-6, atol=0)
+
+
+# --- the skeleton --------------------------------------------------------------------------------------
+
+
+def one_step(optimizer, model, x):
+    optimizer.zero_grad()
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_skeleton_outputs_are_held_and_choosing_anew_changes_nothing(make):
+    torch.manual_seed(0)
+    model = mlp(3, 6, 5, 2)
+    x = torch.randn(8, 3)
+    network = ps.trace(model, x)
+    optimizer = make(model.parameters(), network, lr=0.05)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert optimizer.skeleton is None
+    for _ in range(3):
+        one_step(optimizer, model, x)
+    first = optimizer.skeleton
+    for name, index in first.outgoing:
+        assert model.get_parameter(name)[index] == start[name][index]
+    weights, output = {n: p.detach().clone() for n, p in model.named_parameters()}, model(x)
+    second = optimizer.choose_skeleton("random", torch.Generator().manual_seed(4))
+    assert optimizer.skeleton is second
+    assert second.outgoing != first.outgoing
+    assert_close({n: p.detach() for n, p in model.named_parameters()}, weights, rtol=0, atol=0)
+    assert torch.equal(model(x), output)
+    one_step(optimizer, model, x)
+    for name, index in second.outgoing:
+        assert model.get_parameter(name)[index] == weights[name][index]
+
+
+def test_ratios_are_clamped_and_counted():
+    torch.manual_seed(0)
+    model = mlp(3, 6, 2)
+    x = torch.randn(8, 3)
+    wild = {"lr": 100.0, "skeleton_rate": 1.0}
+    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), clamp=1.5, **wild)
+    one_step(optimizer, model, x)
+    found = optimizer.diagnostics()
+    assert found["clamped"] > 0
+    assert found["flipped"] == 0
+    assert 1 / 1.5 - 1e-6 <= found["smallest_ratio"] < found["largest_ratio"] <= 1.5 + 1e-6
+    torch.manual_seed(0)
+    model = mlp(3, 6, 2)
+    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), clamp=None, **wild)
+    one_step(optimizer, model, x)
+    assert optimizer.diagnostics()["clamped"] == 0
+    assert optimizer.diagnostics()["flipped"] > 0
+
+
+def test_diagnostics_show_the_conditioning():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
+    network = ps.trace(model, torch.zeros(1, 50))
+    with torch.no_grad():
+        model[0].weight[7], model[0].bias[7] = 0, 0
+    spread = {}
+    for rule in ("largest", "cyclic"):
+        optimizer = ps.optim.GSGD(model.parameters(), network)
+        with pytest.raises(RuntimeError, match="first step"):
+            optimizer.diagnostics()
+        optimizer.choose_skeleton(rule)
+        found = optimizer.diagnostics()
+        smallest, middle, largest = found["multipliers"]
+        assert smallest <= middle <= largest
+        spread[rule] = largest
+        assert found["classes"] == 99
+        assert found["incomplete"] == [network.class_names[7]]
+        assert (found["smallest_ratio"], found["largest_ratio"], found["clamped"]) == (1, 1, 0)
+    assert spread["cyclic"] > 100 * spread["largest"]
+
+
+def test_dead_units_come_alive():
+    """Nothing leaves the units: their weights out have gradients all the same, and an invariant step."""
+    torch.manual_seed(0)
+    model = mlp(3, 6, 2)
+    with torch.no_grad():
+        model[2].weight.zero_()
+    x = torch.randn(8, 3)
+    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), lr=0.1)
+    for _ in range(3):
+        one_step(optimizer, model, x)
+    assert len(optimizer.diagnostics()["incomplete"]) == 6
+    assert (model[2].weight != 0).sum() > 6
+    optimizer.choose_skeleton()
+    assert len(optimizer.diagnostics()["incomplete"]) < 3
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "2.weight", "2.bias", "4.weight"])
+def test_invariant_with_frozen_parameters(frozen):
+    outputs = []
+    for factor in (1.0, 1024.0):
+        torch.manual_seed(0)
+        model = mlp(3, 6, 5, 2)
+        x = torch.randn(8, 3)
+        network = ps.trace(model, x)
+        ps.rescaling.rescale_(network, torch.tensor([factor, 1 / factor] * 5 + [1.0]))
+        model.get_parameter(frozen).requires_grad_(False)
+        optimizer = ps.optim.GSGD(model.parameters(), network, lr=0.05, momentum=0.5)
+        for _ in range(10):
+            one_step(optimizer, model, x)
+        outputs.append(model(x))
+    assert torch.equal(*outputs)
+
+
+# --- options and states --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"clamp": 1.0},
+        {"clip_norm": 0.0},
+        {"units": "metres"},
+        {"skeleton": "best"},
+        {"skeleton_rate": 0.0},
+        {"weight_decay": -1.0},
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(make, bad):
+    case = BY_NAME["mlp"]
+    model = case.model()
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        make(model.parameters(), trace(case, model), **bad)
+
+
+def test_nesterov_needs_momentum_and_parameters_their_network():
+    case = BY_NAME["mlp"]
+    model = case.model()
+    with pytest.raises(ValueError, match="momentum"):
+        ps.optim.GSGD(model.parameters(), trace(case, model), nesterov=True)
+    with pytest.raises(ValueError, match="belongs to the network"):
+        ps.optim.GSGD(case.model().parameters(), trace(case, model))
+    other = ps.paths.skeleton(trace(BY_NAME["rnn"], BY_NAME["rnn"].model()))
+    with pytest.raises(ValueError, match="another network"):
+        ps.optim.GSGD(model.parameters(), trace(case, model), skeleton=other)
+    with pytest.raises(ValueError, match="another network"):
+        ps.optim.GSGD(model.parameters(), trace(case, model)).choose_skeleton(other)
+
+
+def test_states_of_other_optimizers_are_refused():
+    case = BY_NAME["mlp"]
+    model = case.model()
+    optimizer = ps.optim.GSGD(model.parameters(), trace(case, model))
+    with pytest.raises(KeyError, match="path_space"):
+        optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
