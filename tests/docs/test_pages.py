@@ -25,6 +25,13 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 TINY = ["--epochs", "1"]
 TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
 TINY_TASKS = {
+    "language-models": {
+        "task_options.train_size": 5000,
+        "task_options.validation_size": 2000,
+        "task_options.test_size": 2000,
+        "model_options.hidden": 8,
+        "model_options.embedding": 8,
+    },
     "mnist": {"task_options.train_size": 200, "task_options.validation_size": 50},
     "smnist": {"methods": '["path-sgd", "lstm-adam"]', "model_options.hidden": 8},
     "adding": {

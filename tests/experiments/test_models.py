@@ -5,10 +5,18 @@ import torch
 
 import pathspace as ps
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.models import MODELS, RESCALABLE, build_model, check_model, count_weights
+from pathspace.experiments.models import (
+    MODELS,
+    OF_IMAGES,
+    OF_STREAMS,
+    RESCALABLE,
+    build_model,
+    check_model,
+    count_weights,
+)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_STREAMS}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])
 def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str, embedding: int) -> None:

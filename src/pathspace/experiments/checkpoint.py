@@ -33,6 +33,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "random": torch.get_rng_state(),
+        "carried": None if state.carried is None else list(state.carried),
         "step": state.step,
         "seconds": state.seconds,
         "diverged_at": state.diverged_at,
@@ -69,6 +70,8 @@ def load(folder: Path, config: RunConfig, state: RunState) -> None:
     state.model.load_state_dict(content["model"])
     state.optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random"])
+    carried = content.get("carried")
+    state.carried = None if carried is None else tuple(carried)
     state.step = content["step"]
     state.seconds = content["seconds"]
     state.diverged_at = content["diverged_at"]

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from pathspace.experiments import checkpoint
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
-from pathspace.experiments.models import RESCALABLE, build_model
+from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
+from pathspace.experiments.streams import STREAMS_AT_A_TIME, contiguous_order
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
@@ -125,7 +126,9 @@ def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool
     import pathspace
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
-    network = pathspace.trace(model, task.train.inputs[:2]) if config.model in RESCALABLE else None
+    network = None
+    if config.model in RESCALABLE:
+        network = pathspace.trace(model, task.train.inputs[:2], outside=OUTSIDE.get(config.model, ()))
     if network is None and (config.start != "default" or chosen.needs_network):
         raise ConfigurationError(
             f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
@@ -174,7 +177,12 @@ def _train(
             raise InterruptedRunError
         epoch, place = divmod(state.step, epoch_steps)
         if state.order is None or place == 0:
-            state.order = epoch_order(len(task.train), config.seed, epoch)
+            if task.stream:
+                state.order = contiguous_order(len(task.train), config.batch_size)
+            else:
+                state.order = epoch_order(len(task.train), config.seed, epoch)
+        if place == 0:
+            state.carried = None
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
         rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
         for group in state.optimizer.param_groups:
@@ -203,7 +211,12 @@ def _train(
 def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:
     """Take one step and return the loss before it; None when the loss or the step is not finite."""
     state.optimizer.zero_grad()
-    loss = task.loss(state.model(task.train.inputs[batch]), task.train.targets[batch])
+    inputs = task.train.inputs[batch]
+    if task.stream:
+        outputs, state.carried = state.model(inputs, state.carried)
+    else:
+        outputs = state.model(inputs)
+    loss = task.loss(outputs, task.train.targets[batch])
     value = loss.item()
     if not torch.isfinite(loss):
         return None
@@ -229,15 +242,23 @@ def _validate(state: RunState, task: Task) -> Validation:
 def _evaluate(model: nn.Module, task: Task, split: Split) -> tuple[float, float]:
     """Return the mean loss and the error over a split."""
     model.eval()
+    size, carried = task.evaluation_batch, None
+    count = len(split.inputs)
+    order = torch.arange(count)
+    if task.stream:
+        size = min(STREAMS_AT_A_TIME, count)
+        order = contiguous_order(count, size)
     loss = error = 0.0
-    for inputs, targets in zip(
-        split.inputs.split(task.evaluation_batch), split.targets.split(task.evaluation_batch), strict=True
-    ):
-        outputs = model(inputs)
+    for batch in order.split(size):
+        inputs, targets = split.inputs[batch], split.targets[batch]
+        if task.stream:
+            outputs, carried = model(inputs, carried)
+        else:
+            outputs = model(inputs)
         loss += task.loss(outputs, targets).item() * len(inputs)
         error += task.errors(outputs, targets).sum().item()
     model.train()
-    return loss / len(split), task.reported(error / len(split))
+    return loss / len(order), task.reported(error / len(order))
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options
-from pathspace.nn import RecurrentCNN
+from pathspace.nn import LanguageModel, RecurrentCNN
 
-CHOICES = {"output": ("last", "every"), "start": ("default", "identity")}
+CHOICES = {"output": ("last", "every"), "start": ("default", "identity"), "tied": (True, False)}
+PROBABILITIES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
 MAY_BE_ZERO = ("embedding",)
 IDENTITY_DEVIATION = 0.001
 
@@ -192,15 +193,69 @@ class MLP(nn.Module):
         return outputs if self.output == "every" else outputs[:, 0]
 
 
+class StreamModel(LanguageModel):
+    """`pathspace.nn.LanguageModel` for streams; its embedding and decoder take the plain rule.
+
+    Args:
+        input_size: How many symbols there are.
+        output_size: The same number.
+        output: Every step is read.
+        hidden: See `LanguageModel`, like the following.
+        layers: Recurrent layers.
+        embedding: Width of the embedding.
+        tied: Whether the decoder's weights are the embedding's.
+        embedding_dropout: Probabilities of leaving out: tokens, ...
+        input_dropout: ... features of the embedding, ...
+        hidden_dropout: ... units between layers, ...
+        output_dropout: ... units of the last layer, ...
+        weight_drop: ... and recurrent weights.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        hidden: int = 200,
+        layers: int = 2,
+        embedding: int = 200,
+        tied: bool = True,
+        output: Literal["every"] = "every",
+        embedding_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        weight_drop: float = 0.0,
+    ) -> None:
+        del output_size, output
+        super().__init__(
+            input_size,
+            embedding=embedding,
+            hidden=hidden,
+            layers=layers,
+            tied=tied,
+            embedding_dropout=embedding_dropout,
+            input_dropout=input_dropout,
+            hidden_dropout=hidden_dropout,
+            output_dropout=output_dropout,
+            weight_drop=weight_drop,
+        )
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "relu-rnn": ReluRNN,
     "tanh-rnn": TanhRNN,
     "lstm": LSTM,
     "mlp": MLP,
     "recurrent-cnn": RecurrentCNN,
+    "language-model": StreamModel,
 }
 # Models with a path norm; the others are trained by optimizers that need no network.
-RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn")
+RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model")
+# What of a model the path norm leaves out.
+OUTSIDE = {"language-model": ("embedding", "decoder")}
+# Models that carry a state from one segment of a stream to the next; the others read every sequence by itself.
+OF_STREAMS = ("language-model",)
 # Models of images (B, C, H, W); the others read sequences.
 OF_IMAGES = ("recurrent-cnn",)
 # Models whose nodes can be normalized by a batch.
@@ -239,9 +294,19 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
         if option in CHOICES:
             if value not in CHOICES[option]:
                 where = f"the option {option!r} of the model {name!r}"
-                raise unknown_name("value", str(value), CHOICES[option], where)
+                raise unknown_name("value", str(value), map(str, CHOICES[option]), where)
+            if name in OF_STREAMS and value == "last":
+                raise ConfigurationError(
+                    f"The model {name!r} answers at every step: set {option!r} to 'every'."
+                )
             continue
-        least = 0 if option in MAY_BE_ZERO else 1
+        if option in PROBABILITIES:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+                raise ConfigurationError(
+                    f"The option {option!r} of the model {name!r} is {value!r}: give a probability in [0, 1)."
+                )
+            continue
+        least = 0 if option in MAY_BE_ZERO and name not in OF_STREAMS else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigurationError(
                 f"The option {option!r} of the model {name!r} is {value!r}: give a whole number from {least} on."

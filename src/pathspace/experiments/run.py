@@ -109,6 +109,7 @@ class RunState:
     durations: list[float] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     order: Tensor | None = None
+    carried: tuple[Tensor, ...] | None = None  # a stream's states, from one segment to the next
 
 
 @dataclass(frozen=True)

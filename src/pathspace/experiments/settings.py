@@ -144,6 +144,13 @@ class Settings:
             raise ConfigurationError(
                 f"The model {model!r} cannot read the {kind} of the task {self.task!r}: choose another task or model."
             )
+        stream = self.task_options.get("stream", False) is True
+        if (model in models.OF_STREAMS) != stream:
+            remedy = (
+                "set task_options.stream to true" if not stream else f"set model to {models.OF_STREAMS[0]!r}"
+            )
+            reads = "reads streams alone" if not stream else "carries no state along a stream"
+            raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
         check_model(model, options)
         if method(name).normalizes and model not in FEED_FORWARD:
             raise ConfigurationError(

@@ -39,6 +39,7 @@ def build(
     train_size: int = 0,
     validation_size: int = 0,
     test_size: int = 0,
+    stream: bool = False,
     data_dir: Path | None = None,
 ) -> Task:
     """Return the prediction of characters as a task.
@@ -50,16 +51,24 @@ def build(
         train_size: Characters from the beginning of the training part; 0 takes all.
         validation_size: The same of the validation part.
         test_size: The same of the test part.
+        stream: Whether windows are read in the order of the text, each from the state that the one before it left;
+            then there is no context.
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:
         ConfigurationError: There is no such data set, a size is impossible, or there is no data.
     """
+    if dataset == "enwik8":
+        raise ConfigurationError(
+            "The text enwik8 (the first 10^8 bytes of an English Wikipedia dump) cannot be read yet: this version has "
+            f"no copy of it to check a file against. Choose a dataset from {', '.join(CHARACTERS)}."
+        )
     if dataset not in CHARACTERS:
         raise unknown_name(
             "dataset", str(dataset), CHARACTERS, "the option 'dataset' of the task 'characters'"
         )
     corpus = CHARACTERS[dataset]
+    context = check_stream(stream, context, "characters")
     texts = read_corpus(corpus, data_dir)
     if dataset == "ptb":  # a space follows every character
         texts = tuple(text[::2] for text in texts)
@@ -70,16 +79,31 @@ def build(
         shortened(text, size, name, least=length + context + 1, task="characters")
         for text, (name, size) in zip(numbers, sizes.items(), strict=True)
     )
+    kind = "a stream read in segments" if stream else "windows"
     return prediction(
         "characters",
-        f"{corpus.title}, {len(alphabet)} symbols, windows of {length} ({len(train)} training, "
+        f"{corpus.title}, {len(alphabet)} symbols, {kind} of {length} ({len(train)} training, "
         f"{len(validation)} validation, {len(test)} test characters)",
         windows(train, length),
         windows(validation, length, context),
         windows(test, length, context),
         symbols=len(alphabet),
         metric="bits per character",
+        stream=stream,
     )
+
+
+def check_stream(stream: bool, context: int, task: str) -> int:
+    """Return the context that a task reads before what counts: none in a stream.
+
+    Raises:
+        ConfigurationError: `stream` is neither true nor false.
+    """
+    if not isinstance(stream, bool):
+        raise ConfigurationError(
+            f"The option 'stream' of the task {task!r} is {stream!r}: give true or false."
+        )
+    return 0 if stream else context
 
 
 def shortened(text: Tensor, size: int, name: str, *, least: int, task: str) -> Tensor:

@@ -56,6 +56,8 @@ class Task:
         metric: What the mean of `errors` is called, with its unit.
         reported: What becomes of that mean in reports; perplexity is the exponential of a mean.
         evaluation_batch: Sequences that validation and test take at a time; their outputs must fit into memory.
+        stream: Whether the sequences of a split follow one another, so that a model's state is carried from one to
+            the next; see `streams`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Task:
     metric: str
     reported: Callable[[float], float] = float
     evaluation_batch: int = 1000
+    stream: bool = False
 
 
 def classification(
@@ -118,6 +121,7 @@ def prediction(
     *,
     symbols: int,
     metric: Literal["bits per character", "perplexity"],
+    stream: bool = False,
 ) -> Task:
     """Return a task that predicts the next symbol at every step, with the mean cross-entropy as loss."""
     # 2^24 outputs are 64 MB.
@@ -136,6 +140,7 @@ def prediction(
         metric=metric,
         reported=float if metric == "bits per character" else _exponential,
         evaluation_batch=evaluation_batch,
+        stream=stream,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.tasks.characters import shortened
+from pathspace.experiments.tasks.characters import check_stream, shortened
 from pathspace.experiments.tasks.corpora import WORDS, read_corpus
 from pathspace.experiments.tasks.task import Task, prediction, windows
 
@@ -40,6 +40,7 @@ def build(
     train_size: int = 0,
     validation_size: int = 0,
     test_size: int = 0,
+    stream: bool = False,
     data_dir: Path | None = None,
 ) -> Task:
     """Return the prediction of words as a task.
@@ -54,6 +55,8 @@ def build(
             training part in any case.
         validation_size: The same of the validation part.
         test_size: The same of the test part.
+        stream: Whether windows are read in the order of the text, each from the state that the one before it left;
+            then there is no context.
         data_dir: The folder that holds the files, or the data set's folder with them.
 
     Raises:
@@ -62,6 +65,7 @@ def build(
     if dataset not in WORDS:
         raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
     corpus = WORDS[dataset]
+    context = check_stream(stream, context, "words")
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
     known = {word: number for number, word in enumerate(sorted(_types(texts[0], vocabulary)))}
     numbers = [torch.tensor([known.get(word, known[UNKNOWN]) for word in text]) for text in texts]
@@ -70,15 +74,17 @@ def build(
         shortened(text, size, name, least=length + context + 1, task="words")
         for text, (name, size) in zip(numbers, sizes.items(), strict=True)
     )
+    kind = "a stream read in segments" if stream else "windows"
     return prediction(
         "words",
-        f"{corpus.title}, {len(known)} types, windows of {length} ({len(train)} training, "
+        f"{corpus.title}, {len(known)} types, {kind} of {length} ({len(train)} training, "
         f"{len(validation)} validation, {len(test)} test words)",
         windows(train, length),
         windows(validation, length, context),
         windows(test, length, context),
         symbols=len(known),
         metric="perplexity",
+        stream=stream,
     )
 
 
