@@ -63,6 +63,34 @@ def _path_sgd(
     return Entry(f"PathSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps)
 
 
+def _sgd_like(
+    optimizer: str,
+    name: str = "",
+    *,
+    plain: dict[str, Any] | None = None,
+    thorough: bool = False,
+    steps: int = 100,
+    rounding: float = 1e-10,
+    **fixed: Any,
+) -> Entry:
+    """An optimizer that takes SGD's rule outside the network."""
+
+    def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
+        return getattr(ps.optim, optimizer)(parameters, network, **{**fixed, **options})
+
+    def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=fixed["lr"], **(plain or {}))
+
+    return Entry(
+        f"{optimizer} {name}".strip(),
+        make,
+        plain_rule=None if plain is None else plain_rule,
+        thorough=thorough,
+        steps=steps,
+        rounding=rounding,
+    )
+
+
 def _adam_like(
     optimizer: str,
     name: str = "",
@@ -244,6 +272,42 @@ REGISTRY = [
         clip_norm=0.5,
         clamp=1.2,
         units="none",
+    ),
+    _sgd_like("DDPSGD", plain={}, thorough=True, lr=0.02, steps=12),
+    _sgd_like(
+        "DDPSGD",
+        "everything",
+        steps=8,
+        lr=0.01,
+        momentum=0.5,
+        nesterov=True,
+        weight_decay=0.05,
+        path_decay=1e-3,
+        clip_norm=0.5,
+        refresh_every=3,
+        alpha=0.7,
+        sharing="edges",
+        estimator="signs",
+        averaging=0.8,
+        damping=1e-3,
+        normalization="frozen",
+    ),
+    _adam_like(
+        "DDPAdam",
+        "everything",
+        steps=8,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        amsgrad=True,
+        power=0.5,
+        refresh_every=3,
+        alpha=0.7,
+        statistic="covariance",
+        estimator="signs",
+        damping=1e-3,
+        normalization="frozen",
+        clip_norm=0.5,
     ),
 ]
 

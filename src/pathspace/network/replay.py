@@ -39,6 +39,14 @@ Key = tuple[int, ...]
 """(slot,) of the tape, or (slot, cell, t) inside a recurrent layer."""
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """Both kinds of arguments of a model at once, ``model(*args, **kwargs)``."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 @dataclass
 class Node:
     """Values of some units on all examples."""
@@ -95,7 +103,7 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Re
     Args:
         network: a traced network.
         inputs: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict of keyword
-            arguments; of the traced shapes, but for the number of examples.
+            arguments, or :class:`Arguments`; of the traced shapes, but for the number of examples.
         differentiable: nodes keep their part of the graph, which leads to the model's own parameters.
 
     Returns:
@@ -122,6 +130,8 @@ def _widened(tensor: Tensor) -> Tensor:
 def _arguments(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], int]:
     """The model's arguments, detached, and the number of examples."""
     call = network.call
+    exactly = (inputs.args, inputs.kwargs) if isinstance(inputs, Arguments) else None
+    inputs = inputs if exactly is None else exactly
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor)]
     if not tensors:
         raise ValueError("the inputs hold no tensor: give what the model is called with")
@@ -134,6 +144,8 @@ def _arguments(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     if count == 0:
         raise ValueError("the batch is empty")
     given = pytree.tree_map_only(Tensor, lambda t: _widened(t.detach()), inputs)
+    if exactly is not None:
+        return *given, count
     if isinstance(given, dict):
         return (), dict(given), count
     return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)

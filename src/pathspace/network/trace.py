@@ -181,7 +181,8 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
                 "its code is compiled, and tracing does not see it",
                 "Trace the plain module",
             )
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if any(not getattr(hook, "only_looks", False) for hook in hooks):
             raise UntraceableError(
                 "forward hook",
                 name,

@@ -1,5 +1,7 @@
 """Optimizers that do not see how the weights of a network are scaled."""
 
+from pathspace.optim.ddp_adam import DDPAdam
+from pathspace.optim.ddp_sgd import DDPSGD
 from pathspace.optim.g_adam import GAdam
 from pathspace.optim.g_sgd import GSGD
 from pathspace.optim.path_adam import PathAdam
@@ -8,4 +10,14 @@ from pathspace.optim.path_muon import PathMuon
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.path_soap import PathSOAP
 
-__all__ = ["GSGD", "GAdam", "PathAdam", "PathGradientAdam", "PathMuon", "PathSGD", "PathSOAP"]
+__all__ = [
+    "DDPSGD",
+    "GSGD",
+    "DDPAdam",
+    "GAdam",
+    "PathAdam",
+    "PathGradientAdam",
+    "PathMuon",
+    "PathSGD",
+    "PathSOAP",
+]

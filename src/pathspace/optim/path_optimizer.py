@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,8 +145,7 @@ class PathOptimizer(torch.optim.Optimizer):
             for p in names:
                 self.state[p]["age"] += 1
             return {p: _kept(self.state[p]) for p in names}
-        compute = factored_kappa if self.factored and not self.damping else kappa_of
-        kappa = compute(self.network, list(names.values()), second_term=self.second_term, memory=self._memory)
+        kappa = self._kappa(list(names.values()))
         self._normalize(names, kappa)
         metrics = {}
         for p, name in names.items():
@@ -160,6 +159,11 @@ class PathOptimizer(torch.optim.Optimizer):
             if self.refresh_every > 1:
                 _keep(state, metric)
         return metrics
+
+    def _kappa(self, names: Sequence[str]) -> Mapping[str, Tensor | Outer]:
+        """Kappa of some parameters, in tensors of its own or, where ``factored``, outer products."""
+        compute = factored_kappa if self.factored and not self.damping else kappa_of
+        return compute(self.network, names, second_term=self.second_term, memory=self._memory)
 
     def _normalize(self, names: dict[Tensor, str], kappa: Mapping[str, Tensor | Outer]) -> None:
         """Set the numbers c (see ``path_metric``), and the gauge at the first step."""

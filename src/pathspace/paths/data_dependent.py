@@ -37,7 +37,7 @@ from pathspace.paths.norm import widened
 
 Estimator = Literal["exact", "signs", "auto"]
 
-EXACT_UNITS = 16
+EXACT_UNITS = 8
 """``"auto"`` takes one backward pass for each unit up to so many of them, and random signs beyond."""
 
 
@@ -89,34 +89,76 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa_of(network, list(network.parameters))
+    path, data, _ = kappa_shares(
+        network,
+        inputs,
+        alpha=alpha,
+        statistic=statistic,
+        sharing=sharing,
+        estimator=estimator,
+        generator=torch.Generator().manual_seed(0) if generator is None else generator,
+    )
+    return {name: path[name].add_(data[name], alpha=alpha) for name in path}
+
+
+def kappa_shares(
+    network: Network,
+    inputs: Any,
+    *,
+    alpha: float,
+    statistic: Statistic,
+    sharing: Sharing,
+    estimator: Estimator,
+    generator: torch.Generator,
+    names: Sequence[str] | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+    """The two terms of :func:`data_dependent_kappa`, path + alpha data.
+
+    Args:
+        network: a traced network.
+        inputs: a batch; also a pair of positional and keyword arguments.
+        alpha: share of the data, positive.
+        statistic: see :func:`data_dependent_kappa`, like the options that follow.
+        sharing: likewise.
+        estimator: likewise.
+        generator: draws the signs.
+        names: the parameters to return; all of the network's if None.
+
+    Returns:
+        Both terms by parameter name, in memory of their own, and whether the second was estimated.
+
+    Raises:
+        FloatingPointError: a value is not finite.
+    """
     found = replay(network, inputs)
-    path, psi = path_share(network, found, alpha, statistic)
-    units = sum(p.numel() for p in psi.values())
-    exact = estimator == "exact" or (estimator == "auto" and units <= EXACT_UNITS)
+    wanted = list(network.parameters) if names is None else list(names)
+    path, psi = path_share(network, found, alpha, statistic, wanted)
+    exact = estimator == "exact"
+    if estimator == "auto":
+        exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
     if exact:
-        data = _exact(found, psi, statistic, sharing)
+        data = _exact(found, psi, statistic, sharing, wanted)
     else:
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
-        data = statistics(Seeded.of(found, sign_seeds(found, psi, statistic, generator)), statistic, sharing)
-    result = {name: path[name].add_(data[name], alpha=alpha) for name in path}
-    for name, value in result.items():
-        if not bool(torch.isfinite(value.sum())):
-            raise FloatingPointError(
-                f"the data-dependent kappa of '{name}' is not finite: weights or inputs are not finite or too large"
-            )
-    return result
+        seeds = sign_seeds(found, psi, statistic, generator)
+        data = statistics(Seeded.of(found, seeds), statistic, sharing, wanted)
+    total = sum(path[name].sum() + data[name].sum() for name in wanted)
+    if wanted and not bool(torch.isfinite(torch.as_tensor(total))):
+        raise FloatingPointError(
+            "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
+        )
+    return path, data, not exact
 
 
 def path_share(
-    network: Network, found: Replay, alpha: float, statistic: Statistic
+    network: Network, found: Replay, alpha: float, statistic: Statistic, wanted: Sequence[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[Key, Tensor]]:
     """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes where it is not zero (one example)."""
     with torch.inference_mode(False), torch.enable_grad():
         q = {name: widened(p.detach()).square().requires_grad_() for name, p in network.parameters.items()}
         result = measure(network, q, found, alpha, statistic)
-        keys, names = list(result.nodes), list(q)
+        keys, names = list(result.nodes), list(q) if wanted is None else list(wanted)
         gradients = torch.autograd.grad(
-            result.net, [*(result.nodes[k] for k in keys), *q.values()], allow_unused=True
+            result.net, [*(result.nodes[k] for k in keys), *(q[n] for n in names)], allow_unused=True
         )
     psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
     rest = gradients[len(keys) :]
@@ -125,10 +167,10 @@ def path_share(
 
 
 def _exact(
-    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, sharing: Sharing
+    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, sharing: Sharing, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Sum over nodes o of psi_o stat_i[dz_o^i/dp]."""
-    total = {name: torch.zeros_like(leaf) for name, leaf in found.leaves.items()}
+    total = {name: torch.zeros_like(found.leaves[name]) for name in names}
     for key, weights in psi.items():
         node = found.nodes[key]
         flat = weights.reshape(-1).tolist()
@@ -138,7 +180,7 @@ def _exact(
             one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
             one[position] = 1
             seed = one.reshape(node.shape_of_one()).expand(node.value.shape)
-            for name, value in statistics(Seeded.of(found, {key: seed}), statistic, sharing).items():
+            for name, value in statistics(Seeded.of(found, {key: seed}), statistic, sharing, names).items():
                 total[name].add_(value, alpha=weight)
     return {name: value.detach() for name, value in total.items()}
 

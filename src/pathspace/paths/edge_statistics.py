@@ -12,11 +12,12 @@ Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
@@ -45,6 +46,17 @@ _BILINEAR = frozenset(
     ]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares
+
+
+_CONVOLUTION = (
+    None,
+    None,
+    None,
+    1,
+    0,
+    1,
+    1,
+)  # defaults: input, weight, bias, stride, padding, dilation, groups
 
 
 @dataclass(frozen=True)
@@ -83,13 +95,16 @@ class Seeded:
         return Seeded(found, deltas)
 
 
-def statistics(seeded: Seeded, statistic: Statistic, sharing: Sharing) -> dict[str, Tensor]:
+def statistics(
+    seeded: Seeded, statistic: Statistic, sharing: Sharing, names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """Stat of every parameter's J, or the sum of stat over its edges.
 
     Args:
         seeded: uses of parameters, and the gradients at their results.
         statistic: mean square or variance over the examples.
         sharing: whether the edges of a parameter are added before or after the statistic.
+        names: the parameters to return; all if None.
 
     Returns:
         Parameter name -> tensor of its shape.
@@ -97,10 +112,12 @@ def statistics(seeded: Seeded, statistic: Statistic, sharing: Sharing) -> dict[s
     Raises:
         UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
     """
-    return {
-        name: (_of_edges if sharing == "edges" else _of_parameter)(seeded, leaf, statistic)
-        for name, leaf in seeded.found.leaves.items()
-    }
+    compute = _of_edges if sharing == "edges" else _of_parameter
+    leaves = seeded.found.leaves
+    with torch.no_grad():
+        return {
+            name: compute(seeded, leaves[name], statistic) for name in (leaves if names is None else names)
+        }
 
 
 def _uses_of(seeded: Seeded, leaf: Tensor) -> Iterator[tuple[Use, Tensor, Tensor]]:
@@ -157,22 +174,42 @@ def _lead(tensor: Tensor, batch: int | None) -> Tensor:
 
 
 def _sequences(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
-    """H ``[n, P, in]`` (None for a bias) and delta ``[n, P, out]`` of a linear layer."""
-    if use.name != "linear" or use.kwargs or not isinstance(use.args[0], Tensor):
+    """H ``[n, P, in]`` (None for a bias) and delta ``[n, P, out]`` of a linear or convolutional layer."""
+    if use.kwargs or not isinstance(use.args[0], Tensor):
         return None
     x, matrix = use.args[0], use.args[1]
-    is_matrix = weight is matrix
-    if weight.dim() != (2 if is_matrix else 1) or matrix.dim() != 2:
-        return None
     batch = use.batches.get(id(x))
-    if batch != use.batch:
+    if batch != use.batch or not isinstance(matrix, Tensor):
         return None
-    d = _lead(delta, use.batch)
-    d = d.reshape(d.shape[0], -1, matrix.shape[0])
-    if not is_matrix:
-        return None, d
-    h = _lead(x, batch)
-    return h.reshape(h.shape[0], -1, matrix.shape[1]), d
+    is_matrix = weight is matrix
+    if use.name == "linear" and matrix.dim() == 2:
+        d = _lead(delta, use.batch)
+        d = d.reshape(d.shape[0], -1, matrix.shape[0])
+        if not is_matrix:
+            return None, d
+        h = _lead(x, batch)
+        return h.reshape(h.shape[0], -1, matrix.shape[1]), d
+    if use.name in ("conv1d", "conv2d", "conv3d") and batch == 0 and x.dim() == matrix.dim():
+        d = delta.flatten(2).transpose(1, 2)
+        if not is_matrix:
+            return None, d
+        h = _patches(use)
+        return None if h is None else (h, d)
+    return None
+
+
+def _patches(use: Use) -> Tensor | None:
+    """What every output of a convolution reads, ``[n, P, in * taps]``; None for what the unfolding does not know."""
+    given: list[Any] = [*use.args, *_CONVOLUTION[len(use.args) :]]
+    x, matrix, _, stride, padding, dilation, groups = given
+    if groups != 1 or isinstance(padding, str) or matrix.dim() == 5:
+        return None
+    sizes = [(n, n) if isinstance(n, int) else tuple(n) for n in (padding, stride, dilation)]
+    kernel = tuple(matrix.shape[2:])
+    if matrix.dim() == 3:  # one dimension as two
+        x, kernel = x.unsqueeze(2), (1, *kernel)
+        sizes = [(first, n[-1]) for first, n in zip((0, 1, 1), sizes, strict=True)]
+    return F.unfold(x, kernel, dilation=sizes[2], padding=sizes[0], stride=sizes[1]).transpose(1, 2)
 
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
@@ -201,7 +238,10 @@ def _example_gradients(use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, ex
     found = _sequences(use, weight, delta)
     if found is not None:
         h, d = found[0], found[1][examples]
-        J = d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h[examples])
+        J = d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h[examples]).reshape(-1, *weight.shape)
+    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
+        J = delta[examples] if weight is not use.args[1] else delta[examples] * use.args[0][examples]
+        J = J.flatten(2).sum(2) if J.dim() > 2 else J
     else:
         J = _by_operation(use, weight, delta, examples)
     if weight is leaf:

@@ -1,0 +1,170 @@
+"""What the data-dependent metric costs and how far its estimate is off: python benchmarks/ddp_cost.py.
+
+Two copies of one model are trained in one process and their whole steps (forward, backward, step) alternate, so that a
+busy machine slows both; the figure is the median of the ratios of neighbouring steps, to `torch.optim.SGD`. The error
+is ||estimate - exact|| / ||exact|| of the data term over all parameters, at the start, on one batch. One JSON line a
+figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.paths.data_dependent import kappa_shares
+
+
+def mlp() -> nn.Module:
+    layers = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    return nn.Sequential(*layers)
+
+
+def small_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+def cnn() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "MLP 784-1024-1024-10, B=128": (mlp, (784,), 30),
+    "MLP 784-100-100-10, B=128": (small_mlp, (784,), 200),
+    "three-layer CNN at 32x32, B=64": (cnn, (3, 32, 32), 12),
+}
+BATCH = {
+    "MLP 784-1024-1024-10, B=128": 128,
+    "MLP 784-100-100-10, B=128": 128,
+    "three-layer CNN at 32x32, B=64": 64,
+}
+METHODS = {
+    "fresh": {"estimator": "signs"},
+    "every 10 steps": {"estimator": "signs", "refresh_every": 10},
+}
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """One whole training step."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def cost(name: str, statistic: str, options: dict, rounds: int) -> dict:
+    """Median and quartiles of paired ratios; the time of ten steps a pair, so that a refresh is in each."""
+    build, shape, _ = CASES[name]
+    torch.manual_seed(0)
+    model = build()
+    x, y = torch.randn(BATCH[name], *shape), torch.randint(0, 10, (BATCH[name],))
+    plain = copy.deepcopy(model)
+    network = ps.trace(model, x)
+    ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
+    theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
+    group = options.get("refresh_every", 1)
+    ratios, times = [], []
+    for i in range(-2, rounds):
+        took = []
+        for m, optimizer in ((model, ours), (plain, theirs)):
+            start = time.perf_counter()
+            for _ in range(group):
+                step(m, optimizer, x, y)
+            took.append((time.perf_counter() - start) / group)
+        if i >= 0:
+            ratios.append(took[0] / took[1])
+            times.append(took[1])
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "figure": "cost",
+        "case": name,
+        "statistic": statistic,
+        "method": next(k for k, v in METHODS.items() if v == options),
+        "ratio": round(middle, 3),
+        "quartiles": [round(low, 3), round(high, 3)],
+        "sgd_ms": round(statistics.median(times) * 1e3, 2),
+    }
+
+
+def error(statistic: str, draws: int = 40) -> dict:
+    """Relative error of one draw, and of the average with decay 0.9 after many."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 10)
+    ).double()
+    x = torch.randn(128, 20, dtype=torch.float64)
+    network = ps.trace(model, x)
+    generator = torch.Generator().manual_seed(0)
+
+    def data(estimator: str) -> Tensor:
+        shares = kappa_shares(
+            network,
+            x,
+            alpha=0.5,
+            statistic=statistic,
+            sharing="parameters",
+            estimator=estimator,
+            generator=generator,
+        )
+        return torch.cat([t.reshape(-1) for t in shares[1].values()])
+
+    exact = data("exact")
+    average, weight, single = torch.zeros_like(exact), 0.0, []
+    averaged = []
+    for i in range(draws):
+        one = data("signs")
+        single.append(float((one - exact).norm() / exact.norm()))
+        average.lerp_(one, 0.1)
+        weight += 0.1 * (1 - weight)
+        if i >= draws // 2:
+            averaged.append(float((average / weight - exact).norm() / exact.norm()))
+    return {
+        "figure": "error",
+        "case": "MLP 20-30-30-10, B=128",
+        "statistic": statistic,
+        "one draw": round(statistics.median(single), 3),
+        "average, decay 0.9": round(statistics.median(averaged), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=float, default=1.0, help="factor of the number of pairs")
+    parser.add_argument("--out", type=Path, help="also append the lines to this file")
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = [
+        {
+            "figure": "machine",
+            "machine": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+        }
+    ]
+    print(json.dumps(lines[0]), flush=True)
+    for statistic in ("second_moment", "covariance"):
+        found = [lambda s=statistic: error(s)]
+        for name in given.cases:
+            for method, options in METHODS.items():
+                rounds = max(3, int(CASES[name][2] * given.rounds / (4 if "every" in method else 1)))
+                found.append(lambda n=name, s=statistic, o=options, r=rounds: cost(n, s, o, r))
+        for compute in found:
+            lines.append(compute())
+            print(json.dumps(lines[-1]), flush=True)
+    if given.out:
+        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

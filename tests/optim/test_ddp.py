@@ -1,0 +1,273 @@
+"""DDPSGD and DDPAdam: what their metric is, where its data comes from, and that runs resume."""
+
+import copy
+import gc
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, mlp, trace
+from conformance import Entry, difference, power_of_two_factors
+from fixture_nets import load
+
+
+def small(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, x = mlp(3, 5, 4, 2).double(), torch.randn(8, 3, dtype=torch.float64)
+        y = torch.randn(8, 2, dtype=torch.float64)
+    return model, x, y
+
+
+def train(model, optimizer, x, y, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        ("DDPSGD", "PathSGD", {"momentum": 0.9, "nesterov": True, "damping": 1e-2, "clip_norm": 0.5}),
+        ("DDPSGD", "PathSGD", {"normalization": "none", "refresh_every": 3, "path_decay": 1e-3}),
+        ("DDPAdam", "PathAdam", {"power": 0.5, "weight_decay": 0.1}),
+    ],
+)
+def test_alpha_zero_is_the_path_optimizer_bitwise(ours, theirs, options):
+    runs = []
+    for name, own in ((ours, {"alpha": 0.0}), (theirs, {})):
+        model, x, y = small()
+        optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, x), lr=0.02, **own, **options)
+        runs.append(weights(train(model, optimizer, x, y, 10)))
+    assert_close(runs[0], runs[1], rtol=0, atol=0)
+    model, x, y = small()
+    optimizer = getattr(ps.optim, ours)(model.parameters(), ps.trace(model, x), lr=0.02, alpha=0.5, **options)
+    assert not torch.allclose(weights(train(model, optimizer, x, y, 10))["0.weight"], runs[1]["0.weight"])
+
+
+@pytest.mark.parametrize("name", ["mlp2-3-4-2b", "skip", "conv1d", "rnn_d2_H3_K1_T4b_last"])
+def test_alpha_one_is_the_diagonal_natural_gradient(name):
+    """The Fisher information of a Gaussian output, from the output's derivatives for single examples."""
+    net = load(name)
+    model, x = net.model, net.x
+    optimizer = ps.optim.DDPSGD(
+        model.parameters(), ps.trace(model, x), lr=0.1, alpha=1.0, estimator="exact", normalization="none"
+    )
+    fisher = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in range(len(x)):
+        for output in model(x[i : i + 1]).reshape(-1):
+            slopes = torch.autograd.grad(
+                output, list(model.parameters()), retain_graph=True, allow_unused=True
+            )
+            for (n, _), slope in zip(model.named_parameters(), slopes, strict=True):
+                fisher[n] += 0 if slope is None else slope.square() / len(x)
+    before = weights(model)
+    net.loss(model(x)).backward()
+    optimizer.step()
+    for n, p in model.named_parameters():
+        natural = torch.where(fisher[n] > 0, p.grad / fisher[n], 0.0)
+        assert_close(before[n] - 0.1 * natural, p.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_covariance_needs_damping_for_output_biases():
+    steps = []
+    for damping in (0.0, 0.1):
+        model, x, y = small()
+        optimizer = ps.optim.DDPSGD(
+            model.parameters(), ps.trace(model, x), lr=0.1, alpha=1.0, statistic="covariance", damping=damping
+        )
+        before = weights(model)["4.bias"]
+        train(model, optimizer, x, y, 1)
+        steps.append((weights(model)["4.bias"] - before).abs().max())
+    assert steps[0] == 0
+    assert steps[1] > 0
+
+
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+@pytest.mark.parametrize("name", ["mlp", "batch norm", "tied characters"])
+def test_alpha_one_is_bitwise_invariant_with_its_damping(name, sharing):
+    fisher = {"lr": 0.01, "alpha": 1.0, "damping": 0.1, "sharing": sharing, "refresh_every": 2}
+    entry = Entry("Fisher", lambda params, network: ps.optim.DDPSGD(params, network, **fisher))
+    case = BY_NAME[name]
+    apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=6)
+    assert apart.finite
+    assert apart.none
+
+
+def test_suite_tells_a_constant_added_to_the_metric():
+    """A planted fault: damping that does not transform like kappa."""
+
+    class Faulty(ps.optim.DDPSGD):
+        def _kappa(self, names):
+            return {name: value + 1e-3 for name, value in super()._kappa(names).items()}
+
+    case = BY_NAME["mlp"]
+    entry = Entry("faulty", lambda params, network: Faulty(params, network, lr=0.02))
+    assert not difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=6).none
+
+
+# --- where the data comes from -------------------------------------------------------------------------
+
+
+def test_a_batch_must_be_seen():
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), watch=False)
+    with pytest.raises(RuntimeError, match="has seen no batch"):
+        train(model, optimizer, x, y, 1)
+    optimizer.observe(x)
+    optimizer.step()
+    watching = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x))
+    with torch.no_grad():
+        model(x)  # evaluation does not count
+    with pytest.raises(RuntimeError, match="has seen no batch"):
+        watching.step()
+
+
+def test_watched_and_given_batches_give_the_same_run():
+    runs = []
+    for watch in (True, False):
+        model, x, y = small()
+        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.05, watch=watch)
+        if not watch:
+            optimizer.observe(x)
+        runs.append(weights(train(model, optimizer, x, y, 3)))
+    assert_close(runs[0], runs[1], rtol=0, atol=0)
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.05, watch=False)
+    optimizer.observe(x * 3)
+    assert not torch.equal(weights(train(model, optimizer, x, y, 3))["0.weight"], runs[0]["0.weight"])
+
+
+def test_keyword_arguments_are_seen():
+    case = BY_NAME["siamese by keyword"]
+    model = case.model()
+    network = trace(case, model)
+    optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.05)
+    example = case.example(4)
+    before = weights(model)
+    case.loss(model(**example)).backward()
+    optimizer.step()
+    assert not torch.equal(before["head.weight"], model.head.weight)
+
+
+def test_hook_leaves_with_the_optimizer_and_copies_do_not_carry_it():
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x))
+    assert len(model._forward_pre_hooks) == 1
+    twin = copy.deepcopy(model)
+    ps.trace(twin, x)
+    ps.trace(model, x)  # looking does not hinder a second trace
+    torch.save(model, io.BytesIO())
+    twin(x * 5)
+    train(model, optimizer, x, y, 1)
+    assert torch.equal(optimizer._latest.inputs.args[0], x)
+    optimizer.close()
+    assert not model._forward_pre_hooks
+    other = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x))
+    assert len(model._forward_pre_hooks) == 1
+    del other
+    gc.collect()
+    assert not model._forward_pre_hooks
+    assert not ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), alpha=0.0)._latest.looks
+
+
+# --- state ---------------------------------------------------------------------------------------------
+
+DRAWN = {"lr": 0.02, "estimator": "signs", "momentum": 0.5, "refresh_every": 2}
+
+
+def test_signs_are_drawn_again_after_a_resume():
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), **DRAWN)
+    train(model, optimizer, x, y, 3)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    train(model, optimizer, x, y, 6)
+    again, _, _ = small(seed=1)
+    again.load_state_dict(saved["model"])
+    resumed = ps.optim.DDPSGD(again.parameters(), ps.trace(again, x), **DRAWN)
+    resumed.load_state_dict(saved["optimizer"])
+    assert_close(weights(train(again, resumed, x, y, 6)), weights(model), rtol=0, atol=0)
+
+
+def test_seed_and_average_matter():
+    def run(**options):
+        model, x, y = small()
+        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), **{**DRAWN, **options})
+        return weights(train(model, optimizer, x, y, 5))["0.weight"]
+
+    assert torch.equal(run(), run())
+    assert not torch.equal(run(), run(seed=1))
+    assert torch.equal(run(), run(averaging=0.9))
+    assert not torch.equal(run(), run(averaging=0.0))
+
+
+def test_average_comes_near_the_exact_metric():
+    model, x, y = small()
+    network = ps.trace(model, x)
+    exact = ps.paths.data_dependent_kappa(network, x, alpha=0.5)
+    errors = []
+    for averaging in (0.0, 0.9):
+        options = {"lr": 0.0, "estimator": "signs", "averaging": averaging, "normalization": "none"}
+        optimizer = ps.optim.DDPSGD(model.parameters(), network, refresh_every=2, **options)
+        total = 0.0
+        for step in range(60):
+            train(model, optimizer, x, y, 1)
+            if step > 30 and step % 2:
+                total += sum(
+                    (optimizer.state[p]["kappa"] - exact[n]).square().sum()
+                    for n, p in model.named_parameters()
+                )
+        errors.append(total)
+    assert errors[1] < errors[0] / 5
+
+
+def test_copy_with_its_model_goes_the_same_way():
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), **DRAWN)
+    train(model, optimizer, x, y, 3)
+    twin, copied = copy.deepcopy((model, optimizer))
+    assert copied.network.model is twin
+    train(model, optimizer, x, y, 4)
+    assert_close(weights(train(twin, copied, x, y, 4)), weights(model), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -0.1}, "alpha must be"),
+        ({"statistic": "C"}, "statistic must be"),
+        ({"sharing": "hessian"}, "sharing must be"),
+        ({"estimator": "rademacher"}, "estimator must be"),
+        ({"averaging": 1.0}, "averaging must be"),
+        ({"damping": -1.0}, "damping must not be negative"),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [ps.optim.DDPSGD, ps.optim.DDPAdam])
+def test_bad_options_are_refused(optimizer, options, message):
+    model, x, _ = small()
+    with pytest.raises(ValueError, match=message):
+        optimizer(model.parameters(), ps.trace(model, x), **options)
+
+
+def test_other_forward_pass_leaves_parameters_unchanged():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, torch.zeros(1, 2)))
+    model(torch.randn(4, 2)).sum().backward()
+    model[1] = nn.LeakyReLU()
+    before = weights(model)
+    with pytest.raises(ps.network.UnmatchedForwardError, match="leaky_relu"):
+        optimizer.step()
+    assert_close(weights(model), before, rtol=0, atol=0)
