@@ -317,7 +317,8 @@ def _clear_errors(command: str, output: Path | None) -> Iterator[None]:
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        begun = output is not None and (output / "config.json").exists()
+        # in the folder itself, or in those of a recipe's parts
+        begun = output is not None and any((*output.glob("config.json"), *output.glob("*/config.json")))
         continued = f" Continue with: pathspace {command} --resume --output {output}" if begun else ""
         typer.echo(f"Stopped.{continued}", err=True)
         raise typer.Exit(INTERRUPTED) from None
