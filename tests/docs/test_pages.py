@@ -31,6 +31,7 @@ TINY_TASKS = {
         "task_options.test_size": 2000,
         "model_options.hidden": 8,
         "model_options.embedding": 8,
+        "methods": '["sgd", "g-sgd"]',
     },
     "mnist": {"task_options.train_size": 200, "task_options.validation_size": 50},
     "smnist": {"methods": '["path-sgd", "lstm-adam"]', "model_options.hidden": 8},

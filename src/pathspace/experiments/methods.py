@@ -125,6 +125,25 @@ def _in_path_space(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyper
     return build
 
 
+def _in_basis_paths(name: str) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+    """Return the builder of an optimizer of basis path values; it computes no kappa, which nothing damps or ages."""
+
+    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+        import pathspace.optim
+
+        momentum = {"momentum": hyper.momentum} if name == "GSGD" else {}
+        return getattr(pathspace.optim, name)(
+            model.parameters(),
+            network,
+            lr=hyper.learning_rate,
+            weight_decay=hyper.weight_decay,
+            clip_norm=hyper.clip_norm,
+            **momentum,
+        )
+
+    return build
+
+
 def _path(label: str, name: str, learning_rate: float, **options: Any) -> Method:
     build = _in_path_space(name, **options)
     return Method(label, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
@@ -152,6 +171,10 @@ METHODS = {
     "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
     "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
     "path-muon": _path("PathMuon", "PathMuon", 0.003),
+    "g-sgd": Method("G-SGD", _in_basis_paths("GSGD"), clips_itself=True, invariant=True),
+    "g-adam": Method(
+        "G-Adam", _in_basis_paths("GAdam"), clips_itself=True, invariant=True, learning_rate=0.003
+    ),
     "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
     "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
