@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     chosen = best(scores)
     colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e"}
@@ -118,11 +120,14 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
                 places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7
             )
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
             axis.set_title(text)
             axis.set_xlabel("bits beyond the truth")
             for result in published.results if published is not None else ():
                 if result.label == text:
+                    values.append(result.value)
                     axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
+            axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
         axes[0].set_yticks(places, protocol.rows)
         if published is not None:
             figure.supxlabel("dashed: the best number of the paper", fontsize=8)
