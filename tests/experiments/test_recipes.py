@@ -126,8 +126,33 @@ def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], sa
 
 def test_unknown_recipes_and_sizes_are_refused() -> None:
     with pytest.raises(
-        ConfigurationError, match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, digits"
+        ConfigurationError,
+        match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, digits",
     ):
         load_recipe("nothing")
     with pytest.raises(ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"):
         load_recipe("adding").layers("huge")
+
+
+def test_the_published_numbers_of_g_sgd_stand_beside_the_right_sizes() -> None:
+    published = load_published("recurrent-cnn")
+    assert published is not None
+    # label: G-SGD or SGD, data set, maps
+    by_label = {result.label: result for result in published.results}
+    assert by_label["G-SGD, MNIST, 32 maps"].value == 0.36
+    assert by_label["SGD, CIFAR-100, 160 maps"].value == 29.67
+    recipe = load_recipe("recurrent-cnn")
+    for size in ("paper-mnist-32", "paper-cifar10-128", "paper-cifar100-160"):
+        settings = settings_from(*recipe.layers(size))
+        _, data, maps = size.split("-")
+        fits = [
+            result
+            for result in published.results
+            if result.task_options["data"] == settings.task_options["data"] == data
+            and result.model_options["maps"] == settings.model_options["maps"] == int(maps)
+        ]
+        assert {result.method for result in fits} == {"g-sgd", "sgd"}
+    rows = load_published("smnist-28-98")
+    assert rows is not None
+    g_adam = {result.label: result.value for result in rows.results if result.method == "g-adam"}
+    assert list(g_adam.values()) == [1.50, 2.49, 3.73, 5.42]
