@@ -735,6 +735,15 @@ ZOO: list[Case] = [
         output=lambda out: torch.stack(out),
     ),
     Case("characters", CharacterModel, _characters(4), 7),
+    Case(
+        "language model",
+        lambda: ps.nn.LanguageModel(
+            5, embedding=2, hidden=2, layers=2, tied=False, weight_drop=0.3, embedding_dropout=0.3
+        ),
+        _characters(3),
+        6,
+        output=lambda out: out[0],
+    ),
     Case("tied characters", TiedCharacterModel, _characters(4), 3, tags=_tags("invariance")),
 ]
 

@@ -343,3 +343,23 @@ def test_modules_left_outside_are_not_followed():
     hidden = model[0](x)
     assert_close(found["0.bias"], (hidden > 0).float().mean(0))
     assert_close(found["3.weight"], model[2](hidden.relu()).square().mean(0).expand(2, 4).detach())
+
+
+def test_a_detached_activation_is_refused_but_a_returned_one_is_not():
+    class Detached(nn.Module):
+        def __init__(self, *, inside):
+            super().__init__()
+            self.first, self.second, self.inside = nn.Linear(3, 4), nn.Linear(4, 2), inside
+
+        def forward(self, x):
+            x = self.first(x).relu()
+            return self.second(x.detach() if self.inside else x), x.detach()
+
+    x = torch.randn(5, 3)
+    with pytest.raises(UnmatchedForwardError, match="'linear' uses an activation that was detached"):
+        ps.paths.data_dependent_kappa(ps.trace(Detached(inside=True), x, output=lambda r: r[0]), x, alpha=0.5)
+    model = Detached(inside=False)
+    plain = nn.Sequential(model.first, nn.ReLU(), model.second)
+    found = ps.paths.data_dependent_kappa(ps.trace(model, x, output=lambda r: r[0]), x, alpha=0.5)
+    expected = ps.paths.data_dependent_kappa(ps.trace(plain, x), x, alpha=0.5)
+    assert_close(list(found.values()), list(expected.values()))

@@ -35,6 +35,8 @@ _OUT_OF_PLACE = {
     "__imul__": torch.mul,
 }  # what a use of a parameter computes, where it happened in place
 
+_DETACHES = ("detach", "data.__get__")
+
 Key = tuple[int, ...]
 """(slot,) of the tape, or (slot, cell, t) inside a recurrent layer."""
 
@@ -201,6 +203,7 @@ class _Follower(TorchFunctionMode):
         self.views = {id(leaf) for leaf in leaves.values()}
         self._data = {id(t): t for t in inputs if isinstance(t, Tensor)}  # keeps them alive: ids stay unique
         self._weights: list[Tensor] = []  # likewise
+        self._cut: dict[int, Tensor] = {}  # detached from the graph
         self._position = 0
         self._paused = False
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
@@ -227,6 +230,15 @@ class _Follower(TorchFunctionMode):
         if not made:
             return result
         data = any(id(t) in self._data for t in tensors)
+        if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:
+            self._next(name)
+            self._cut[id(made[0])] = made[0]
+            return result
+        if any(id(t) in self._cut for t in tensors):
+            raise UnmatchedForwardError(
+                f"'{name}' uses an activation that was detached: the path through it carries values but no gradients, "
+                "so what it adds on data is not known; detach only what the model returns"
+            )
         call = self._next(name) if made[0].requires_grad else None
         if call is not None and call.kind != "parameter":
             data = True
