@@ -21,6 +21,8 @@ OPTIONS = {
     "PathAdam": {"lr": 0.01},
     "PathSOAP": {"lr": 0.01, "precondition_frequency": 3, "eps": 1e-6},
     "PathMuon": {"lr": 0.01},
+    "GSGD": {"lr": 0.05, "momentum": 0.9},
+    "GAdam": {"lr": 0.01},
 }
 ALL = pytest.mark.parametrize("name", OPTIONS)
 FACTORS = 2.0 ** torch.randint(-4, 5, (20,), generator=torch.Generator().manual_seed(0)).double()
