@@ -117,7 +117,7 @@ def error(statistic: str, draws: int = 40) -> dict:
             estimator=estimator,
             generator=generator,
         )
-        return torch.cat([t.reshape(-1) for t in shares[1].values()])
+        return torch.cat([t.reshape(-1) for t in shares.data.values()])
 
     exact = data("exact")
     average, weight, single = torch.zeros_like(exact), 0.0, []

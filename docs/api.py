@@ -11,6 +11,7 @@ MODULES = (
     "pathspace.network",
     "pathspace.rescaling",
     "pathspace.paths",
+    "pathspace.metrics",
     "pathspace.optim",
     "pathspace.nn",
 )

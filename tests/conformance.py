@@ -309,6 +309,23 @@ REGISTRY = [
         normalization="frozen",
         clip_norm=0.5,
     ),
+    _sgd_like("QuasiDiagonal", plain={}, thorough=True, lr=0.01, steps=8, rounding=1e-8),
+    _sgd_like(
+        "QuasiDiagonal",
+        "everything",
+        steps=8,
+        lr=0.005,
+        momentum=0.5,
+        nesterov=True,
+        weight_decay=0.05,
+        clip_norm=0.5,
+        refresh_every=3,
+        alpha=0.7,
+        statistic="covariance",
+        estimator="signs",
+        damping=1e-1,
+        normalization="frozen",
+    ),
 ]
 
 

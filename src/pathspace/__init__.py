@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathspace import network, nn, optim, paths, rescaling, sequences
+    from pathspace import metrics, network, nn, optim, paths, rescaling, sequences
     from pathspace.network import Network, UntraceableError, trace
 
 __version__ = "0.1.0.dev0"
 __all__ = [
     "Network",
     "UntraceableError",
+    "metrics",
     "network",
     "nn",
     "optim",

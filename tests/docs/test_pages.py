@@ -147,7 +147,8 @@ def test_links_between_pages_lead_somewhere():
 
 def core_modules() -> list[str]:
     packages = [
-        importlib.import_module(f"pathspace.{n}") for n in ("network", "nn", "optim", "paths", "rescaling")
+        importlib.import_module(f"pathspace.{n}")
+        for n in ("metrics", "network", "nn", "optim", "paths", "rescaling")
     ]
     names = [p.__name__ for p in packages]
     for package in packages:
@@ -162,7 +163,7 @@ def test_examples_in_docstrings_run(name):
     assert failures == 0
 
 
-@pytest.mark.parametrize("package", ["network", "nn", "optim", "paths", "rescaling"])
+@pytest.mark.parametrize("package", ["metrics", "network", "nn", "optim", "paths", "rescaling"])
 def test_public_names_have_examples_and_say_what_they_return(package):
     module = importlib.import_module(f"pathspace.{package}")
     for name in module.__all__:

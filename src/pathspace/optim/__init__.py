@@ -9,6 +9,7 @@ from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_muon import PathMuon
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.path_soap import PathSOAP
+from pathspace.optim.quasi_diagonal import QuasiDiagonal
 
 __all__ = [
     "DDPSGD",
@@ -20,4 +21,5 @@ __all__ = [
     "PathMuon",
     "PathSGD",
     "PathSOAP",
+    "QuasiDiagonal",
 ]

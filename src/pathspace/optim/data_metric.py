@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
-from pathspace.network.replay import Arguments
+from pathspace.network.replay import Arguments, Replay
 from pathspace.network.squares import Outer
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, kappa_shares
@@ -143,7 +143,7 @@ class DataMetric(PathOptimizer):
         # a seed has 32 bits on a CPU; the odd factor takes those of different runs far apart
         seed = (self.seed * 2654435761 + draws) % 2**32
         generator = torch.Generator(parameter.device).manual_seed(seed)
-        path, data, drawn = kappa_shares(
+        shares = kappa_shares(
             self.network,
             self._latest.inputs,
             alpha=self.alpha,
@@ -152,19 +152,33 @@ class DataMetric(PathOptimizer):
             estimator=self.estimator,
             generator=generator,
             names=names,
+            pairs=self._pairs,
         )
-        decay = (_AVERAGED if drawn else 0.0) if self.averaging is None else self.averaging
+        order = {
+            name: i for i, name in enumerate(self.network.parameters)
+        }  # torch mangles strings in a state
+        decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
         for name, state in states.items():
             state["draws"] = draws + 1
+            data, cross = shares.data[name], shares.cross.get(name)
             if decay:
-                data[name] = _averaged(state, data[name], decay)
-        return {name: path[name].add_(data[name], alpha=self.alpha) for name in names}
+                shares.data[name] = _averaged(state, "data", data, decay)
+            if cross is not None:
+                state["bias"] = order[shares.bias_of[name]]
+                state["cross"] = (_averaged(state, "cross", cross, decay) if decay else cross).mul_(
+                    self.alpha
+                )
+        return {name: shares.path[name].add_(shares.data[name], alpha=self.alpha) for name in names}
+
+    _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
+    """Finds the parameters whose products with another one are wanted too."""
 
 
-def _averaged(state: dict[str, Any], data: Tensor, decay: float) -> Tensor:
+def _averaged(state: dict[str, Any], key: str, data: Tensor, decay: float) -> Tensor:
     """The average m = a m + (1 - a) data, divided by 1 - a^t, as Adam's moments are."""
-    if "data_average" not in state:
-        state["data_average"], state["data_weight"] = torch.zeros_like(data), 0.0
-    average = state["data_average"].lerp_(data, 1 - decay)
-    state["data_weight"] += (1 - decay) * (1 - state["data_weight"])
-    return average / state["data_weight"]
+    average, weight = f"{key}_average", f"{key}_weight"
+    if average not in state:
+        state[average], state[weight] = torch.zeros_like(data), 0.0
+    state[average].lerp_(data, 1 - decay)
+    state[weight] += (1 - decay) * (1 - state[weight])
+    return state[average] / state[weight]

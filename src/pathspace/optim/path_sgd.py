@@ -126,7 +126,7 @@ class PathSGD(PathOptimizer):
         ]
         factor = shrinking(steps, self.clip_norm)
         for step in steps:
-            _update_(step, factor, self.state[step.p])
+            update_(step, factor, self.state[step.p])
 
     def _scratch(self, p: Tensor) -> Tensor | None:
         """Memory that held p's square, which nobody needs after kappa is known."""
@@ -152,7 +152,7 @@ class PathSGD(PathOptimizer):
         return gradients
 
 
-def _update_(step: Steepest, factor: float, state: dict[str, Any]) -> None:
+def update_(step: Steepest, factor: float, state: dict[str, Any]) -> None:
     """V = momentum v + d;  p = (1 - eta weight_decay) p - eta v."""
     p, lr, momentum = step.p, float(step.group["lr"]), step.group["momentum"]
     if step.group["weight_decay"]:

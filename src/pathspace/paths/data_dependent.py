@@ -22,7 +22,8 @@ Letters: u -> v an edge, o node, i example, n examples, h activation, z value be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.replay import Key, Replay, replay
-from pathspace.paths.edge_statistics import Seeded, Sharing, statistics
+from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
 from pathspace.paths.node_measure import Statistic, check_options, measure
 from pathspace.paths.norm import widened
@@ -89,7 +90,7 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa_of(network, list(network.parameters))
-    path, data, _ = kappa_shares(
+    shares = kappa_shares(
         network,
         inputs,
         alpha=alpha,
@@ -98,7 +99,26 @@ def data_dependent_kappa(
         estimator=estimator,
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    return {name: path[name].add_(data[name], alpha=alpha) for name in path}
+    return {name: shares.path[name].add_(shares.data[name], alpha=alpha) for name in shares.path}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The two terms of kappa, path + alpha data, by parameter name and in memory of their own.
+
+    Attributes:
+        path: (1 - alpha) psi_v gamma_u^2.
+        data: the sum over nodes o.
+        cross: the same sum for products with the derivative in another parameter, the bias.
+        bias_of: which other one.
+        drawn: whether the sums were estimated.
+    """
+
+    path: dict[str, Tensor]
+    data: dict[str, Tensor]
+    cross: dict[str, Tensor]
+    bias_of: dict[str, str]
+    drawn: bool
 
 
 def kappa_shares(
@@ -111,7 +131,8 @@ def kappa_shares(
     estimator: Estimator,
     generator: torch.Generator,
     names: Sequence[str] | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+    pairs: Callable[[Network, Replay], dict[str, str]] | None = None,
+) -> Shares:
     """The two terms of :func:`data_dependent_kappa`, path + alpha data.
 
     Args:
@@ -123,9 +144,10 @@ def kappa_shares(
         estimator: likewise.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
+        pairs: finds for which parameters, and with which others, products are wanted.
 
     Returns:
-        Both terms by parameter name, in memory of their own, and whether the second was estimated.
+        Both terms.
 
     Raises:
         FloatingPointError: a value is not finite.
@@ -136,17 +158,22 @@ def kappa_shares(
     exact = estimator == "exact"
     if estimator == "auto":
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
-    if exact:
-        data = _exact(found, psi, statistic, sharing, wanted)
-    else:
-        seeds = sign_seeds(found, psi, statistic, generator)
-        data = statistics(Seeded.of(found, seeds), statistic, sharing, wanted)
+    bias_of = {} if pairs is None else {w: b for w, b in pairs(network, found).items() if w in wanted}
+    seedings = _one_by_one(found, psi) if exact else [(sign_seeds(found, psi, statistic, generator), 1.0)]
+    data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
+    cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
+    for seeds, weight in seedings:
+        seeded = Seeded.of(found, seeds)
+        for name, value in statistics(seeded, statistic, sharing, wanted).items():
+            data[name].add_(value, alpha=weight)
+        for name, bias in bias_of.items():
+            cross[name].add_(products(seeded, name, bias, statistic), alpha=weight)
     total = sum(path[name].sum() + data[name].sum() for name in wanted)
     if wanted and not bool(torch.isfinite(torch.as_tensor(total))):
         raise FloatingPointError(
             "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
         )
-    return path, data, not exact
+    return Shares(path, data, cross, bias_of, not exact)
 
 
 def path_share(
@@ -166,23 +193,15 @@ def path_share(
     return {n: p.detach() for n, p in path.items()}, psi
 
 
-def _exact(
-    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, sharing: Sharing, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """Sum over nodes o of psi_o stat_i[dz_o^i/dp]."""
-    total = {name: torch.zeros_like(found.leaves[name]) for name in names}
+def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[tuple[dict[Key, Tensor], float]]:
+    """A seed of one for every unit o by itself, with psi_o."""
     for key, weights in psi.items():
         node = found.nodes[key]
-        flat = weights.reshape(-1).tolist()
-        for position, weight in enumerate(flat):
-            if weight == 0:
-                continue
-            one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
-            one[position] = 1
-            seed = one.reshape(node.shape_of_one()).expand(node.value.shape)
-            for name, value in statistics(Seeded.of(found, {key: seed}), statistic, sharing, names).items():
-                total[name].add_(value, alpha=weight)
-    return {name: value.detach() for name, value in total.items()}
+        for position, weight in enumerate(weights.reshape(-1).tolist()):
+            if weight:
+                one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
+                one[position] = 1
+                yield {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}, weight
 
 
 def sign_seeds(

@@ -120,6 +120,39 @@ def statistics(
         }
 
 
+def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
+    """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
+    n = seeded.found.count
+    leaf, bias = seeded.found.leaves[name], seeded.found.leaves[other]
+    with torch.no_grad():
+        uses, biases = list(_uses_of(seeded, leaf)), list(_uses_of(seeded, bias))
+        if not uses or not biases:
+            return torch.zeros_like(leaf)
+        product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
+        rows = (-1,) + (1,) * (leaf.dim() - 1)
+        chunk = max(1, _CHUNK // max(1, leaf.numel()))
+        single = len(uses) == len(biases) == 1 and uses[0][1] is leaf and biases[0][1] is bias
+        once = _used_once(*uses[0]) if single else None
+        bias_once = _used_once(*biases[0]) if once is not None else None
+        if once is not None and bias_once is not None and once[0] is not None:
+            h, delta = once[0], once[1]
+            product = ((delta * bias_once[1]).t() @ h).reshape(leaf.shape)
+            mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), bias_once[1].sum(0)
+        else:
+            for first in range(0, n, chunk):
+                examples = slice(first, min(first + chunk, n))
+                J, J0 = (
+                    torch.stack([_example_gradients(u, w, d, p, examples) for u, w, d in found]).sum(0)
+                    for found, p in ((uses, leaf), (biases, bias))
+                )
+                product += (J * J0.reshape(len(J0), *rows[:1], *rows[1:])).sum(0)
+                mean += J.sum(0)
+                bias_mean += J0.sum(0)
+        if statistic == "second_moment":
+            return product / n
+        return product / n - (mean / n) * (bias_mean / n).reshape(rows)
+
+
 def _uses_of(seeded: Seeded, leaf: Tensor) -> Iterator[tuple[Use, Tensor, Tensor]]:
     """The uses of a parameter, or of what is made of it: (use, the argument, delta)."""
     made_of: dict[int, bool] = {}

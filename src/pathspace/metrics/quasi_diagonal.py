@@ -1,0 +1,134 @@
+"""The diagonal of the data-dependent metric and, for every unit, its column of the bias.
+
+    M_ij  = 1/2 d^2 gamma_net^2 / dw_i dw_j   over the weights i, j into one unit, 0 its bias
+    M_ii  = kappa_i                           (see ``paths.data_dependent``)
+    M_0i  = alpha sum over nodes o of psi_o stat_n[dz_o/dw_i, dz_o/dw_0]      stat: mean product, or covariance
+
+Paths alone make no off-diagonal term. With alpha = 1 and the second moment this is the quasi-diagonal natural gradient
+of Ollivier (O13) for a Gaussian output.
+
+Letters: o node, n example, J_i = d(seeded values)/dw_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.replay import Replay
+from pathspace.paths.data_dependent import Estimator, kappa_shares
+from pathspace.paths.node_measure import Statistic, check_options
+
+_LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+@dataclass(frozen=True)
+class QuasiDiagonalMetric:
+    """A metric by parameter name.
+
+    Attributes:
+        diagonal: M_ii, of the parameter's shape.
+        cross: M_0i with the bias of the unit that the weight enters; for weights of units with a bias.
+        bias_of: weight -> bias.
+    """
+
+    diagonal: Mapping[str, Tensor]
+    cross: Mapping[str, Tensor]
+    bias_of: Mapping[str, str]
+
+
+def quasi_diagonal_metric(
+    network: Network,
+    inputs: Any,
+    *,
+    alpha: float = 1.0,
+    statistic: Statistic = "second_moment",
+    estimator: Estimator = "exact",
+    generator: torch.Generator | None = None,
+) -> QuasiDiagonalMetric:
+    """The quasi-diagonal metric of linear, convolutional and recurrent layers; of other parameters, its diagonal.
+
+    Args:
+        network: a traced network.
+        inputs: a batch, as for :func:`pathspace.paths.data_dependent_norm`.
+        alpha: share of the data, in (0, 1].
+        statistic: ``"second_moment"`` or ``"covariance"``.
+        estimator: see :func:`pathspace.paths.data_dependent_kappa`.
+        generator: draws the signs.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: an option is none of those, or the inputs have another shape than the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one.
+        FloatingPointError: a value is not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(1, 1)
+        >>> network = ps.trace(model, torch.zeros(1, 1))
+        >>> metric = ps.metrics.quasi_diagonal_metric(network, torch.tensor([[1.0], [3.0]]))
+        >>> metric.diagonal["weight"].item(), metric.cross["weight"].item(), metric.diagonal["bias"].item()
+        (5.0, 2.0, 1.0)
+    """
+    check_options(alpha, statistic)
+    if alpha == 0:
+        raise ValueError("alpha must be positive: without data the metric has no column of the bias")
+    shares = kappa_shares(
+        network,
+        inputs,
+        alpha=alpha,
+        statistic=statistic,
+        sharing="parameters",
+        estimator=estimator,
+        generator=torch.Generator().manual_seed(0) if generator is None else generator,
+        pairs=biases,
+    )
+    diagonal = {name: shares.path[name].add_(shares.data[name], alpha=alpha) for name in shares.path}
+    cross = {name: value.mul_(alpha) for name, value in shares.cross.items()}
+    return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
+
+
+def biases(network: Network, found: Replay) -> dict[str, str]:
+    """Weight -> the bias of the units that it enters: that of its layer, or else one that enters the same classes."""
+    name_of = {id(leaf): name for name, leaf in found.leaves.items()}
+    bias_of: dict[str, str] = {}
+    layers: list[str] = []
+    for use in found.uses:
+        names = [name_of.get(id(w)) for w in use.args[1:3] if isinstance(w, Tensor)]
+        if use.name in _LAYERS and names and names[0] is not None:
+            layers.append(names[0])
+            if len(names) == 2 and names[1] is not None:
+                bias_of.setdefault(names[0], names[1])
+    for weight in layers:
+        if weight not in bias_of:
+            match = next((b for b in bias_of.values() if _enter_the_same(network, weight, b)), None)
+            if match is not None:
+                bias_of[weight] = match
+    # a second bias of a unit is a weight on a constant input
+    for use in found.uses:
+        extra = [name_of.get(id(w)) for w in use.weights[1:]]
+        for name in extra[1:]:
+            if use.name == "linear" and name is not None and extra[0] is not None:
+                bias_of.setdefault(name, extra[0])
+    return bias_of
+
+
+def _enter_the_same(network: Network, weight: str, bias: str) -> bool:
+    units, others = (network.edges[name].target.reshape(-1) for name in (weight, bias))
+    return units.shape == others.shape and bool((units == others).all() and (units != 0).all())
+
+
+def groups(bias_of: Mapping[str, str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Bias -> the weights into its units, among some parameters."""
+    found: dict[str, list[str]] = {}
+    for weight, bias in bias_of.items():
+        if weight in names and bias in names:
+            found.setdefault(bias, []).append(weight)
+    return found
