@@ -112,7 +112,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["train", "--lr", "-1"], "'learning_rates' is [-1.0]"),
         (
             ["reproduce", "nothing"],
-            "Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, digits",
+            "Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, ddp, digits",
         ),
         (["reproduce", "adding", "--size", "huge"], "Unknown size 'huge'"),
         (

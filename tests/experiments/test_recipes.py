@@ -127,7 +127,7 @@ def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], sa
 def test_unknown_recipes_and_sizes_are_refused() -> None:
     with pytest.raises(
         ConfigurationError,
-        match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, digits",
+        match="Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, ddp, digits",
     ):
         load_recipe("nothing")
     with pytest.raises(ConfigurationError, match="Unknown size 'huge' in --size of the recipe 'adding'"):

@@ -103,13 +103,15 @@ def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
     return Muon(model.parameters(), hyper.learning_rate, hyper.weight_decay)
 
 
-def _in_path_space(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+def _in_path_space(
+    name: str, *, least_damping: float = 0.0, **options: Any
+) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
     """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike."""
 
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
         import pathspace.optim
 
-        momentum = {"momentum": hyper.momentum} if name == "PathSGD" else {}
+        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
         return getattr(pathspace.optim, name)(
             model.parameters(),
             network,
@@ -117,7 +119,7 @@ def _in_path_space(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyper
             weight_decay=hyper.weight_decay,
             clip_norm=hyper.clip_norm,
             refresh_every=hyper.refresh_every,
-            damping=hyper.damping,
+            damping=max(hyper.damping, least_damping),
             **momentum,
             **options,
         )
@@ -212,6 +214,17 @@ METHODS |= {
     ),
     "moment-norm": replace(METHODS["sgd"], label="normalization by M", normalizes={"alpha": 1.0, **_MOMENT}),
     "batch-norm": replace(METHODS["sgd"], label="BatchNorm", normalizes={"alpha": 1.0, **_COVARIANCE}),
+}
+
+METHODS |= {
+    # Steepest descent in the data-dependent path norm, with the same measures. At alpha = 1 a weight that no example of
+    # a batch used has no metric, and undamped steps diverge.
+    "ddp-sgd": _path("DDP-SGD, M and D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT),
+    "ddp-sgd-centred": _path("DDP-SGD, C and D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE),
+    "diagonal-natural": _path(
+        "diagonal natural gradient", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_MOMENT
+    ),
+    "covariance-sgd": _path("descent along C", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_COVARIANCE),
 }
 
 MAIN_METHODS = (

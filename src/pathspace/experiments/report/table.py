@@ -178,6 +178,8 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             f"largest one between the training-loss curves from this start and from {first}, over all "
             "steps, with the same learning rate and seed."
         )
+        if any(METHODS[name].normalizes for name in settings.methods):
+            sentences.append("Normalizing a network makes it another function, from every start another one.")
     if "rescaled" in settings.starts and len(settings.starts) > 1:
         factor, k = settings.rescale_factor, settings.rescale_exponent
         span = (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STUDIES = {
     "second-term": "pathspace.experiments.studies.second_term",
     "cost": "pathspace.experiments.studies.cost",
+    "unification": "pathspace.experiments.studies.unification",
 }
 
 

@@ -1,0 +1,194 @@
+"""A comparison as the table of D16: what measures a node, times what the measure is used for.
+
+Each measure R of a node's incoming weights can normalize the node (SGD on w~, w = w~ / gamma~) or give the metric of
+steepest descent. For both uses: the test error from the first start and, at a rate of its own, from the others;
+whether the training curves from all starts are the same; the time of a step.
+
+Source: B. Neyshabur, R. Tomioka, R. Salakhutdinov and N. Srebro (2016), Data-Dependent Path Normalization in Neural
+Networks, Table 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table as RichTable
+
+from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.table import NOTHING, error_label
+from pathspace.experiments.storage import write_atomically, write_json, write_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+USES = ("normalization", "steepest descent")
+# measure -> the method that normalizes by it, the method that descends along it
+MEASURES: dict[str, tuple[str, str]] = {
+    "none": ("", "sgd"),
+    "D": ("path-norm", "path-sgd"),
+    "(D + M) / 2": ("ddp-norm", "ddp-sgd"),
+    "(D + C) / 2": ("ddp-norm-centred", "ddp-sgd-centred"),
+    "M": ("moment-norm", "diagonal-natural"),
+    "C": ("batch-norm", "covariance-sgd"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table.
+
+    Attributes:
+        measure: A name in `MEASURES`.
+        use: A name in `USES`.
+        method: A name in `methods.METHODS`.
+        errors: By start, the mean test error at the rate chosen from it; None where a run diverged.
+        labels: The same in words, with the deviation.
+        difference: The largest difference of two training curves from different starts at one rate; None if one
+            of them diverged and the other did not.
+        milliseconds: The median time of a step.
+    """
+
+    measure: str
+    use: str
+    method: str
+    errors: dict[str, float | None]
+    labels: dict[str, str]
+    difference: float | None
+    milliseconds: float
+
+
+def study(comparison: Comparison, output: Path, *, data_dir: Path | None = None) -> list[RenderableType]:
+    """Arrange a comparison by measure and use.
+
+    Args:
+        comparison: With some of the methods in `MEASURES`.
+        output: Gets `unification.json`, `unification.csv` and `unification.png`.
+        data_dir: Not needed.
+
+    Raises:
+        ConfigurationError: The comparison has none of the methods.
+    """
+    del data_dir
+    found = entries(comparison)
+    if not found:
+        known = ", ".join(name for pair in MEASURES.values() for name in pair if name)
+        raise ConfigurationError(f"The study 'unification' arranges some of these methods: {known}. Add one.")
+    starts = comparison.settings.starts
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("measure", "use", "method", *starts, "difference", "milliseconds"))
+    for entry in found:
+        errors = [entry.errors[start] for start in starts]
+        writer.writerow(
+            (entry.measure, entry.use, entry.method, *errors, entry.difference, entry.milliseconds)
+        )
+    write_text(output / "unification.csv", text.getvalue())
+    write_json(
+        output / "unification.json", {"metric": comparison.metric, "cells": [asdict(e) for e in found]}
+    )
+    write_atomically(output / "unification.png", lambda file: file.write(_draw(comparison, found)))
+    return [
+        _table(comparison, found),
+        "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
+        "from it. Same curve: whether the training losses from all starts agree to the last bit at one rate.",
+    ]
+
+
+def entries(comparison: Comparison) -> list[Entry]:
+    """Return the cells that the comparison has methods for."""
+    found = []
+    for measure, methods in MEASURES.items():
+        for use, method in zip(USES, methods, strict=True):
+            if method not in comparison.settings.methods:
+                continue
+            rows = [row for row in comparison.rows if row.method == method]
+            best = {start: _at_own_rate(rows, start) for start in comparison.settings.starts}
+            differences = [row.difference for row in rows if row.difference is not None]
+            largest = max(differences, default=0.0)
+            steps = [run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None]
+            found.append(
+                Entry(
+                    measure,
+                    use,
+                    method,
+                    {start: row.mean_test_error for start, row in best.items()},
+                    {start: error_label(comparison, row) for start, row in best.items()},
+                    largest if math.isfinite(largest) else None,
+                    round(1e3 * statistics.median(steps), 3) if steps else 0.0,
+                )
+            )
+    return found
+
+
+def _at_own_rate(rows: Sequence[Row], start: str) -> Row:
+    """The row of a start whose rate was chosen from that start; the only one where both rates are the same."""
+    of_start = [row for row in rows if row.start == start]
+    return next((row for row in of_start if row.rate_chosen_from == start), of_start[-1])
+
+
+def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
+    starts = comparison.settings.starts
+    text = RichTable(
+        title=f"Test {comparison.metric}, by measure and use", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    text.add_column("measure")
+    text.add_column("method")
+    for title in (*starts, "same curve", "ms a step"):
+        text.add_column(title, justify="right", no_wrap=True)
+    for use in USES:
+        of_use = [entry for entry in found if entry.use == use]
+        if not of_use:
+            continue
+        text.add_section()
+        text.add_row(f"[bold]{use}[/]")
+        for entry in of_use:
+            same = NOTHING if len(starts) < 2 else ("yes" if entry.difference == 0.0 else "no")
+            text.add_row(
+                entry.measure,
+                METHODS[entry.method].label,
+                *(entry.labels[start] for start in starts),
+                same,
+                f"{entry.milliseconds:.2f}",
+            )
+    return text
+
+
+def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
+    with mpl.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
+        for axis, use in zip(axes, USES, strict=True):
+            cells = {entry.measure: entry for entry in found if entry.use == use}
+            for number, start in enumerate(comparison.settings.starts):
+                errors = [cells[m].errors[start] if m in cells else None for m in measures]
+                values = [math.nan if error is None else error for error in errors]
+                style = {
+                    "marker": "o" if number == 0 else "x",
+                    "markersize": 11 - 3 * number,
+                    "linestyle": "",
+                }
+                axis.plot(range(len(measures)), values, color=f"C{number}", label=start, **style)
+            axis.set_xticks(range(len(measures)), measures)
+            axis.set(title=use, xlabel="measure", yscale="log")
+            axis.grid(alpha=0.25, which="both")
+        axes[0].set_ylabel(f"test {comparison.metric}")
+        axes[-1].legend(frameon=False, title="start")
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=160)
+    return png.getvalue()
