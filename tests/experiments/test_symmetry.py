@@ -11,7 +11,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.starts import balance_once_, move_to_start
-from pathspace.experiments.symmetry import representative, run_distinct
+from pathspace.experiments.symmetry import check_symmetry, representative, run_distinct
 from pathspace.experiments.tasks.task import Task
 
 Config = Callable[..., RunConfig]
@@ -57,37 +57,40 @@ def doing(tiny_task: Task) -> tuple[Callable[[Sequence[RunConfig], str], list[Ru
     return do, done
 
 
-def test_every_computation_is_done_once_beyond_the_verified_seeds(tiny_config: Config, doing) -> None:
-    do, done = doing
-    configs = [
+@pytest.fixture
+def configs(tiny_config: Config) -> list[RunConfig]:
+    return [
         tiny_config(method, start, seed=seed, epochs=1)
         for method in ("sgd", "path-sgd", "balanced-sgd")
         for start in ("balanced", "rescaled")
-        for seed in range(3)
+        for seed in range(2)
     ]
+
+
+def test_every_computation_is_done_once(configs: list[RunConfig], doing) -> None:
+    do, done = doing
     whole = [result.losses for result in do(configs, "")]
     done.clear()
-    results = run_distinct(configs, do, "", verified_seeds=1)
+    results = run_distinct(configs, do, "")
     assert [result.losses for result in results] == whole
     assert [result.config for result in results] == configs
-    # 3 of sgd balanced, 3 of sgd rescaled, 3 of path-sgd, and one of each of the other three
-    assert len(done) == len(set(done)) == 3 + 3 + 3 + 3
-    done.clear()
-    run_distinct(configs, do, "", verified_seeds=0)
-    assert len(done) == len(configs)
+    assert len(done) == len(set(done)) == 2 * 3  # SGD from both starts, and Path-SGD
+
+
+def test_the_check_does_the_runs_that_others_stand_for(configs: list[RunConfig], doing) -> None:
+    do, done = doing
+    check_symmetry(configs, do, "")
+    assert sorted(done) == sorted(
+        config.label for config in configs if (config.method, config.start) != ("sgd", "rescaled")
+    )
 
 
 def test_a_method_without_the_symmetry_that_it_claims_is_found_out(
-    tiny_config: Config, doing, monkeypatch: pytest.MonkeyPatch
+    configs: list[RunConfig], doing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "sgd", replace(METHODS["sgd"], invariant=True))
-    configs = [
-        tiny_config("sgd", start, seed=seed, epochs=1)
-        for start in ("balanced", "rescaled")
-        for seed in (0, 1)
-    ]
     with pytest.raises(ConfigurationError, match="should be the same computation as 'sgd, balanced"):
-        run_distinct(configs, doing[0], "", verified_seeds=1)
+        check_symmetry(configs, doing[0], "")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.pool import Monitor, Place, run_all
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.selection import Choice, choose, decay_runs, tuning_runs
+from pathspace.experiments.selection import Choice, choose, chosen_runs, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
-from pathspace.experiments.symmetry import run_distinct
+from pathspace.experiments.symmetry import check_symmetry, run_distinct
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
@@ -130,19 +130,23 @@ def compare(
     with Workers(processes) if processes > 1 else nullcontext() as workers:
         title = "Choosing learning rates on the validation split"
 
-        def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
+        def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_all(configs, place, monitor, title=title, workers=workers)
 
-        verified = settings.verified_seeds
-        tuning = run_distinct(tuning_runs(settings), run, title, verified_seeds=verified)
+        def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
+            return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
+
+        tuning = run(tuning_runs(settings), title)
         others = decay_runs(settings, choose(tuning))
         if others:
-            title = "Choosing decays on the validation split"
-            tuning += run_distinct(others, run, title, verified_seeds=verified)
+            tuning += run(others, "Choosing decays on the validation split")
         choices = choose(tuning)
+        if settings.verified_seeds:
+            checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
+            check_symmetry(checks, every, "Checking that equal runs are equal")
         plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
         configs = [config for plan in plans for config in _configs(settings, plan)]
-        final = run_distinct(configs, run, "Training with the chosen rates", verified_seeds=verified)
+        final = run(configs, "Training with the chosen rates")
     return Comparison(
         settings=settings,
         task_description=task.description,

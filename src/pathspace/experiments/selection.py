@@ -72,7 +72,20 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
     ]
 
 
-def _tuning(settings: Settings, method: str, start: str, rate: float, decay: float) -> list[RunConfig]:
+def chosen_runs(
+    settings: Settings, choices: Mapping[tuple[str, str], Choice], *, seeds: int
+) -> list[RunConfig]:
+    """Return runs of the length of tuning runs, with what was chosen, for every method and start."""
+    return [
+        run
+        for (method, start), choice in choices.items()
+        for run in _tuning(settings, method, start, choice.learning_rate, choice.weight_decay, seeds)
+    ]
+
+
+def _tuning(
+    settings: Settings, method: str, start: str, rate: float, decay: float, seeds: int = 0
+) -> list[RunConfig]:
     return [
         settings.run_config(
             method,
@@ -83,7 +96,7 @@ def _tuning(settings: Settings, method: str, start: str, rate: float, decay: flo
             weight_decay=decay,
             epochs=settings.tuning_epochs,
         )
-        for seed in range(settings.tuning_seeds)
+        for seed in range(seeds or settings.tuning_seeds)
     ]
 
 

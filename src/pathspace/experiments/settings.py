@@ -54,8 +54,8 @@ class Settings:
         rescale_exponent: k; the rescaled start uses powers of two from 2^-k to 2^k.
         rescale_factor: f; if it is not 0, the rescaled start uses any numbers from 1/f to f instead.
         verified_seeds: 0 does every run. Otherwise runs that an exact symmetry makes the same to the last bit are
-            done for so many seeds each and compared; where they are the same, one of them stands for all of them
-            for the other seeds and while rates are chosen.
+            done once, after runs of the length of tuning runs, with the chosen rates and so many seeds, have shown
+            that they are the same.
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
         baselines: The methods that the others are to beat: the report compares each of them with the best of these.
         target_error: The report says how long every method takes to this validation error; 0 leaves that out.

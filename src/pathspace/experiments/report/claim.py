@@ -204,16 +204,13 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         notes.append(f"Rescaled: every unit of the balanced start times {span}; the same function.")
     same = [METHODS[row.method].label for row in comparison.rows if row.difference == 0.0]
     if same:
-        seeds = settings.verified_seeds or settings.seeds
-        copied = (
-            "; for the others, and while rates were chosen, one run stands for all"
-            if settings.verified_seeds
-            else ""
+        seeds = settings.verified_seeds
+        how = (
+            f"checked on {seeds} seed{'s' * (seeds > 1)} in runs of tuning's length; one run stands for all"
+            if seeds
+            else f"on {settings.seeds} seed{'s' * (settings.seeds > 1)}"
         )
-        notes.append(
-            f"The same training curve from both starts, to the last bit, on {seeds} seed{'s' * (seeds > 1)}{copied}: "
-            f"{', '.join(same)}."
-        )
+        notes.append(f"The same training curve from both starts, to the last bit ({how}): {', '.join(same)}.")
     notes.append(
         f"Time: the median step of a run, {settings.threads} thread{'s' * (settings.threads > 1)}"
         + (

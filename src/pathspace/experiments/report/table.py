@@ -188,6 +188,10 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             else f"power of two between 2^-{k} and 2^{k}"
         )
         sentences.append(f"Rescaled: each unit's weights times a random {span}.")
+    if settings.verified_seeds:
+        sentences.append(
+            "Runs that a symmetry makes equal were done once, after shorter ones had shown that they are equal."
+        )
     if any(choice.at_edge for choice in comparison.choices.values()):
         sentences.append("* at the edge of the grid: a wider grid may do better.")
     for (method, start), choice in comparison.choices.items():
