@@ -271,3 +271,14 @@ def test_dropped_weights_of_any_module_are_edges():
     kappas = [ps.paths.kappa(ps.trace(model.train(mode), torch.zeros(1, 3))) for mode in (True, False)]
     assert_close(kappas[0], kappas[1])
     assert set(kappas[0]) == {"first.weight", "second.weight", "second.bias"}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_trace_of_either_form_can_be_followed_on_data(training):
+    model, tokens = language_model(embedding_dropout=0.3, **DROPS).train(training), torch.randint(7, (3, 6))
+    network = ps.trace(model, tokens, outside=["embedding", "decoder"])
+    found = ps.paths.data_dependent_kappa(network, tokens, alpha=0.5)
+    plain = language_model()
+    plain.load_state_dict(model.state_dict())
+    network = ps.trace(plain, tokens, outside=["embedding", "decoder"])
+    assert_close(found, ps.paths.data_dependent_kappa(network, tokens, alpha=0.5))

@@ -349,15 +349,14 @@ class _Follower(TorchFunctionMode):
             for t in pytree.tree_leaves((args, kwargs))
             if isinstance(t, Tensor) and t.requires_grad and not self._is_weight(t)
         ]
-        for slot, tensor in zip(call.results, entering, strict=True):
-            self._leaves_as(slot, tensor)
-        args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-        self._paused = True
+        self._paused = True  # what is done here is none of the model's operations
         try:
-            result = forward(*args, **kwargs)
+            for slot, tensor in zip(call.results, entering, strict=True):
+                self._leaves_as(slot, tensor)
+            args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+            result = pytree.tree_map_only(Tensor, Tensor.detach, forward(*args, **kwargs))
         finally:
             self._paused = False
-        result = pytree.tree_map_only(Tensor, Tensor.detach, result)
         self._data.update((id(t), t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
         return result
 

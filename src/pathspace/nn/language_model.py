@@ -22,9 +22,9 @@ class RowDropEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up numbers of tokens, of any shape."""
-        if not self.dropout or not self.training:
+        if not self.dropout:
             return super().forward(input)
-        return F.embedding(input, F.dropout1d(self.weight, self.dropout))
+        return F.embedding(input, F.dropout1d(self.weight, self.dropout, self.training))
 
 
 class LanguageModel(nn.Module):

@@ -113,21 +113,20 @@ class StackedReLURNN(nn.Module):
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         """Leave out features of x ``[B, T, H]``, each at all steps: they are the channels of ``dropout1d``."""
-        if not p or not self.training:
-            return x
-        return F.dropout1d(x.transpose(1, 2), p).transpose(1, 2)
+        # the same operations in training and in evaluation, so that a trace of either form is one of both
+        return F.dropout1d(x.transpose(1, 2), p, self.training).transpose(1, 2) if p else x
 
     def _run(self, layer: nn.RNN, x: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not self.weight_drop or not self.training:
+        if not self.weight_drop:
             return layer(x, start)
         w_in, w_rec, *biases = layer.parameters()
-        weights = [w_in, F.dropout(w_rec, self.weight_drop), *biases]
+        weights = [w_in, F.dropout(w_rec, self.weight_drop, self.training), *biases]
         if start is None:
             start = x.new_zeros(1, x.shape[0], layer.hidden_size)
         with warnings.catch_warnings():
             # cuDNN would like its weights in one piece of memory, which a fresh mask does not allow
             warnings.filterwarnings("ignore", message="RNN module weights are not part of")
-            return torch.rnn_relu(x, start, weights, layer.bias, 1, 0.0, True, False, True)
+            return torch.rnn_relu(x, start, weights, layer.bias, 1, 0.0, self.training, False, True)
 
 
 def check_probabilities(**options: float) -> None:
