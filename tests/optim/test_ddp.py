@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, mlp, trace
+from cases import BY_NAME, call, mlp, trace
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
 
@@ -148,6 +148,26 @@ def test_watched_and_given_batches_give_the_same_run():
     assert not torch.equal(weights(train(model, optimizer, x, y, 3))["0.weight"], runs[0]["0.weight"])
 
 
+@pytest.mark.parametrize("name", ["mlp", "rnn time first", "siamese by keyword"])
+def test_first_examples_of_a_batch_are_enough(name):
+    case = BY_NAME[name]
+    steps = []
+    for examples, batch in ((2, 5), (None, 5), (None, 2), (9, 2)):
+        model = case.model(torch.float64)
+        optimizer = ps.optim.DDPSGD(model.parameters(), trace(case, model), lr=0.05, examples=examples)
+        example = case.example(5, torch.float64)
+        case.loss(call(model, example)).backward()
+        part = torch.utils._pytree.tree_map(lambda t, n=batch: t.narrow(case.batch_dim, 0, n), example)
+        call(model, part)
+        if batch == 5:
+            call(model, example)
+        optimizer.step()
+        steps.append(weights(model))
+    assert_close(steps[0], steps[2], rtol=0, atol=0)
+    assert_close(steps[0], steps[3], rtol=0, atol=0)
+    assert any(not torch.equal(steps[0][n], steps[1][n]) for n in steps[0])
+
+
 def test_keyword_arguments_are_seen():
     case = BY_NAME["siamese by keyword"]
     model = case.model()
@@ -252,6 +272,7 @@ def test_copy_with_its_model_goes_the_same_way():
         ({"sharing": "hessian"}, "sharing must be"),
         ({"estimator": "rademacher"}, "estimator must be"),
         ({"averaging": 1.0}, "averaging must be"),
+        ({"examples": 0}, "examples must be"),
         ({"damping": -1.0}, "damping must not be negative"),
     ],
 )

@@ -90,7 +90,7 @@ def quasi_diagonal_metric(
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
         pairs=biases,
     )
-    diagonal = {name: shares.path[name].add_(shares.data[name], alpha=alpha) for name in shares.path}
+    diagonal = {n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()}
     cross = {name: value.mul_(alpha) for name, value in shares.cross.items()}
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 

@@ -153,6 +153,22 @@ def _arguments(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)
 
 
+def first_examples(network: Network, given: Arguments, count: int | None) -> Arguments:
+    """The arguments for the first ``count`` examples of a batch; all if None."""
+    place = network.call.batch_dim
+    first = next((t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor)), None)
+    if count is None or place is None or first is None or first.dim() <= place or first.shape[place] <= count:
+        return given
+    size = first.shape[place]
+
+    def shorter(t: Tensor) -> Tensor:
+        # other arguments may hold the batch elsewhere, as the states of nn.RNN do
+        found = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
+        return t if found is None else t.narrow(found, 0, count)
+
+    return Arguments(*pytree.tree_map_only(Tensor, shorter, (given.args, given.kwargs)))
+
+
 def _shadow(network: Network, differentiable: bool) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy of the model in evaluation form, on parameters that share the model's memory, and those by name."""
     leaves: dict[str, Tensor] = {}

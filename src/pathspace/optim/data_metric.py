@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
-from pathspace.network.replay import Arguments, Replay
+from pathspace.network.replay import Arguments, Replay, first_examples
 from pathspace.network.squares import Outer
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, kappa_shares
@@ -95,6 +95,7 @@ class DataMetric(PathOptimizer):
         estimator: Estimator,
         averaging: float | None,
         seed: int,
+        examples: int | None,
         watch: bool,
     ) -> None:
         check_options(alpha, statistic)
@@ -104,6 +105,9 @@ class DataMetric(PathOptimizer):
             raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
         if averaging is not None and not 0 <= averaging < 1:
             raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
+        if examples is not None and examples < 1:
+            raise ValueError(f"examples must be None or at least 1, got {examples}")
+        self.examples = examples
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
         self._latest = LatestBatch(self.network.model if watch and alpha > 0 else None)
@@ -145,7 +149,7 @@ class DataMetric(PathOptimizer):
         generator = torch.Generator(parameter.device).manual_seed(seed)
         shares = kappa_shares(
             self.network,
-            self._latest.inputs,
+            first_examples(self.network, self._latest.inputs, self.examples),
             alpha=self.alpha,
             statistic=self.statistic,
             sharing=self.sharing,
@@ -154,31 +158,30 @@ class DataMetric(PathOptimizer):
             names=names,
             pairs=self._pairs,
         )
-        order = {
-            name: i for i, name in enumerate(self.network.parameters)
-        }  # torch mangles strings in a state
+        order = {name: i for i, name in enumerate(self.network.parameters)}  # a state cannot hold strings
         decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+        kappa = {}
         for name, state in states.items():
             state["draws"] = draws + 1
-            data, cross = shares.data[name], shares.cross.get(name)
-            if decay:
-                shares.data[name] = _averaged(state, "data", data, decay)
-            if cross is not None:
-                state["bias"] = order[shares.bias_of[name]]
-                state["cross"] = (_averaged(state, "cross", cross, decay) if decay else cross).mul_(
-                    self.alpha
-                )
-        return {name: shares.path[name].add_(shares.data[name], alpha=self.alpha) for name in names}
+            data, weight = _averaged(state, "data", shares.data[name], decay)
+            kappa[name] = torch.add(shares.path[name], data, alpha=self.alpha / weight)
+            if name in shares.cross:
+                cross, weight = _averaged(state, "cross", shares.cross[name], decay)
+                state["bias"], state["cross"] = order[shares.bias_of[name]], cross * (self.alpha / weight)
+        return kappa
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""
 
 
-def _averaged(state: dict[str, Any], key: str, data: Tensor, decay: float) -> Tensor:
-    """The average m = a m + (1 - a) data, divided by 1 - a^t, as Adam's moments are."""
+def _averaged(state: dict[str, Any], key: str, data: Tensor, decay: float) -> tuple[Tensor, float]:
+    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are."""
+    if not decay:
+        return data, 1.0
     average, weight = f"{key}_average", f"{key}_weight"
     if average not in state:
-        state[average], state[weight] = torch.zeros_like(data), 0.0
-    state[average].lerp_(data, 1 - decay)
-    state[weight] += (1 - decay) * (1 - state[weight])
-    return state[average] / state[weight]
+        state[average], state[weight] = data * (1 - decay), 1 - decay
+    else:
+        state[average].lerp_(data, 1 - decay)
+        state[weight] += (1 - decay) * (1 - state[weight])
+    return state[average], state[weight]

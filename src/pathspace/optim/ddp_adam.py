@@ -39,6 +39,7 @@ class DDPAdam(DataMetric, PathAdam):
         estimator: likewise.
         averaging: likewise.
         seed: likewise.
+        examples: likewise.
         watch: likewise.
         power: see :class:`PathAdam`, like the options that follow.
         refresh_every: likewise.
@@ -78,6 +79,7 @@ class DDPAdam(DataMetric, PathAdam):
         estimator: Estimator = "auto",
         averaging: float | None = None,
         seed: int = 0,
+        examples: int | None = None,
         watch: bool = True,
         power: float = 1.0,
         refresh_every: int = 1,
@@ -108,5 +110,6 @@ class DDPAdam(DataMetric, PathAdam):
             estimator=estimator,
             averaging=averaging,
             seed=seed,
+            examples=examples,
             watch=watch,
         )

@@ -50,6 +50,7 @@ class QuasiDiagonal(DDPSGD):
         estimator: see :class:`DDPSGD`, like the options that follow.
         averaging: likewise.
         seed: likewise.
+        examples: likewise.
         watch: likewise.
         nesterov: likewise.
         weight_decay: likewise.
@@ -88,6 +89,7 @@ class QuasiDiagonal(DDPSGD):
         estimator: Estimator = "auto",
         averaging: float | None = None,
         seed: int = 0,
+        examples: int | None = None,
         watch: bool = True,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -111,6 +113,7 @@ class QuasiDiagonal(DDPSGD):
             estimator=estimator,
             averaging=averaging,
             seed=seed,
+            examples=examples,
             watch=watch,
             nesterov=nesterov,
             weight_decay=weight_decay,

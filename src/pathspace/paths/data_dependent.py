@@ -99,12 +99,12 @@ def data_dependent_kappa(
         estimator=estimator,
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    return {name: shares.path[name].add_(shares.data[name], alpha=alpha) for name in shares.path}
+    return {n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()}
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The two terms of kappa, path + alpha data, by parameter name and in memory of their own.
+    """The two terms of kappa, path + alpha data, by parameter name; the first may share memory.
 
     Attributes:
         path: (1 - alpha) psi_v gamma_u^2.
@@ -160,20 +160,29 @@ def kappa_shares(
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
     bias_of = {} if pairs is None else {w: b for w, b in pairs(network, found).items() if w in wanted}
     seedings = _one_by_one(found, psi) if exact else [(sign_seeds(found, psi, statistic, generator), 1.0)]
-    data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
-    cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
+    data: dict[str, Tensor] = {}
+    cross: dict[str, Tensor] = {}
     for seeds, weight in seedings:
         seeded = Seeded.of(found, seeds)
-        for name, value in statistics(seeded, statistic, sharing, wanted).items():
-            data[name].add_(value, alpha=weight)
-        for name, bias in bias_of.items():
-            cross[name].add_(products(seeded, name, bias, statistic), alpha=weight)
+        _add(data, statistics(seeded, statistic, sharing, wanted), weight)
+        _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
+    if not data:  # nothing reaches an output
+        data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
+        cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
     total = sum(path[name].sum() + data[name].sum() for name in wanted)
     if wanted and not bool(torch.isfinite(torch.as_tensor(total))):
         raise FloatingPointError(
             "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
         )
     return Shares(path, data, cross, bias_of, not exact)
+
+
+def _add(total: dict[str, Tensor], values: dict[str, Tensor], weight: float) -> None:
+    for name, value in values.items():
+        if name in total:
+            total[name].add_(value, alpha=weight)
+        else:
+            total[name] = value if weight == 1 else value.mul_(weight)
 
 
 def path_share(
@@ -189,7 +198,7 @@ def path_share(
         )
     psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
     rest = gradients[len(keys) :]
-    path = {n: torch.zeros_like(q[n]) if g is None else g.clone() for n, g in zip(names, rest, strict=True)}
+    path = {n: torch.zeros_like(q[n]) if g is None else g for n, g in zip(names, rest, strict=True)}
     return {n: p.detach() for n, p in path.items()}, psi
 
 
