@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.paths.probing import Reads, each, reads
+from pathspace.paths.probing import Reads, reads, reads_of_each
 
 _AGREES = 1e-9
 
@@ -60,6 +60,21 @@ class Operation:
         result = self.func(*args, **kwargs)
         return torch.cat([t.reshape(-1) for t in floats(args[0] if self.writes else result)])
 
+    def form(self) -> tuple[Any, ...] | None:
+        """What the terms of the operation depend on: everything but the values of its variables.
+
+        None for a function that changes its argument. Constants go by identity, so they must be kept alive.
+        """
+        if self.writes:
+            return None
+        parts: list[Any] = [self.func, repr(self.spec), self.places]
+        for place, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                parts.append(leaf.shape if place in self.places else id(leaf))
+            else:
+                parts.append(repr(leaf))
+        return tuple(parts)
+
 
 def floats(tree: Any) -> list[Tensor]:
     """The floating-point tensors in nested tuples, lists and dicts."""
@@ -83,20 +98,19 @@ class Terms:
     mixed: tuple[tuple[int, int, Reads], ...]
 
 
-def terms_of(
-    name: str, operation: Operation, given: Sequence[Tensor], operands: int, actual: Tensor
-) -> Terms:
-    """Find the terms of an operation and check that they give its result.
+def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Terms:
+    """Find the terms of an operation.
 
     Args:
-        name: what the operation is called, for the error.
         operation: a function of the operands, then of the parameters.
         given: the values it was called with, flattened.
         operands: how many of them are activations.
-        actual: what it returned.
+
+    Returns:
+        The terms; meaningless for an operation that is not affine, see :func:`check_terms`.
 
     Raises:
-        UntraceableError: the operation is not affine in its activations and in its parameters.
+        UntraceableError: there are too many of them.
     """
     zeros = [torch.zeros_like(g) for g in given]
 
@@ -122,22 +136,29 @@ def terms_of(
             if bool((product(h, w).abs() <= 1e-12 * size).all()):
                 continue  # they only add up
 
-            def for_each_weight(h: Tensor, product: Any = product, count: int = len(w)) -> Tensor:
-                return each(lambda e: product(h, e), torch.eye(count, dtype=torch.float64))
-
-            mixed.append((a, b - operands, reads(for_each_weight, len(h))))
-    terms = Terms(
+            found = reads_of_each(product, len(h), len(w), len(constant))
+            mixed.append((a, b - operands, found))
+    return Terms(
         constant,
         tuple((a, single[a]) for a in range(operands) if len(single[a].target)),
         tuple((b - operands, single[b]) for b in range(operands, len(given)) if len(single[b].target)),
         tuple(mixed),
     )
-    _check(name, terms, given, operands, actual)
-    return terms
 
 
-def _check(name: str, terms: Terms, given: Sequence[Tensor], operands: int, actual: Tensor) -> None:
-    """The terms must add up to what the operation really returned."""
+def check_terms(name: str, terms: Terms, given: Sequence[Tensor], operands: int, actual: Tensor) -> None:
+    """Make sure that terms add up to what the operation really returned.
+
+    Args:
+        name: what the operation is called, for the error.
+        terms: from :func:`terms_of`.
+        given: the values it was called with, flattened.
+        operands: how many of them are activations.
+        actual: what it returned.
+
+    Raises:
+        UntraceableError: the operation is not affine in its activations and in its parameters.
+    """
     result = terms.constant.clone()
     for a, r in terms.fixed:
         result.index_add_(0, r.target, r.factor * given[a][r.source])

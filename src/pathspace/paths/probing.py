@@ -18,8 +18,10 @@ from torch.func import vmap
 
 from pathspace.network.errors import UntraceableError
 
-LARGEST = 50_000_000
-"""Most numbers that one probe may make; 400 MB."""
+LARGEST = 10_000_000
+"""Most numbers that one probe may make at a time; 80 MB."""
+MOST = 400_000_000
+"""Most numbers that the probes of one operation may make; seconds."""
 _FITS = 1e-9
 
 
@@ -57,12 +59,52 @@ def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
     return Reads(target, place[single].round().long() - 1, zeroth[single], member)
 
 
+def reads_of_each(
+    function: Callable[[Tensor, Tensor], Tensor], elements: int, members: int, outputs: int
+) -> Reads:
+    """Find all factors of a bilinear f(h, w)_o = sum_ie c_oie h_i w_e, some w_e at a time.
+
+    Args:
+        function: f, from h ``[elements]`` and w ``[members]`` to ``[outputs]``.
+        elements: how many elements h has.
+        members: how many w has.
+        outputs: how many the result has.
+
+    Returns:
+        The reads of h, ``member`` being e.
+    """
+    if members * (members + outputs) > MOST:
+        raise too_large(members * outputs)
+    step = max(1, LARGEST // (members + outputs))
+    found = []
+    for first in range(0, members, step):
+        count = min(step, members - first)
+        units = torch.zeros(count, members, dtype=torch.float64)
+        units[torch.arange(count), first + torch.arange(count)] = 1
+
+        def some(h: Tensor, units: Tensor = units) -> Tensor:
+            return each(lambda w: function(h, w), units)
+
+        part = reads(some, elements)
+        found.append(Reads(part.target, part.source, part.factor, part.member + first))
+    columns = zip(*((r.target, r.source, r.factor, r.member) for r in found), strict=True)
+    return Reads(*(torch.cat(column) for column in columns))
+
+
+def too_large(size: int) -> UntraceableError:
+    """The error for an operation that has too many pairs of elements."""
+    return UntraceableError(
+        "writing down the graph",
+        "",
+        f"one operation has {size:,} pairs of elements",
+        "Use smaller layers, images or a shorter sequence; path norm and kappa need no written-out graph",
+    )
+
+
 def _by_unit_vectors(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
     size = elements * function(torch.zeros(elements, dtype=torch.float64)).numel()
-    if size > LARGEST:
-        raise UntraceableError(
-            "writing down the graph", "", f"one operation has {size} pairs of elements", "Use smaller layers"
-        )
+    if size > 5 * LARGEST:
+        raise too_large(size)
     matrix = each(function, torch.eye(elements, dtype=torch.float64))  # [i, o] or [i, b, o]
     where = matrix.nonzero(as_tuple=True)
     member = where[1] if matrix.dim() == 3 else torch.zeros_like(where[0])

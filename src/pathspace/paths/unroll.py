@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.recorder import short_name
-from pathspace.paths.affine import Operation, Terms, floats, terms_of
+from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.gates import Gated, gated
 from pathspace.paths.loops import cell, layers
 from pathspace.paths.probing import LARGEST, reads
@@ -80,6 +80,7 @@ class Unroller(TorchFunctionMode):
         self._weights: dict[int, tuple[Tensor, _Weights]] = {}
         self._data: dict[int, Tensor] = {}  # tensors that depend on the example alone
         self._tails: dict[int, Tensor] = {}
+        self._known: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
 
     # -- what is known of a tensor ------------------------------------------------------------------------------
 
@@ -287,13 +288,23 @@ class Unroller(TorchFunctionMode):
             return result
         actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
         if self.with_edges:
-            terms = terms_of(name, operation, given, len(acts), actual)
+            terms = self._terms(operation, given, len(acts))
+            check_terms(name, terms, given, len(acts), actual)
             nodes = self._place(terms, sources, weights)
         else:
             nodes = self._new_nodes(actual.shape)
         for piece, part in zip(pieces, _split(nodes, pieces), strict=True):
             self._bind(piece, part)
         return result
+
+    def _terms(self, operation: Operation, given: list[Tensor], operands: int) -> Terms:
+        """The terms of an operation; found once for all steps of a loop."""
+        form = operation.form()
+        if form is None:
+            return terms_of(operation, given, operands)
+        if form not in self._known:
+            self._known[form] = terms_of(operation, given, operands), operation
+        return self._known[form][0]
 
     def _place(self, terms: Terms, sources: list[Tensor], weights: list[_Weights]) -> Tensor:
         """Nodes for the result of an affine operation: the old ones where it only moves them."""
