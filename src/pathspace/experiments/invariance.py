@@ -67,6 +67,24 @@ def _path_adam(**options: Any) -> Candidate:
     return Candidate(build, invariant=True)
 
 
+def _g_sgd(**options: Any) -> Candidate:
+    def build(model: nn.Module, network: Any) -> optim.Optimizer:
+        from pathspace.optim import GSGD
+
+        return GSGD(model.parameters(), network, **{"lr": 0.02, **options})
+
+    return Candidate(build, invariant=True)
+
+
+def _g_adam(**options: Any) -> Candidate:
+    def build(model: nn.Module, network: Any) -> optim.Optimizer:
+        from pathspace.optim import GAdam
+
+        return GAdam(model.parameters(), network, **{"lr": 0.003, **options})
+
+    return Candidate(build, invariant=True)
+
+
 CANDIDATES = {
     "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
     "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
@@ -77,6 +95,9 @@ CANDIDATES = {
     "path-sgd-clipping": _path_sgd(clip_norm=0.1),
     "path-sgd-stale": _path_sgd(refresh_every=10),
     "path-adam": _path_adam(),
+    "g-sgd": _g_sgd(),
+    "g-sgd-momentum": _g_sgd(lr=0.005, momentum=0.9),
+    "g-adam": _g_adam(),
 }
 
 
