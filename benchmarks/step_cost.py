@@ -1,26 +1,31 @@
-"""Cost of a whole training step relative to torch.optim.SGD.
+"""Cost of a whole training step relative to torch.optim: time, and peak memory.
 
-Both optimizers train copies of the same model in one process; their steps alternate, and the figure is the median
-of the ratios of neighbouring steps. Prints one JSON line per figure.
+Both optimizers train copies of the same model in one process; their steps alternate, and the time is the median of the
+ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). Memory is what all
+tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
 
     python benchmarks/step_cost.py
     python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
-    python benchmarks/step_cost.py --device cuda --output benchmarks/results/step_cost-cuda.json
+    python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
+        --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pathspace as ps
 
@@ -38,13 +43,39 @@ class Case:
 class LastStep(nn.Module):
     """A ReLU RNN read at its last step."""
 
-    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
+    def __init__(self, inputs: int, hidden: int, classes: int, layers: int = 1) -> None:
         super().__init__()
-        self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", batch_first=True)
+        self.rnn = nn.RNN(inputs, hidden, layers, nonlinearity="relu", batch_first=True)
         self.out = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.rnn(x)[0][:, -1])
+
+
+class EveryStep(LastStep):
+    """A stack of ReLU RNNs read at every step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0]).flatten(0, 1)
+
+
+class Block(nn.Module):
+    """Two convolutions and what goes around them."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after),
+        )  # fmt: skip
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.around = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.around(x))
 
 
 def mlp() -> nn.Module:
@@ -62,19 +93,62 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+def resnet18() -> nn.Module:
+    """ResNet-18 as it is used at 32x32."""
+    stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+    blocks = [
+        b for before, after, stride in stages for b in (Block(before, after, stride), Block(after, after, 1))
+    ]
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
 CASES = {
-    "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 200),
-    "rnn-100x784": Case(lambda: LastStep(1, 100, 10), (64, 784, 1), 10, 25),
-    "rnn-1024x50": Case(lambda: LastStep(28, 1024, 10), (64, 50, 28), 10, 15),
-    "mlp": Case(mlp, (128, 784), 10, 80),
-    "cnn": Case(cnn, (64, 3, 32, 32), 10, 40),
+    "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 300),
+    "rnn-100x784": Case(lambda: LastStep(1, 100, 10), (64, 784, 1), 10, 40),
+    "rnn-1024x50": Case(lambda: LastStep(28, 1024, 10), (64, 50, 28), 10, 20),
+    "rnn-4x400x35": Case(lambda: EveryStep(100, 400, 50, layers=4), (40, 35, 100), 50, 30),
+    "mlp": Case(mlp, (128, 784), 10, 150),
+    "cnn": Case(cnn, (64, 3, 32, 32), 10, 60),
+    "resnet18": Case(resnet18, (64, 3, 32, 32), 10, 10),
+}
+PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "PathSGD": torch.optim.SGD,
+    "PathAdam": torch.optim.AdamW,
 }
 
 
-def step_function(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor
-) -> Callable[[], float]:
-    """A function that takes one training step and returns its seconds."""
+@dataclass(frozen=True)
+class Trial:
+    """A model in training."""
+
+    network: Any  # of the traced model; None for the plain optimizer
+    parameters: int  # bytes
+    step: Callable[[], float]
+
+
+def trial(case: Case, optimizer: str, options: dict[str, Any], device: str, variant: str) -> Trial:
+    """A fresh copy of a case with an optimizer, and a function that takes a step and returns its seconds."""
+    torch.manual_seed(0)
+    model = case.model().to(device)
+    x = torch.randn(case.inputs, device=device)
+    with torch.no_grad():
+        y = torch.randint(case.classes, model(x).shape[:1], device=device)
+    # so small a rate that both stay near the start: neither copy may diverge while it is timed
+    network = None
+    if optimizer in PLAIN:
+        network = ps.trace(model, x)
+        rule = getattr(ps.optim, optimizer)(model.parameters(), network, lr=1e-6, **options)
+    else:
+        fused = {"fused": True} if device.startswith("cuda") else {}
+        rule = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-6, **fused)
+    run: Callable[[Tensor], Tensor] = model
+    if variant == "compile":
+        run = torch.compile(model)
+    elif variant == "graphs":
+        run = torch.cuda.make_graphed_callables(model, (x,))
     loss = nn.CrossEntropyLoss()
     cuda = x.is_cuda
 
@@ -82,34 +156,69 @@ def step_function(
         if cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
+        rule.zero_grad(set_to_none=variant != "graphs")
+        loss(run(x), y).backward()
+        rule.step()
         if cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    return step
+    return Trial(network, sum(p.numel() * p.element_size() for p in model.parameters()), step)
 
 
-def measure(name: str, refresh_every: int, device: str, pairs: int | None) -> dict[str, object]:
-    """The median of paired ratios for one case."""
-    case = CASES[name]
-    torch.manual_seed(0)
-    model = case.model().to(device)
-    x = torch.randn(case.inputs, device=device)
-    y = torch.randint(case.classes, case.inputs[:1], device=device)
-    other = copy.deepcopy(model)
-    network = ps.trace(other, x)
-    # so small a rate that both stay near the start: neither copy may diverge while it is timed
-    sgd = torch.optim.SGD(model.parameters(), lr=1e-6)
-    path = ps.optim.PathSGD(other.parameters(), network, lr=1e-6, refresh_every=refresh_every)
-    plain, ours = step_function(model, sgd, x, y), step_function(other, path, x, y)
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make and that are still alive; ``peak`` is the most so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)
+                self.alive.setdefault(reference.cdata, (reference, storage.nbytes()))
+        self.alive = {key: item for key, item in self.alive.items() if not item[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def peak_bytes(case: Case, optimizer: str, options: dict[str, Any], device: str) -> tuple[int, int]:
+    """Bytes of all tensors that the first three steps make, at the peak, and of the parameters."""
+    made = trial(case, optimizer, options, device, "eager")
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            made.step()
+        return torch.cuda.max_memory_allocated() - before, made.parameters
+    with LiveBytes() as counted:
+        for _ in range(3):
+            made.step()
+    return counted.peak, made.parameters
+
+
+def measure(
+    name: str,
+    refresh_every: int,
+    device: str = "cpu",
+    pairs: int | None = None,
+    optimizer: str = "PathSGD",
+    variant: str = "eager",
+) -> dict[str, object]:
+    """The median of paired ratios for one case, and its memory."""
+    case, plain_name = CASES[name], PLAIN[optimizer].__name__
+    options = {"refresh_every": refresh_every}
+    plain = trial(case, plain_name, {}, device, variant).step
+    ours = trial(case, optimizer, options, device, variant).step
     for _ in range(max(3, refresh_every)):
         plain()
         ours()
     ratios, seconds = [], []
-    count = pairs or case.pairs
+    count = max(pairs or case.pairs, 5 * refresh_every if refresh_every > 1 else 1)
     for i in range(count):
         if i % 2:
             theirs, mine = plain(), ours()
@@ -118,22 +227,29 @@ def measure(name: str, refresh_every: int, device: str, pairs: int | None) -> di
         seconds.append(theirs)
         ratios.append(mine / theirs)
     if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
-        whole = count // refresh_every * refresh_every
         ratios = [
-            statistics.mean(ratios[i : i + refresh_every]) for i in range(0, whole, refresh_every)
-        ] or ratios
+            statistics.mean(ratios[i : i + refresh_every])
+            for i in range(0, count // refresh_every * refresh_every, refresh_every)
+        ]
     ordered = sorted(ratios)
+    (most, parameters), (least, _) = (
+        peak_bytes(case, optimizer, options, device),
+        peak_bytes(case, plain_name, {}, device),
+    )
     return {
         "benchmark": "step_cost",
         "case": name,
-        "optimizer": "PathSGD",
+        "optimizer": optimizer,
+        "plain": plain_name,
+        "variant": variant,
         "refresh_every": refresh_every,
         "device": device,
         "threads": torch.get_num_threads(),
         "pairs": count,
-        "sgd_milliseconds": round(1e3 * statistics.median(seconds), 3),
+        "plain_milliseconds": round(1e3 * statistics.median(seconds), 3),
         "ratio": round(statistics.median(ratios), 4),
         "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
+        "peak_memory_in_parameters": round((most - least) / parameters, 3),
         "torch": torch.__version__,
         "pathspace": ps.__version__,
     }
@@ -144,6 +260,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["PathSGD"])
+    parser.add_argument("--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
     parser.add_argument("--refresh-every", nargs="+", type=int, default=[1])
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
@@ -151,11 +269,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if "graphs" in options.variants and not options.device.startswith("cuda"):
+        parser.error("--variants graphs needs --device cuda")
     figures = []
-    for refresh in options.refresh_every:
-        for name in options.cases:
-            figures.append(measure(name, refresh, options.device, options.pairs))
-            print(json.dumps(figures[-1]), flush=True)
+    for optimizer in options.optimizers:
+        for variant in options.variants:
+            for refresh in options.refresh_every:
+                for name in options.cases:
+                    figures.append(measure(name, refresh, options.device, options.pairs, optimizer, variant))
+                    print(json.dumps(figures[-1]), flush=True)
     if options.output:
         temporary = options.output.with_suffix(".tmp")
         temporary.write_text(json.dumps(figures, indent=1) + "\n")

@@ -45,34 +45,48 @@ class Square:
     """The square of a parameter, computed when somebody asks for it.
 
     Args:
-        p: the parameter, in the type of the computation.
+        p: the parameter.
         kept: memory to square parameters in, by name, kept by the caller from one computation to the next.
         name: the parameter's.
+        dtype: the type of the square; the parameter's if None.
     """
 
-    __slots__ = ("_dense", "_kept", "_name", "p")
+    __slots__ = ("_dense", "_kept", "_name", "_p", "dtype")
 
-    def __init__(self, p: Tensor, kept: dict[str, Tensor] | None = None, name: str = "") -> None:
-        self.p, self._kept, self._name = p, kept, name
+    def __init__(
+        self,
+        p: Tensor,
+        kept: dict[str, Tensor] | None = None,
+        name: str = "",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._p, self._kept, self._name = p, kept, name
         self._dense: Tensor | None = None
+        self.dtype = p.dtype if dtype is None else dtype
+
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device of the square, without data."""
+        return self._p.new_empty(0, dtype=self.dtype)
 
     def dense(self) -> Tensor:
-        """All of it."""
+        """All of it; kept, unless it is of another type than the parameter and so larger."""
+        if self.dtype != self._p.dtype:
+            return self._p.detach().to(self.dtype).square_()
         if self._dense is None:
-            if self._kept is None or self.p.dim() < 2:
-                self._dense = self.p.square()
+            if self._kept is None or self._p.dim() < 2:
+                self._dense = self._p.square()
             else:
-                self._dense = torch.square(self.p, out=memory_for(self.p, self._kept, self._name))
+                self._dense = torch.square(self._p, out=memory_for(self._p, self._kept, self._name))
         return self._dense
 
     @property
     def shape(self) -> torch.Size:
         """The parameter's."""
-        return self.p.shape
+        return self._p.shape
 
     def row_sums(self) -> Tensor:
         """The sums over the rows of a matrix, in one pass over the parameter."""
-        norms = torch.linalg.vector_norm(self.p, dim=1)
+        norms = torch.linalg.vector_norm(self._p, dim=1, dtype=self.dtype)
         return norms.mul_(norms)
 
     def column_sums(self) -> Tensor:

@@ -54,6 +54,15 @@ class Tap:
     backwards: bool = False  # the transitions run from T-1 down to 0
 
 
+@dataclass
+class Inside:
+    """What a recurrent instruction keeps for its pullback: of every cell the states, and dG/d(state) once known."""
+
+    recurrent: list[str]  # names of the recurrent parameters
+    states: list[Tensor]  # [T, H] each
+    deltas: list[Tensor | None]
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A slot that is filled from outside: a parameter, a buffer, a constant, or ones at a network input."""
@@ -172,12 +181,40 @@ class Tape:
         Returns:
             The gradients; they may share memory.
         """
-        like = next(iter(squared.values())).p
-        slots = self._leaves(squared, live, like)
         position = {leaf.name: leaf.slot for leaf in self.leaves if leaf.kind == "parameter"}
-        wanted = {position[name] for name in names if name in position}
-        active = self._active(frozenset(wanted))
-        saved = [self._forward(instruction, slots, active) for instruction in self.instructions]
+        wanted = frozenset(position[name] for name in names if name in position)
+        _, gradients, _ = self._sweep(squared, live, self._active(wanted))
+        found = [gradients.get(position.get(name, -1)) for name in names]
+        zeros = (
+            squared[n].like().new_zeros(squared[n].shape) if g is None else g
+            for n, g in zip(names, found, strict=True)
+        )
+        return list(zeros)
+
+    def masses(
+        self, squared: Mapping[str, Square], live: Callable[[str], Tensor], watch: Sequence[int]
+    ) -> tuple[list[tuple[Tensor, Tensor | None]], list[Inside]]:
+        """Values h and dG/dh of some slots, and the inside of all recurrent instructions; see :meth:`gradient`."""
+        parameters = frozenset(leaf.slot for leaf in self.leaves if leaf.kind == "parameter")
+        active = self._active(parameters) - parameters
+        slots, gradients, saved = self._sweep(squared, live, active, frozenset(watch))
+        found = [(slots[i], gradients.get(i)) for i in watch]
+        return [(h, None if g is None else dense(g)) for h, g in found], [
+            item for item in saved if isinstance(item, Inside)
+        ]
+
+    def _sweep(
+        self,
+        squared: Mapping[str, Square],
+        live: Callable[[str], Tensor],
+        active: frozenset[int],
+        watch: frozenset[int] = frozenset(),
+    ) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
+        """Forward and backward: values and gradients of slots, the latter where active, and what was saved."""
+        like = next(iter(squared.values())).like()
+        slots = self._leaves(squared, live, like)
+        last = self._last - watch
+        saved = [self._forward(instruction, slots, active, last) for instruction in self.instructions]
         gradients: dict[int, Any] = {}
 
         def accumulate(slot: int, gradient: Tensor | Outer) -> None:
@@ -189,12 +226,12 @@ class Tape:
             accumulate(slot, one.expand(slots[slot] if isinstance(slots[slot], tuple) else slots[slot].shape))
         for instruction, kept in zip(reversed(self.instructions), reversed(saved), strict=True):
             outgoing = [gradients.get(i) for i in instruction.outputs]
-            if all(g is None for g in outgoing) or not active.intersection(instruction.inputs):
+            needed = [i in active for i in instruction.inputs]
+            if all(g is None for g in outgoing) or not (any(needed) or instruction.recurrent):
                 continue
             inputs = [slots[i] for i in instruction.inputs]
             if instruction.forward is None:
                 inputs = [dense(value) for value in inputs]
-            needed = [i in active for i in instruction.inputs]
             outgoing = [None if g is None else dense(g) for g in outgoing]
             pullback = instruction.pullback or _by_autograd
             for slot, gradient in zip(
@@ -202,12 +239,13 @@ class Tape:
             ):
                 if gradient is not None and slot in active:
                     accumulate(slot, gradient)
-        found = [gradients.get(position.get(name, -1)) for name in names]
-        return [torch.zeros_like(squared[n].p) if g is None else g for n, g in zip(names, found, strict=True)]
+        return slots, gradients, saved
 
-    def _forward(self, instruction: Instruction, slots: dict[int, Any], active: frozenset[int]) -> Any:
-        """Fill an instruction's slots; returns what its pullback needs."""
-        if instruction.shape is not None and instruction.outputs[0] in self._last:
+    def _forward(
+        self, instruction: Instruction, slots: dict[int, Any], active: frozenset[int], last: frozenset[int]
+    ) -> Any:
+        """Fill an instruction's slots, but for those whose values nobody needs; returns what its pullback needs."""
+        if instruction.shape is not None and instruction.outputs[0] in last:
             slots[instruction.outputs[0]] = instruction.shape
             return None
         inputs = [slots[i] for i in instruction.inputs]

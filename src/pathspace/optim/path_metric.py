@@ -24,7 +24,6 @@ from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 
 
-@dataclass(slots=True)
 class Gauge:
     """The weights w_e of one parameter of shape ``[n, ...]``, in its type (float32 for half precision).
 
@@ -33,27 +32,39 @@ class Gauge:
         columns: ``[1, m]`` with m elements a row, or ``[n, m]`` where w is no product (grouped convolutions).
     """
 
-    rows: Tensor
-    columns: Tensor
+    def __init__(self, rows: Tensor, columns: Tensor) -> None:
+        self.rows, self.columns = rows, columns
+        self._is_product = columns.shape[0] == 1
+        self._ends: dict[torch.dtype, tuple[_Weights, _Weights]] = {}
 
-    def mean(self, kappa: Tensor | Outer) -> Tensor:
-        """The mean of kappa_e w_e, a number that rescaling does not change, as a 0-dim tensor. One pass over kappa."""
-        rows, columns = self.rows, self.columns
-        if rows.dtype != kappa.dtype:
-            rows, columns = rows.to(kappa.dtype), columns.to(kappa.dtype)
-        count = max(1, kappa.shape.numel())
-        if isinstance(kappa, Outer) and columns.shape[0] == 1:
-            return _sum(kappa.rows, rows[:, 0]) * _sum(kappa.columns, columns[0]) / count
+    def mean(self, kappa: Tensor | Outer) -> tuple[list[Tensor], float]:
+        """The mean of kappa_e w_e, a number that rescaling does not change. One pass over kappa.
+
+        Returns:
+            0-dim tensors and a number, whose product it is: so many means can be read in one go.
+        """
+        count = 1.0 / max(1, kappa.shape.numel())
+        rows, columns = self._weights(kappa.dtype)
+        if isinstance(kappa, Outer) and self._is_product:
+            (left, a), (right, b) = rows.sum(kappa.rows), columns.sum(kappa.columns)
+            return [left, right], a * b * count
         kappa = dense(kappa)
-        if kappa.dim() == 1 and columns.numel() == 1:
-            total = _sum(kappa, rows[:, 0])
-            return total * (columns[0, 0] / count)
+        if self._is_product and (kappa.dim() == 1 or kappa.numel() == kappa.shape[:1].numel()):
+            total, a = rows.sum(kappa.reshape(-1))
+            return [total], a * columns.total * count
         flat = kappa if kappa.dim() == 2 else kappa.reshape(kappa.shape[0] if kappa.dim() else 1, -1)
-        if columns.shape[0] == 1:
-            by_row = torch.mv(flat, columns[0] if columns.shape[1] > 1 else columns[0].expand(flat.shape[1]))
+        if self._is_product:
+            full = columns.values if columns.values is not None else flat.new_ones(())
+            by_row, b = torch.mv(flat, full.expand(flat.shape[1])), columns.scale
         else:
-            by_row = torch.linalg.vecdot(flat, columns)
-        return _sum(by_row, rows[:, 0]) / count
+            by_row, b = torch.linalg.vecdot(flat, self.columns.to(flat.dtype)), 1.0
+        total, a = rows.sum(by_row)
+        return [total], a * b * count
+
+    def _weights(self, dtype: torch.dtype) -> tuple[_Weights, _Weights]:
+        if dtype not in self._ends:
+            self._ends[dtype] = _Weights.of(self.rows[:, 0].to(dtype)), _Weights.of(self.columns[0].to(dtype))
+        return self._ends[dtype]
 
     def damping(self, shape: Sequence[int]) -> Tensor:
         """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""
@@ -63,13 +74,24 @@ class Gauge:
         return full.expand(full.shape[0], size).reshape(shape)
 
 
-def _sum(values: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of a vector; one weight may stand for all, and one value too."""
-    if weights.shape[0] == 1:
-        return values.sum() * weights[0]
-    if values.stride(0) == 0:
-        return weights.sum() * values[0]
-    return torch.dot(values, weights)
+@dataclass(frozen=True)
+class _Weights:
+    """A vector of weights, or one number for all."""
+
+    values: Tensor | None
+    scale: float  # 1 where there are values
+    total: float  # their sum, or the number
+
+    @staticmethod
+    def of(weights: Tensor) -> _Weights:
+        total = float(weights.sum())
+        return _Weights(None, total, total) if weights.shape[0] == 1 else _Weights(weights, 1.0, total)
+
+    def sum(self, t: Tensor) -> tuple[Tensor, float]:
+        """The weighted sum of a vector, as a tensor times a number; one value may be repeated."""
+        if self.values is None:
+            return t.sum(), self.scale
+        return (t[0], self.total) if t.stride(0) == 0 else (torch.dot(t, self.values), 1.0)
 
 
 def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
@@ -98,6 +120,8 @@ def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
             else:
                 wide = weight.reshape(shape).expand(shape[0], *parameter.shape[1:])
                 columns = columns * wide.reshape(shape[0], -1)
+        if columns.shape[0] > 1 and bool((columns == columns[:1]).all()):
+            columns = columns[:1].clone()
         dtype = widened(parameter).dtype  # a factor of 1024, squared, is too large for float16
         result[name] = Gauge(rows.to(dtype), columns.to(dtype))
     return result
@@ -108,6 +132,25 @@ def safe_divisor_(metric: Tensor) -> Tensor:
     if not float(metric.amin()) > 0:
         metric.masked_fill_(metric == 0, float("inf"))
     return metric
+
+
+_FACTORS = 1e30  # g may be divided by one factor after the other if both are between this and its inverse
+
+
+def divisor(kappa: Tensor | Outer, bounds: Sequence[tuple[float, float]]) -> Tensor | Outer:
+    """Kappa made safe to divide by, without writing to it; see :func:`safe_divisor_`.
+
+    An outer product stays one, unless its factors are so large or small that dividing by one after the other could
+    overflow where dividing by the product does not.
+
+    Args:
+        kappa: the metric of one parameter.
+        bounds: smallest and largest element of each of its factors.
+    """
+    if isinstance(kappa, Outer):
+        safe = all(1 / _FACTORS < bound < _FACTORS for pair in bounds for bound in pair)
+        return kappa if safe else safe_divisor_(kappa.dense())
+    return kappa if bounds[0][0] > 0 else kappa.masked_fill(kappa == 0, float("inf"))
 
 
 def parameter_names(network: Network, parameters: Iterable[Tensor]) -> dict[Tensor, str]:

@@ -20,15 +20,16 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
-from pathspace.optim.path_metric import Gauge, gauges, parameter_names
-from pathspace.paths.kappa import factored_kappa, kappa_of
+from pathspace.optim.path_metric import Gauge, divisor, gauges, parameter_names
+from pathspace.paths.kappa import own_memory, surveyed_kappa
+from pathspace.paths.safe_type import Measure, Surveyed
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Normalization = Literal["refreshed", "frozen", "none"]
 Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Metric:
     """What the gradient of a parameter is divided by: values / normalizer."""
 
@@ -76,6 +77,7 @@ class PathOptimizer(torch.optim.Optimizer):
         self.normalization, self.damping = normalization, damping
         self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
+        self._gauges: dict[Tensor, Gauge] = {}
         super().__init__(params, defaults)
         network.check_current()
         if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
@@ -85,14 +87,11 @@ class PathOptimizer(torch.optim.Optimizer):
             )
 
     factored = False
-    """Whether ``_metric`` takes outer products as their factors; no tensor may be overwritten then."""
+    """Whether the metric is kappa / c as it is, and ``_advance`` takes outer products as their factors."""
 
     @abstractmethod
-    def _metric(self, kappa: Any, state: dict[str, Any]) -> Metric:
-        """The metric from (damped) kappa, a tensor that may be overwritten; see also ``factored``.
-
-        ``state`` has ``normalizer`` and the gauge.
-        """
+    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
+        """The metric from (damped) kappa, which may be overwritten; ``state`` has ``normalizer`` and the gauge."""
 
     @abstractmethod
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
@@ -141,50 +140,74 @@ class PathOptimizer(torch.optim.Optimizer):
 
     def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Metric]:
         """The metric of every parameter of the network, computed afresh when it is due."""
-        if not any(self.state[p].get("age", 0) % self.refresh_every == 0 for p in names):
-            for p in names:
-                self.state[p]["age"] += 1
-            return {p: _kept(self.state[p]) for p in names}
-        kappa = self._kappa(list(names.values()))
-        self._normalize(names, kappa)
+        states = {p: self.state[p] for p in names}
+        if not any(state.get("age", 0) % self.refresh_every == 0 for state in states.values()):
+            for state in states.values():
+                state["age"] += 1
+            return {p: _kept(state) for p, state in states.items()}
+        due = self._means_due(names, states) if self._needs_gauge else []
+        factors: list[float] = []
+        counts: list[int] = []
+
+        def means(kappa: Mapping[str, Tensor | Outer]) -> list[Tensor]:
+            factors.clear()
+            counts.clear()
+            found: list[Tensor] = []
+            for p, name, _ in due:
+                parts, factor = self._gauges[p].mean(kappa[name])
+                found += parts
+                factors.append(factor)
+                counts.append(len(parts))
+            return found
+
+        result = self._kappa(list(names.values()), means)
+        read = iter(result.measured)
+        for (_, _, state), factor, count in zip(due, factors, counts, strict=True):
+            mean = factor * math.prod(next(read) for _ in range(count))
+            state["mean"] = mean if mean > 0 else 1.0
+        kappa = result.values
+        factored = self.factored and not self.damping
+        own = {} if factored else own_memory(kappa)
         metrics = {}
         for p, name in names.items():
-            state, value = self.state[p], kappa[name]
-            if self.damping and isinstance(value, Tensor):
-                # the damping stands for the same number in every member of the rescaling class
-                value.add_(
-                    gauge_of(state).damping(p.shape).to(value.dtype), alpha=self.damping * state["mean"]
-                )
-            metric = metrics[p] = self._metric(value, state)
+            state = states[p]
+            c = state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+            if factored:
+                metrics[p] = Metric(divisor(kappa[name], result.bounds[name]), c)
+            else:
+                metrics[p] = self._metric(self._damped(p, own[name], state), state)
             if self.refresh_every > 1:
-                _keep(state, metric)
+                _keep(state, metrics[p])
         return metrics
 
-    def _kappa(self, names: Sequence[str]) -> Mapping[str, Tensor | Outer]:
-        """Kappa of some parameters, in tensors of its own or, where ``factored``, outer products."""
-        compute = factored_kappa if self.factored and not self.damping else kappa_of
-        return compute(self.network, names, second_term=self.second_term, memory=self._memory)
+    def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
+        """Kappa of some parameters, and what ``measure`` finds in it."""
+        return surveyed_kappa(
+            self.network, names, second_term=self.second_term, memory=self._memory, measure=measure
+        )
 
-    def _normalize(self, names: dict[Tensor, str], kappa: Mapping[str, Tensor | Outer]) -> None:
-        """Set the numbers c (see ``path_metric``), and the gauge at the first step."""
-        if not self._needs_gauge:
-            for p in names:
-                self.state[p]["normalizer"] = 1.0
-            return
-        new = [name for p, name in names.items() if "gauge_rows" not in self.state[p]]
-        found = gauges(self.network, new) if new else {}
-        due = []
-        for p, name in names.items():
-            state = self.state[p]
-            if name in found:
-                state["gauge_rows"], state["gauge_columns"] = found[name].rows, found[name].columns
-            if name in found or self.normalization == "refreshed":
-                due.append((state, gauge_of(state).mean(kappa[name])))
-        if due:  # all in one go: on a GPU every reading is a synchronisation
-            for (state, _), mean in zip(due, torch.stack([mean for _, mean in due]).tolist(), strict=True):
-                state["mean"] = mean if mean > 0 else 1.0
-        for p in names:
-            self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
+    def _means_due(
+        self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]]
+    ) -> list[tuple[Tensor, str, dict[str, Any]]]:
+        """The parameters whose mean of kappa is to be measured (see ``path_metric``); gauges at the first step."""
+        new = {p: name for p, name in names.items() if "gauge_rows" not in states[p]}
+        found = gauges(self.network, new.values()) if new else {}
+        for p, name in new.items():
+            states[p]["gauge_rows"], states[p]["gauge_columns"] = found[name].rows, found[name].columns
+        for p, state in states.items():
+            known = self._gauges.get(p)
+            if known is None or known.rows is not state["gauge_rows"]:
+                self._gauges[p] = gauge_of(state)
+        return [
+            (p, name, states[p]) for p, name in names.items() if p in new or self.normalization == "refreshed"
+        ]
+
+    def _damped(self, p: Tensor, kappa: Tensor, state: dict[str, Any]) -> Tensor:
+        if self.damping:
+            # the damping stands for the same number in every member of the rescaling class
+            inverse = gauge_of(state).damping(p.shape).to(kappa.dtype)
+            kappa.add_(inverse, alpha=self.damping * state["mean"])
+        return kappa
 
 
 def _keep(state: dict[str, Any], metric: Metric) -> None:

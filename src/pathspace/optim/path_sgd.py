@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.squares import Outer
-from pathspace.optim.path_metric import parameter_names
+from pathspace.optim.path_metric import parameter_names, safe_divisor_
 from pathspace.optim.path_optimizer import (
     Active,
     Metric,
@@ -22,7 +21,7 @@ from pathspace.optim.path_optimizer import (
     PathOptimizer,
     check_not_negative,
 )
-from pathspace.optim.steepest import Steepest, divisor, shrinking
+from pathspace.optim.steepest import Steepest, shrinking
 from pathspace.paths.kappa import first_term
 
 
@@ -115,8 +114,8 @@ class PathSGD(PathOptimizer):
 
     factored = True
 
-    def _metric(self, kappa: Tensor | Outer, state: dict[str, Any]) -> Metric:
-        return Metric(divisor(kappa), state["normalizer"])
+    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
+        return Metric(safe_divisor_(kappa), state["normalizer"])
 
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         gradients = self._gradients(active)

@@ -13,25 +13,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.squares import Outer
-from pathspace.optim.path_metric import safe_divisor_
 from pathspace.optim.path_optimizer import Metric, clip_factor
-
-_FACTORS = 1e30  # g may be divided by one factor after the other if both are between this and its inverse
-
-
-def divisor(kappa: Tensor | Outer) -> Tensor | Outer:
-    """Kappa made safe to divide by: kappa_i = 0 implies dL/dp_i = 0, and 0/0 is defined as 0.
-
-    An outer product stays one, unless its factors are so large or small that dividing by one after the other could
-    overflow where dividing by the product does not.
-    """
-    if isinstance(kappa, Outer):
-        ends = [t[:1] if t.stride(0) == 0 else t for t in (kappa.rows, kappa.columns)]
-        bounds = torch.stack([bound for t in ends for bound in torch.aminmax(t)]).tolist()
-        if all(1 / _FACTORS < bound < _FACTORS for bound in bounds):
-            return kappa
-        return safe_divisor_(kappa.dense())
-    return kappa if float(kappa.amin()) > 0 else kappa.masked_fill(kappa == 0, float("inf"))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.norm import widened
 from pathspace.paths.pairs import pairs_term
-from pathspace.paths.safe_type import in_safe_type
+from pathspace.paths.safe_type import Surveyed, in_safe_type
 
 
 def kappa(
@@ -66,20 +66,24 @@ def kappa_of(
     memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """:func:`kappa` of some parameters of a network; for ``memory`` see :func:`first_term`."""
-    found = factored_kappa(network, names, second_term=second_term, parameters=parameters, memory=memory)
-    return dict(zip(found, _own_memory(found.values()), strict=True))
+    found = surveyed_kappa(network, names, second_term=second_term, parameters=parameters, memory=memory)
+    return own_memory(found.values)
 
 
 @in_full_precision
-def factored_kappa(
+def surveyed_kappa(
     network: Network,
     names: Sequence[str],
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
     memory: dict[str, Tensor] | None = None,
-) -> dict[str, Tensor | Outer]:
-    """:func:`kappa_of`, with outer products left as their factors, and tensors that may share memory."""
+    measure: Callable[[dict[str, Tensor | Outer]], list[Tensor]] | None = None,
+) -> Surveyed:
+    """:func:`kappa_of` with outer products left as their factors, tensors that may share memory, and their bounds.
+
+    For ``measure`` see :func:`pathspace.paths.safe_type.survey`.
+    """
 
     def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
         first = factored_first_term(network, given, names, memory)
@@ -88,7 +92,7 @@ def factored_kappa(
         second = pairs_term(network, given)
         return {name: dense(first[name]) + second[name] if name in second else first[name] for name in first}
 
-    return in_safe_type(network, parameters, compute)
+    return in_safe_type(network, parameters, compute, measure)
 
 
 def first_term(
@@ -108,8 +112,7 @@ def first_term(
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
     """
-    found = factored_first_term(network, parameters, names, memory)
-    return dict(zip(found, _own_memory(found.values()), strict=True))
+    return own_memory(factored_first_term(network, parameters, names, memory))
 
 
 @in_full_precision
@@ -123,18 +126,18 @@ def factored_first_term(
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
     with torch.inference_mode(False), torch.no_grad():
-        q = {name: Square(widened(source[name]).detach(), memory, name) for name in network.parameters}
+        q = {name: Square(widened(source[name]), memory, name) for name in network.parameters}
         return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
 
 
-def _own_memory(gradients: Iterable[Tensor | Outer]) -> list[Tensor]:
+def own_memory(values: Mapping[str, Tensor | Outer]) -> dict[str, Tensor]:
     """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
     seen: set[int] = set()
-    result = []
-    for gradient in gradients:
-        own = dense(gradient).contiguous()
+    result = {}
+    for name, value in values.items():
+        own = dense(value).contiguous()
         if own.data_ptr() in seen:
             own = own.clone()
         seen.add(own.data_ptr())
-        result.append(own)
+        result[name] = own
     return result

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.tape import Tap
+from pathspace.network.squares import Square
 from pathspace.paths.norm import widened
 
 
@@ -53,19 +53,20 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         FloatingPointError: a mass is not finite in float64.
     """
     source = network.parameters if parameters is None else parameters
-    with torch.inference_mode(False), torch.enable_grad():
-        q = {n: widened(source[n].detach()).double().square().requires_grad_() for n in network.parameters}
-        device = next(iter(q.values())).device
-        taps: list[Tap] = []
-        total, values = network.tape.run(q, network.live, [node.slot for node in network.nodes], taps)
-        labels = [node.labels for node in network.nodes] + [network.edges[t.recurrent].target.T for t in taps]
-        entering = values + [tap.entering for tap in taps]  # dG/d(entering) = dG/d(state)
-        deltas = torch.autograd.grad(total, entering, allow_unused=True) if entering else []
+    with torch.inference_mode(False), torch.no_grad():
+        q = {n: Square(widened(source[n]), dtype=torch.float64) for n in network.parameters}
+        slots = [node.slot for node in network.nodes]
+        nodes, cells = network.tape.masses(q, network.live, slots)
+        device = next(iter(q.values())).like().device
     into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=device)
     out_of = torch.zeros_like(into)
-    for label, value, delta in zip(labels, values + [tap.states for tap in taps], deltas, strict=True):
+    masses = [(node.labels, *mass) for node, mass in zip(network.nodes, nodes, strict=True)]
+    for cell in cells:
+        for name, states, delta in zip(cell.recurrent, cell.states, cell.deltas, strict=True):
+            masses.append((network.edges[name].target.T, states, delta))
+    for label, value, delta in masses:
         flat = label.to(device).expand(value.shape).reshape(-1)
-        h = value.detach().reshape(-1)
+        h = value.reshape(-1)
         d = torch.zeros_like(h) if delta is None else delta.reshape(-1)
         inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))

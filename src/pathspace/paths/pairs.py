@@ -51,7 +51,7 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
         found = pairs_term(network, given)
         return {name: found.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
 
-    return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).items()}
+    return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
 
 
 @in_full_precision

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,17 +16,68 @@ from pathspace.paths.norm import widened
 Values = dict[str, Tensor | Outer]
 
 
+@dataclass
+class Surveyed:
+    """Values of parameters, and what a look at them told.
+
+    Attributes:
+        values: the values.
+        bounds: by name, the smallest and largest element of each factor: of the tensor, or of rows and columns.
+        measured: what the caller measured, as numbers.
+    """
+
+    values: Values
+    bounds: dict[str, tuple[tuple[float, float], ...]]
+    measured: list[float]
+
+    def largest(self, name: str) -> float:
+        """The largest element of a parameter's value; NaN if any is."""
+        return math.prod(high for _, high in self.bounds[name])
+
+    def fits(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether a type holds the largest value, and not only digits lost near zero."""
+        limits, largest = torch.finfo(dtype), self.largest(name)
+        if dtype == torch.float64:
+            return math.isfinite(largest)
+        return limits.tiny / limits.eps <= largest <= limits.max
+
+
+def survey(values: Values, measure: Callable[[Values], list[Tensor]] | None = None) -> Surveyed:
+    """Look at all values in one synchronisation.
+
+    Args:
+        values: tensors or outer products by name; none negative.
+        measure: gives more numbers to read, as 0-dim tensors.
+    """
+    places: dict[int, int] = {}
+    found: list[Tensor] = []
+    at: dict[str, list[int]] = {}
+    for name, value in values.items():
+        own = at[name] = []
+        for t in (value.rows, value.columns) if isinstance(value, Outer) else (value,):
+            if id(t) not in places:  # biases share their kappa
+                places[id(t)] = len(found)
+                found += t.aminmax() if t.numel() else (t.new_ones(()), t.new_ones(()))
+            own.append(places[id(t)])
+    measured = [] if measure is None else measure(values)
+    numbers = torch.stack(found + measured).tolist() if found else []
+    bounds = {name: tuple((numbers[i], numbers[i + 1]) for i in own) for name, own in at.items()}
+    return Surveyed(values, bounds, numbers[len(found) :])
+
+
 def in_safe_type(
     network: Network,
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
-) -> Values:
+    measure: Callable[[Values], list[Tensor]] | None = None,
+) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
     Args:
         network: a traced network.
         parameters: values by name; the network's own if None.
         compute: from parameters to a tensor for each of some of them.
+        measure: see :func:`survey`.
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
@@ -35,42 +87,20 @@ def in_safe_type(
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
-    source = {name: widened(source[name].detach()) for name in network.parameters}
-    result = compute(source)
-    if all(_fits(size, t.dtype) for size, t in zip(_largest(result.values()), result.values(), strict=True)):
+    source = {name: widened(source[name]) for name in network.parameters}
+    result = survey(compute(source), measure)
+    if all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
-    result = {k: dense(v) for k, v in compute({name: p.double() for name, p in source.items()}).items()}
-    sizes = dict(zip(result, _largest(result.values()), strict=True))
-    worst = next((name for name, size in sizes.items() if not math.isfinite(size)), None)
+    wide = compute({name: p.double() for name, p in source.items()})
+    result = survey({name: dense(value) for name, value in wide.items()}, measure)
+    worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(
             f"kappa of '{worst}' is not finite even in float64: the weights are not finite, because training diverged "
             "(lower the learning rate or clip), or a recurrent layer grows beyond 1e308 over its time steps (use a "
             "smaller start for its recurrent weights)"
         )
-    if all(size == 0.0 or _fits(size, source[name].dtype) for name, size in sizes.items()):
-        return {name: k.to(source[name].dtype) for name, k in result.items()}
-    return dict(result)
-
-
-def _largest(values: Iterable[Tensor | Outer]) -> list[float]:
-    """The largest element of each, NaN if any element is; 1 for those without elements. One synchronisation."""
-    known: dict[int, Tensor] = {}
-    found = []
-    for value in values:
-        factors = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
-        for t in factors:
-            if id(t) not in known:  # biases share their kappa
-                known[id(t)] = t.amax() if t.numel() else t.new_ones(())
-        largest = [known[id(t)] for t in factors]
-        found.append(largest[0] if len(largest) == 1 else largest[0] * largest[1])
-    return torch.stack(found).tolist() if found else []
-
-
-def _fits(largest: float, dtype: torch.dtype) -> bool:
-    """Whether a type holds a largest value, and not only digits lost near zero."""
-    limits = torch.finfo(dtype)
-    if dtype == torch.float64:
-        return math.isfinite(largest)
-    return limits.tiny / limits.eps <= largest <= limits.max
+    if all(result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values):
+        return survey({name: k.to(source[name].dtype) for name, k in result.values.items()}, measure)
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.scales import WILD
+from pathspace.network.tape import Pullback
 from pathspace.network.values import Value
 
 _FUNCTIONS = {
@@ -64,8 +65,46 @@ def convolution(
     def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
         return function(h, q, c, *args, **kwargs)
 
-    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch)
+    pullback = _pullback(space, transposed, args, kwargs)
+    out = recorder.emit(
+        squared, values, labels, name=name, dtype=input.dtype, batch=x.batch, pullback=pullback
+    )
     return recorder.note_linear(out)
+
+
+def _pullback(space: int, transposed: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pullback | None:
+    """The gradient of a convolution with these arguments; None where autograd has to find it."""
+    names = ("stride", "padding", "output_padding", "groups", "dilation")
+    names = names if transposed else ("stride", "padding", "dilation", "groups")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if isinstance(given.get("padding"), str):
+        return None
+
+    def each(key: str, default: int) -> list[int]:
+        value = given.get(key, default)
+        value = list(value) if isinstance(value, (tuple, list)) else [value]
+        return value * space if len(value) == 1 else value
+
+    options = (each("stride", 1), each("padding", 0), each("dilation", 1), transposed)
+    options = (*options, each("output_padding", 0), int(given.get("groups", 1)))
+
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        h, q, g = inputs[0], inputs[1], gradients[0]
+        assert g is not None
+        batched = h.dim() == space + 2
+        if not batched:
+            h, g = h.unsqueeze(0), g.unsqueeze(0)
+        mask = [needed[0], needed[1], False]
+        # bias: the sum of g is cheaper by itself
+        to_h, to_q, _none = torch.ops.aten.convolution_backward.default(g, h, q, None, *options, mask)
+        found: list[Tensor | None] = [to_h if batched or to_h is None else to_h.squeeze(0), to_q]
+        if len(inputs) > 2:
+            found.append(g.sum([0, *range(2, g.dim())]) if needed[2] else None)
+        return found
+
+    return pullback
 
 
 def _targets(

@@ -5,7 +5,7 @@ Every ReLU is read as the identity in the squared network: gamma^2 counts all pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from pathspace.network.reasons import BOUNDED, GATED, REASONS, SIGNED
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
+from pathspace.network.tape import Pullback
 from pathspace.network.values import AliasGroup, Value, common_kind
 
 _INPLACE_ARGUMENT = {
@@ -94,7 +95,40 @@ def add(
     def squared(u: Tensor, v: Tensor) -> Tensor:
         return u + v if weight == 1 else u + weight * v
 
-    return _finish(recorder, name, squared, (x, y), (a, b), labels)
+    return _finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each((1.0, weight)))
+
+
+def linear_in_each(weights: Sequence[float]) -> Pullback:
+    """Gradient of a weighted sum of tensors that are broadcast."""
+
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        return [
+            sum_over_repeats(g if weight == 1 else g * weight, t.shape) if need else None
+            for t, weight, need in zip(inputs, weights, needed, strict=True)
+        ]
+
+    return pullback
+
+
+def product_pullback(
+    inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradient of a product of two tensors that are broadcast."""
+    (a, b), g = inputs, gradients[0]
+    assert g is not None
+    return [
+        sum_over_repeats(g * other, t.shape) if need else None
+        for t, other, need in zip((a, b), (b, a), needed, strict=True)
+    ]
+
+
+def sum_over_repeats(g: Tensor, shape: Sequence[int]) -> Tensor:
+    """Undo a broadcast from ``shape``."""
+    return g if g.shape == torch.Size(shape) else g.sum_to_size(shape)
 
 
 def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tensor:
@@ -132,13 +166,24 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         if other.kind == "buffer":
             recorder.refuse_negative(name, other)
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return _finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
+            return _finish(
+                recorder,
+                name,
+                torch.mul,
+                (x, y),
+                (weight, other),
+                labels,
+                kind="parameter",
+                pullback=product_pullback,
+            )
         return learned_scale(recorder, name, (x, y), other, weight)
     if "buffer" in kinds:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
         recorder.refuse_negative(name, constant_value)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return _finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
+        return _finish(
+            recorder, name, torch.mul, (x, y), (activation, constant_value), labels, pullback=product_pullback
+        )
     if "input" in kinds:
         recorder.refuse(name, "it multiplies an activation by an input, so its weights depend on the data")
     return recorder.refuse(name, GATED)
@@ -153,8 +198,14 @@ def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, consta
     def squared(t: Tensor) -> Tensor:
         return t * square.to(dtype=t.dtype, device=t.device)
 
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        return [sum_over_repeats(squared(g), inputs[0].shape) if g is not None and needed[0] else None]
+
     labels = value.labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return _finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
+    return _finish(recorder, name, squared, operands, (value,), labels, kind=value.kind, pullback=pullback)
 
 
 def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
@@ -169,7 +220,9 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
     source, target = source.reshape(full), target.reshape(full)
     recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
     labels = recorder.scales.resolve(target).expand(shape)
-    return recorder.note_linear(_finish(recorder, name, torch.mul, operands, (other, weight), labels))
+    return recorder.note_linear(
+        _finish(recorder, name, torch.mul, operands, (other, weight), labels, pullback=product_pullback)
+    )
 
 
 def maximum(
@@ -183,7 +236,9 @@ def maximum(
     if "parameter" in (a.kind, b.kind):
         recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
-    return recorder.note_unit(_finish(recorder, name, torch.add, (x, y), (a, b), labels))
+    return recorder.note_unit(
+        _finish(recorder, name, torch.add, (x, y), (a, b), labels, pullback=linear_in_each((1.0, 1.0)))
+    )
 
 
 def _finish(
@@ -194,6 +249,7 @@ def _finish(
     values: tuple[Value, ...],
     labels: Tensor,
     kind: str | None = None,
+    pullback: Pullback | None = None,
 ) -> Tensor:
     """Emit the result of an operation on two operands, in place where its name says so."""
     batch = None
@@ -205,7 +261,15 @@ def _finish(
     dtype = torch.promote_types(types[0], types[-1])
     parameter = values[0].name if kind == "parameter" else ""
     out = recorder.emit(
-        squared, values, labels, name=name, dtype=dtype, batch=batch, kind=kind, parameter=parameter
+        squared,
+        values,
+        labels,
+        name=name,
+        dtype=dtype,
+        batch=batch,
+        kind=kind,
+        parameter=parameter,
+        pullback=pullback,
     )
     if name in _IN_PLACE:
         target = operands[0]

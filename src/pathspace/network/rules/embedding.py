@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.scales import FIXED
+from pathspace.network.squares import Outer
 
 
 def embedding(
@@ -43,7 +44,23 @@ def embedding(
     def squared(_: Tensor, q: Tensor) -> Tensor:
         return q.sum(0).expand(labels.shape)
 
-    out = recorder.emit(squared, [tokens, table], labels, name=name, dtype=weight.dtype, batch=tokens.batch)
+    def pullback(
+        _: Sequence[Any], __: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | Outer | None]:
+        g = gradients[0]
+        assert g is not None
+        total = g.reshape(-1, width).sum(0)
+        return [None, Outer(total.new_ones(()).expand(rows), total) if needed[1] else None]
+
+    out = recorder.emit(
+        squared,
+        [tokens, table],
+        labels,
+        name=name,
+        dtype=weight.dtype,
+        batch=tokens.batch,
+        pullback=pullback,
+    )
     return recorder.note_linear(out)
 
 

@@ -77,11 +77,11 @@ def move_one(
 
 def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
     """Gradient of a movement: each element's goes back to where the element came from."""
-    places: dict[torch.device, Tensor] = {}
+    places: dict[torch.device, tuple[Tensor, str]] = {}
 
     def pullback(
         inputs: Sequence[Tensor],
-        _: Sequence[Tensor],
+        _: Any,
         gradients: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
@@ -90,11 +90,26 @@ def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
             return [None]
         if t.device not in places:
             index = torch.arange(t.numel(), device=t.device).reshape(t.shape)
-            places[t.device] = _on_labels(move, index).reshape(-1)
-        back = torch.zeros(t.numel(), dtype=g.dtype, device=g.device)
-        return [back.index_add_(0, places[t.device], g.reshape(-1)).reshape(t.shape)]
+            moved = _on_labels(move, index)
+            places[t.device] = (moved.reshape(-1), _kind_of_movement(index, moved))
+        index, kind = places[t.device]
+        if kind == "order":  # a repeated value stays one
+            return [g.reshape(t.shape)]
+        back = torch.zeros(t.shape, dtype=g.dtype, device=g.device)
+        if kind == "view":
+            move(back).copy_(g)
+            return [back]
+        return [back.view(-1).index_add_(0, index, g.reshape(-1)).view(t.shape)]
 
     return pullback
+
+
+def _kind_of_movement(before: Tensor, after: Tensor) -> str:
+    """``"order"``: the elements stay in order. ``"view"``: each is seen at most once, in its own memory."""
+    if after.numel() == before.numel() and bool((after.flatten() == before.flatten()).all()):
+        return "order"
+    same_memory = after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    return "view" if same_memory and after.unique().numel() == after.numel() else "copy"
 
 
 def join(
@@ -117,7 +132,25 @@ def join(
         elif name in ("hstack", "vstack"):
             batch = None
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
-    return recorder.emit(move, values, labels, name=name, dtype=dtype, batch=batch, kind=common_kind(values))
+
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        parts = g.unbind(dim) if name == "stack" else g.split([t.shape[dim] for t in inputs], dim)
+        return [part if need else None for part, need in zip(parts, needed, strict=True)]
+
+    return recorder.emit(
+        move,
+        values,
+        labels,
+        name=name,
+        dtype=dtype,
+        batch=batch,
+        kind=common_kind(values),
+        pullback=None if name in ("hstack", "vstack") else pullback,
+    )
 
 
 _TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}

@@ -11,7 +11,7 @@ among the unit classes, because rescaling with it would have to change buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,9 +76,31 @@ def batch_norm(
             h = h * given["gamma"].reshape(shape)
         return h + given["beta"].reshape(shape) if "beta" in given else h
 
+    def pullback(
+        slots: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        given, g = dict(zip(present, slots, strict=True)), gradients[0]
+        assert g is not None
+        inverse = (given["var"].sqrt() + eps).reciprocal() if "var" in given else None
+        scale = given.get("gamma")
+        if inverse is not None:
+            scale = inverse if scale is None else scale * inverse
+        places = [d for d in range(g.dim()) if d != 1]
+        found: dict[str, Tensor] = {}
+        if needed[0]:
+            found["x"] = g if scale is None else g * scale.reshape(shape)
+        total = g.sum(places)
+        if "gamma" in given:
+            weighted = (g * given["x"]).sum(places)
+            if "mean" in given:
+                weighted = torch.addcmul(weighted, total, given["mean"])
+            found["gamma"] = weighted if inverse is None else weighted * inverse
+        found["beta"] = total
+        return [found.get(key) for key in present]
+
     labels = target.reshape(shape).expand(x.shape)
     return recorder.note_linear(
-        recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch)
+        recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch, pullback=pullback)
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import WILD, compressed
+from pathspace.network.tape import Pullback
 from pathspace.network.values import Value
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -79,8 +80,36 @@ def max_pool(
     def squared(t: Tensor) -> Tensor:
         return window_sum(t, kernel, stride, padding, dilation, tuple(out_size))
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    if n == 2 and dilation == (1, 1):
+        # the sum over a window is its average without the division
+        total, pullback = sum_pool_2d(kernel, stride, padding, ceil_mode)
+        out = recorder.emit(
+            total, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
+        )
+    else:
+        out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
+
+
+def sum_pool_2d(
+    kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], ceil_mode: bool
+) -> tuple[Callable[[Tensor], Tensor], Pullback]:
+    """The sum over the windows of a pooling of two dimensions, and its gradient."""
+    options = (list(kernel), list(stride), list(padding), ceil_mode, True, 1)
+
+    def total(t: Tensor) -> Tensor:
+        return F.avg_pool2d(t.contiguous(), *options)
+
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        if g is None or not needed[0]:
+            return [None]
+        backward = torch.ops.aten.avg_pool2d_backward.default
+        return [backward(g.contiguous(), inputs[0].contiguous(), *options)]
+
+    return total, pullback
 
 
 def window_sum(
@@ -146,11 +175,14 @@ def _averaged(
     labels: Tensor,
     average: Callable[[Tensor], Tensor],
     weight: Tensor,
+    pullback: Pullback | None = None,
 ) -> Tensor:
     def squared(t: Tensor) -> Tensor:
         return average(t) * weight.to(dtype=t.dtype, device=t.device)  # sum over the window of h / n^2
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(
+        squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
+    )
     return recorder.note_linear(out)
 
 
@@ -184,7 +216,20 @@ def adaptive_pool(
         own = _adaptive_weight(x.shape[d - n], size[d])
         weight = weight[..., None] * own
     if "avg" in name:
-        return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
+        pullback = None
+        if all(s == 1 for s in size):  # the mean over all positions
+            share = float(weight) / math.prod(x.shape[-n:])
+
+            def spread(
+                inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+            ) -> list[Tensor | None]:
+                g = gradients[0]
+                return [(g * share).expand(inputs[0].shape) if g is not None and needed[0] else None]
+
+            pullback = spread
+        return _averaged(
+            recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight, pullback
+        )
 
     def squared(t: Tensor) -> Tensor:
         return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
@@ -217,10 +262,21 @@ def reduce(
     def squared(t: Tensor) -> Tensor:
         return t.sum(dims, keepdim) * weight
 
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        if g is None or not needed[0]:
+            return [None]
+        shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
+        return [(g * weight).reshape(shape).expand(inputs[0].shape)]
+
     batch = x.batch
     if batch is not None and not keepdim:
         batch -= sum(d < batch for d in dims)
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
+    out = recorder.emit(
+        squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind, pullback=pullback
+    )
     return recorder.note_unit(out) if name == "amax" else recorder.note_linear(out)
 
 

@@ -27,7 +27,7 @@ from pathspace.network.rules.linear import (
 )
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.squares import Outer, Square, dense
-from pathspace.network.tape import Mix, Tap
+from pathspace.network.tape import Inside, Mix, Tap
 from pathspace.network.values import Value
 
 T = TypeVar("T")
@@ -106,23 +106,21 @@ def rnn(
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
         return results_of(sequence, last)
 
-    def forward(h: Tensor, *slots: Tensor | Square) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    def forward(h: Tensor, *slots: Tensor | Square) -> tuple[tuple[Tensor, Tensor], Inside]:
         states = stacked_states(one_of(h, 1 - time_dim), slots, stack)
         top = states[-directions:]
         sequence = torch.cat(top, 1) if directions > 1 else top[0]
         last = torch.stack([h[0] if cell % directions else h[-1] for cell, h in enumerate(states)])
-        return results_of(sequence, last), states
+        return results_of(sequence, last), Inside(recurrent_names, states, [None] * len(states))
 
     def pullback(
         inputs: Sequence[Any],
-        states: list[Tensor],
+        inside: Inside,
         gradients: Sequence[Tensor | None],
         needed: Sequence[bool],
     ) -> list[Tensor | Outer | None]:
         x, g, last = inputs[0], total_of(gradients[0], 1 - time_dim), total_of(gradients[1], 1)
-        back, of_slots = stacked_pullback(
-            one_of(x, 1 - time_dim), inputs[1:], states, g, last, stack, needed[0]
-        )
+        back, of_slots = stacked_pullback(one_of(x, 1 - time_dim), inputs[1:], inside, g, last, stack, needed)
         if back is not None and batched:
             back = back.unsqueeze(1 - time_dim)
             if examples > 1:  # the first is the one that is read
@@ -237,23 +235,24 @@ def stacked_states(x: Tensor, slots: Sequence[Tensor | Square], stack: Stack) ->
 def stacked_pullback(
     x: Tensor,
     slots: Sequence[Tensor | Square],
-    states: Sequence[Tensor],
+    inside: Inside,
     g: Tensor | None,
     last: Tensor | None,
     stack: Stack,
-    needs_input: bool,
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, list[Tensor | Outer | None]]:
     """Gradients of a stack of recurrent layers in its input and its slots.
 
     Args:
         x: what enters, ``[T, D]``.
         slots: parameters and initial states.
-        states: of every cell, ``[T, H]`` each.
+        inside: states of every cell, ``[T, H]`` each; gets the gradients in them.
         g: gradient of the outputs ``[T, directions * H]``; None for zero.
         last: gradient of the last states ``[cells, H]``; None for zero.
         stack: the form of the stack.
-        needs_input: whether the gradient in x is wanted.
+        needed: which gradients are wanted: in x, and in each slot.
     """
+    states = inside.states
     found: list[Tensor | Outer | None] = [None] * len(slots)
     cells = list(enumerate(stack.cells(slots)))
     # What enters every cell grows with time then, and so do all its states: see ``run_recurrence``
@@ -265,17 +264,19 @@ def stacked_pullback(
         for index, (position, cell, initial) in own:
             h, backwards = states[index], index % stack.directions == 1
             mine = _gradient_of_states(h, g, last, index, stack)
-            delta = run_recurrence(dense(cell[1]).t(), mine, None, not backwards, summed=summed)
-            start = None if initial is None else dense(initial)
-            found[position + 1] = transition_gradient(
-                h, delta, None if start is None else start.reshape(-1), backwards
-            )
-            wanted = [layer > 0 or needs_input, True, True]
+            S, start = dense(cell[1]), None if initial is None else dense(initial)
+            delta = run_recurrence(S.t(), mine, None, not backwards, summed=summed)
+            inside.deltas[index] = delta
+            if needed[position + 2]:
+                found[position + 1] = transition_gradient(
+                    h, delta, None if start is None else start.reshape(-1), backwards
+                )
+            wanted = [layer > 0 or needed[0], needed[position + 1], True]
             back, found[position], total = linear_pullback((entering, cell[0], None), None, [delta], wanted)
             found[position + 2 : position + stack.per_cell] = [total] * (stack.per_cell - 2)
             if start is not None:
                 first = delta[-1] if backwards else delta[0]
-                found[position + stack.per_cell] = (dense(cell[1]).t() @ first).reshape(start.shape)
+                found[position + stack.per_cell] = (S.t() @ first).reshape(start.shape)
             if isinstance(back, Tensor):
                 below = back if below is None else below + back
         g = below
