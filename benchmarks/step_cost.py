@@ -218,7 +218,7 @@ def measure(
         plain()
         ours()
     ratios, seconds = [], []
-    count = max(pairs or case.pairs, 5 * refresh_every if refresh_every > 1 else 1)
+    count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
     for i in range(count):
         if i % 2:
             theirs, mine = plain(), ours()

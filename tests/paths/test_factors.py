@@ -31,7 +31,7 @@ def test_a_map_used_once_has_an_outer_product():
     [
         "mlp",
         "small resnet",
-        "batch norm",
+        "batch norm of vectors",
         "stacked bidirectional rnn",
         "rnn with a learned start",
         "dense block",
