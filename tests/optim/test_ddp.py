@@ -13,6 +13,7 @@ import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
+from pathspace.paths.safe_type import survey
 
 
 def small(seed=0):
@@ -108,8 +109,9 @@ def test_suite_tells_a_constant_added_to_the_metric():
     """A planted fault: damping that does not transform like kappa."""
 
     class Faulty(ps.optim.DDPSGD):
-        def _kappa(self, names):
-            return {name: value + 1e-3 for name, value in super()._kappa(names).items()}
+        def _kappa(self, names, measure):
+            found = super()._kappa(names, measure).values
+            return survey({name: value + 1e-3 for name, value in found.items()}, measure)
 
     case = BY_NAME["mlp"]
     entry = Entry("faulty", lambda params, network: Faulty(params, network, lr=0.02))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from pathspace.network import Network
 from pathspace.network.replay import Arguments, Replay, first_examples
-from pathspace.network.squares import Outer
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, kappa_shares
 from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options
+from pathspace.paths.safe_type import Measure, Surveyed, survey
 
 _AVERAGED = 0.9  # for random signs, if nothing else is asked for
 
@@ -133,9 +133,9 @@ class DataMetric(PathOptimizer):
         made._latest = LatestBatch(made.network.model if self._latest.looks else None)
         return made
 
-    def _kappa(self, names: Sequence[str]) -> Mapping[str, Tensor | Outer]:
+    def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
-            return super()._kappa(names)
+            return super()._kappa(names, measure)
         if self._latest.inputs is None:
             raise RuntimeError(
                 f"{type(self).__name__} has seen no batch: call the model with gradients enabled before step(), or "
@@ -168,7 +168,7 @@ class DataMetric(PathOptimizer):
             if name in shares.cross:
                 cross, weight = _averaged(state, "cross", shares.cross[name], decay)
                 state["bias"], state["cross"] = order[shares.bias_of[name]], cross * (self.alpha / weight)
-        return kappa
+        return survey(dict(kappa), measure)
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""

@@ -165,15 +165,15 @@ class PathOptimizer(torch.optim.Optimizer):
         for (_, _, state), factor, count in zip(due, factors, counts, strict=True):
             mean = factor * math.prod(next(read) for _ in range(count))
             state["mean"] = mean if mean > 0 else 1.0
+        self._normalize(names)
         kappa = result.values
         factored = self.factored and not self.damping
         own = {} if factored else own_memory(kappa)
         metrics = {}
         for p, name in names.items():
             state = states[p]
-            c = state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
             if factored:
-                metrics[p] = Metric(divisor(kappa[name], result.bounds[name]), c)
+                metrics[p] = Metric(divisor(kappa[name], result.bounds[name]), state["normalizer"])
             else:
                 metrics[p] = self._metric(self._damped(p, own[name], state), state)
             if self.refresh_every > 1:
@@ -185,6 +185,11 @@ class PathOptimizer(torch.optim.Optimizer):
         return surveyed_kappa(
             self.network, names, second_term=self.second_term, memory=self._memory, measure=measure
         )
+
+    def _normalize(self, names: Iterable[Tensor]) -> None:
+        """Set the numbers c (see ``path_metric``)."""
+        for p in names:
+            self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
 
     def _means_due(
         self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]]

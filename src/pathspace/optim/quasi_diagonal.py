@@ -6,7 +6,7 @@ Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its bias),
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from pathspace.metrics.quasi_diagonal import biases, groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.network import Network
-from pathspace.network.squares import Outer
 from pathspace.optim.ddp_sgd import DDPSGD
 from pathspace.optim.path_optimizer import Active, Metric, Normalization, Parameters, clip_factor
 from pathspace.optim.path_sgd import update_
@@ -126,8 +125,9 @@ class QuasiDiagonal(DDPSGD):
 
     _pairs = staticmethod(biases)
 
-    def _normalize(self, names: dict[Tensor, str], kappa: Mapping[str, Tensor | Outer]) -> None:
-        super()._normalize(names, kappa)
+    def _normalize(self, names: Iterable[Tensor]) -> None:
+        names = list(names)
+        super()._normalize(names)
         size = sum(p.numel() for p in names)
         c = sum(self.state[p]["normalizer"] * p.numel() for p in names) / max(1, size)
         for p in names:

@@ -13,7 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.norm import widened
 from pathspace.paths.pairs import pairs_term
-from pathspace.paths.safe_type import Surveyed, in_safe_type
+from pathspace.paths.safe_type import Measure, Surveyed, in_safe_type
 
 
 def kappa(
@@ -78,7 +78,7 @@ def surveyed_kappa(
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
     memory: dict[str, Tensor] | None = None,
-    measure: Callable[[dict[str, Tensor | Outer]], list[Tensor]] | None = None,
+    measure: Measure | None = None,
 ) -> Surveyed:
     """:func:`kappa_of` with outer products left as their factors, tensors that may share memory, and their bounds.
 

@@ -14,6 +14,8 @@ from pathspace.network.squares import Outer, dense
 from pathspace.paths.norm import widened
 
 Values = dict[str, Tensor | Outer]
+Measure = Callable[[Mapping[str, Tensor | Outer]], list[Tensor]]
+"""From values to more numbers that are wanted of them, as 0-dim tensors."""
 
 
 @dataclass
@@ -42,12 +44,12 @@ class Surveyed:
         return limits.tiny / limits.eps <= largest <= limits.max
 
 
-def survey(values: Values, measure: Callable[[Values], list[Tensor]] | None = None) -> Surveyed:
+def survey(values: Values, measure: Measure | None = None) -> Surveyed:
     """Look at all values in one synchronisation.
 
     Args:
         values: tensors or outer products by name; none negative.
-        measure: gives more numbers to read, as 0-dim tensors.
+        measure: gives more numbers to read.
     """
     places: dict[int, int] = {}
     found: list[Tensor] = []
@@ -69,7 +71,7 @@ def in_safe_type(
     network: Network,
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
-    measure: Callable[[Values], list[Tensor]] | None = None,
+    measure: Measure | None = None,
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
