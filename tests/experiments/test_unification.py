@@ -93,7 +93,7 @@ def test_a_comparison_of_other_methods_is_refused(tiny_settings: Callable[..., A
 def test_the_measures_of_data_alone_are_always_damped(
     tiny_config: Callable[..., Any], tiny_task: Any
 ) -> None:
-    for method in ("diagonal-natural", "covariance-sgd"):
+    for method in ("diagonal-natural", "quasi-diagonal", "covariance-sgd"):
         free, least, more = (
             run(tiny_config(method, "balanced", 0.1, epochs=2, damping=d), tiny_task).losses
             for d in (0.0, 0.01, 0.5)

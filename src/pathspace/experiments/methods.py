@@ -111,7 +111,7 @@ def _in_path_space(
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
         import pathspace.optim
 
-        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
+        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD", "QuasiDiagonal") else {}
         return getattr(pathspace.optim, name)(
             model.parameters(),
             network,
@@ -225,6 +225,8 @@ METHODS |= {
         "diagonal natural gradient", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_MOMENT
     ),
     "covariance-sgd": _path("descent along C", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_COVARIANCE),
+    # The same with the column of the bias beside the diagonal of M.
+    "quasi-diagonal": _path("quasi-diagonal natural gradient", "QuasiDiagonal", 0.03, least_damping=0.01),
 }
 
 MAIN_METHODS = (

@@ -39,6 +39,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "(D + M) / 2": ("ddp-norm", "ddp-sgd"),
     "(D + C) / 2": ("ddp-norm-centred", "ddp-sgd-centred"),
     "M": ("moment-norm", "diagonal-natural"),
+    "M, quasi-diagonal": ("", "quasi-diagonal"),
     "C": ("batch-norm", "covariance-sgd"),
 }
 
@@ -167,6 +168,7 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
     with mpl.rc_context({"font.size": 9}):
@@ -184,8 +186,13 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
                     "linestyle": "",
                 }
                 axis.plot(range(len(measures)), values, color=f"C{number}", label=start, **style)
-            axis.set_xticks(range(len(measures)), measures)
-            axis.set(title=use, xlabel="measure", yscale="log")
+            axis.set_xticks(
+                range(len(measures)), [m.replace(", ", ",\n").replace(" /", "\n/") for m in measures]
+            )
+            axis.set(title=use, xlabel="measure", yscale="log", xlim=(-0.6, len(measures) - 0.4))
+            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
             axis.grid(alpha=0.25, which="both")
         axes[0].set_ylabel(f"test {comparison.metric}")
         axes[-1].legend(frameon=False, title="start")
