@@ -199,3 +199,48 @@ def test_model_and_random_state_stay_as_they_are():
     assert model.training
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+class Constants(nn.Module):
+    """A number added, a slope that is a parameter but no edge, a maximum, and statistics without gain and shift."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.slope = nn.Linear(3, 2), nn.Linear(2, 2), nn.PReLU()
+        self.norm = nn.BatchNorm1d(2, affine=False)
+
+    def forward(self, x):
+        h = self.slope(self.a(x))
+        h = torch.maximum(h, self.b(h))
+        return {"out": self.norm(self.b(h)) * 0.5 + 0.1, "sum": [h.sum(-1)]}
+
+
+def test_constants_are_fixed_edges_from_the_bias_node():
+    torch.manual_seed(0)
+    model = Constants().double()
+    x = torch.randn(6, 3, dtype=torch.float64)
+    model(x)
+    model.eval()
+    network = ps.trace(model, x)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+    assert_close(paths.output(network.parameters, flow), flow.outputs, **SAME)
+    assert bool((paths.weights == -1).all(1).any())  # a path without a weight
+    assert_close(
+        (paths.factor * paths.values(network.parameters)).square().sum(), ps.paths.squared_path_norm(network)
+    )
+    assert flow.outputs.std() > 0.1
+
+
+def test_a_language_model_in_evaluation_form():
+    torch.manual_seed(0)
+    model = ps.nn.LanguageModel(
+        5, embedding=3, hidden=3, layers=2, weight_drop=0.2, embedding_dropout=0.2
+    ).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.7)
+    symbols = torch.randint(5, (4, 2))
+    network = ps.trace(model, symbols)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, symbols)
+    assert_close(paths.output(network.parameters, flow), flow.outputs, **SAME)
+    assert_close(flow.outputs, model.eval()(symbols)[0].flatten(1), **SAME)
