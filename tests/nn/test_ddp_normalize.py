@@ -296,6 +296,20 @@ def test_half_precision_regions_compute_in_the_parameters_type():
         normal(x).sum().backward()
 
 
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_half_precision_models_train(rule):
+    alpha, statistic, centred = rule
+    model, x = mlp(3, 5, 4, 2), torch.randn(64, 3, dtype=torch.float64)
+    exact = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=alpha, statistic=statistic, centred=centred)
+    half = copy.deepcopy(exact).bfloat16()
+    for m, inputs in ((exact, x), (half, x.bfloat16())):
+        m(inputs).square().mean().backward()
+    for p, q in zip(half.parameters(), exact.parameters(), strict=True):
+        assert p.grad.dtype == torch.bfloat16
+        assert (p.grad.double() - q.grad).norm() < 0.2 * q.grad.norm() + 1e-3
+    assert half.eval()(x.bfloat16()).dtype == torch.bfloat16
+
+
 def test_evaluation_does_not_track_and_batch_statistics_flow_gradients():
     model, x = mlp(3, 5, 2), torch.randn(9, 3, dtype=torch.float64)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=0.5)
