@@ -16,13 +16,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.paths.data_dependent import kappa_shares
+from pathspace.paths.data_dependent import Estimator, kappa_shares
+from pathspace.paths.node_measure import Statistic
 
 
 def mlp() -> nn.Module:
@@ -51,11 +54,11 @@ BATCH = {
     "MLP 784-100-100-10, B=128": 128,
     "three-layer CNN at 32x32, B=64": 64,
 }
-METHODS = {
-    "fresh": {"estimator": "signs"},
-    "fresh, 32 examples": {"estimator": "signs", "examples": 32},
-    "every 10 steps": {"estimator": "signs", "refresh_every": 10},
-    "every 10 steps, 32 examples": {"estimator": "signs", "refresh_every": 10, "examples": 32},
+METHODS: dict[str, dict[str, int]] = {  # examples: one part in so many of the batch
+    "fresh": {},
+    "fresh, a quarter of the batch": {"part": 4},
+    "every 10 steps": {"refresh_every": 10},
+    "every 10 steps, a quarter of the batch": {"refresh_every": 10, "part": 4},
 }
 
 
@@ -66,7 +69,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
     optimizer.step()
 
 
-def cost(name: str, statistic: str, options: dict, rounds: int) -> dict:
+def cost(name: str, statistic: Statistic, method: str, rounds: int) -> dict[str, Any]:
     """Median and quartiles of paired ratios; the time of ten steps a pair, so that a refresh is in each."""
     build, shape, _ = CASES[name]
     torch.manual_seed(0)
@@ -74,9 +77,11 @@ def cost(name: str, statistic: str, options: dict, rounds: int) -> dict:
     x, y = torch.randn(BATCH[name], *shape), torch.randint(0, 10, (BATCH[name],))
     plain = copy.deepcopy(model)
     network = ps.trace(model, x)
+    options: dict[str, Any] = {"refresh_every": METHODS[method].get("refresh_every", 1), "estimator": "signs"}
+    options["examples"] = BATCH[name] // METHODS[method].get("part", 1)
     ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
     theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
-    group = options.get("refresh_every", 1)
+    group = options["refresh_every"]
     ratios, times = [], []
     for i in range(-2, rounds):
         took = []
@@ -93,14 +98,14 @@ def cost(name: str, statistic: str, options: dict, rounds: int) -> dict:
         "figure": "cost",
         "case": name,
         "statistic": statistic,
-        "method": next(k for k, v in METHODS.items() if v == options),
+        "method": method,
         "ratio": round(middle, 3),
         "quartiles": [round(low, 3), round(high, 3)],
         "sgd_ms": round(statistics.median(times) * 1e3, 2),
     }
 
 
-def error(statistic: str, draws: int = 40) -> dict:
+def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
     """Relative error of one draw, and of the average with decay 0.9 after many."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -110,10 +115,10 @@ def error(statistic: str, draws: int = 40) -> dict:
     network = ps.trace(model, x)
     generator = torch.Generator().manual_seed(0)
 
-    def data(estimator: str) -> Tensor:
+    def data(estimator: Estimator, count: int = 128) -> Tensor:
         shares = kappa_shares(
             network,
-            x,
+            x[:count],
             alpha=0.5,
             statistic=statistic,
             sharing="parameters",
@@ -123,11 +128,12 @@ def error(statistic: str, draws: int = 40) -> dict:
         return torch.cat([t.reshape(-1) for t in shares.data.values()])
 
     exact = data("exact")
-    average, weight, single = torch.zeros_like(exact), 0.0, []
-    averaged = []
+    average, weight = torch.zeros_like(exact), 0.0
+    single, averaged, quarter = [], [], []
     for i in range(draws):
         one = data("signs")
         single.append(float((one - exact).norm() / exact.norm()))
+        quarter.append(float((data("signs", 32) - exact).norm() / exact.norm()))
         average.lerp_(one, 0.1)
         weight += 0.1 * (1 - weight)
         if i >= draws // 2:
@@ -137,6 +143,7 @@ def error(statistic: str, draws: int = 40) -> dict:
         "case": "MLP 20-30-30-10, B=128",
         "statistic": statistic,
         "one draw": round(statistics.median(single), 3),
+        "one draw, a quarter of the batch": round(statistics.median(quarter), 3),
         "average, decay 0.9": round(statistics.median(averaged), 3),
     }
 
@@ -145,6 +152,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=float, default=1.0, help="factor of the number of pairs")
     parser.add_argument("--out", type=Path, help="also append the lines to this file")
+    parser.add_argument("--error", action=argparse.BooleanOptionalAction, default=True, help="the errors too")
+    parser.add_argument("--statistics", nargs="*", default=["second_moment", "covariance"])
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -156,17 +165,18 @@ def main() -> None:
         }
     ]
     print(json.dumps(lines[0]), flush=True)
-    for statistic in ("second_moment", "covariance"):
-        found = [lambda s=statistic: error(s)]
+    for statistic in given.statistics:
+        found: list[Callable[[], dict[str, Any]]] = [partial(error, statistic)] if given.error else []
         for name in given.cases:
-            for method, options in METHODS.items():
+            for method in METHODS:
                 rounds = max(3, int(CASES[name][2] * given.rounds / (4 if "every" in method else 1)))
-                found.append(lambda n=name, s=statistic, o=options, r=rounds: cost(n, s, o, r))
+                found.append(partial(cost, name, statistic, method, rounds))
         for compute in found:
             lines.append(compute())
             print(json.dumps(lines[-1]), flush=True)
     if given.out:
-        given.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with given.out.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -294,3 +294,15 @@ def test_other_forward_pass_leaves_parameters_unchanged():
     with pytest.raises(ps.network.UnmatchedForwardError, match="leaky_relu"):
         optimizer.step()
     assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
+def test_what_is_not_finite_is_refused(bad):
+    model, x, y = small()
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.01)
+    train(model, optimizer, x, y, 1)
+    before = weights(model)
+    optimizer.observe(x * bad)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        optimizer.step()
+    assert_close(weights(model), before, rtol=0, atol=0)

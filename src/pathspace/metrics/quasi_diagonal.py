@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.replay import Replay
-from pathspace.paths.data_dependent import Estimator, kappa_shares
+from pathspace.paths.data_dependent import Estimator, kappa_shares, require_finite
 from pathspace.paths.node_measure import Statistic, check_options
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -90,7 +90,7 @@ def quasi_diagonal_metric(
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
         pairs=biases,
     )
-    diagonal = {n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()}
+    diagonal = require_finite({n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()})
     cross = {name: value.mul_(alpha) for name, value in shares.cross.items()}
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 

@@ -6,6 +6,7 @@ Letters: kappa = path + alpha data (see ``paths.data_dependent``); a the decay o
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -168,7 +169,12 @@ class DataMetric(PathOptimizer):
             if name in shares.cross:
                 cross, weight = _averaged(state, "cross", shares.cross[name], decay)
                 state["bias"], state["cross"] = order[shares.bias_of[name]], cross * (self.alpha / weight)
-        return survey(dict(kappa), measure)
+        found = survey(dict(kappa), measure)
+        if not all(math.isfinite(high) for bounds in found.bounds.values() for _, high in bounds):
+            raise FloatingPointError(
+                "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
+            )
+        return found
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""

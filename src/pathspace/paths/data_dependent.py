@@ -99,7 +99,20 @@ def data_dependent_kappa(
         estimator=estimator,
         generator=torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    return {n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()}
+    return require_finite({n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()})
+
+
+def require_finite(kappa: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Kappa itself, all of it finite.
+
+    Raises:
+        FloatingPointError: a value is not.
+    """
+    if kappa and not bool(torch.isfinite(torch.stack([value.sum() for value in kappa.values()])).all()):
+        raise FloatingPointError(
+            "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
+        )
+    return kappa
 
 
 @dataclass(frozen=True)
@@ -147,10 +160,7 @@ def kappa_shares(
         pairs: finds for which parameters, and with which others, products are wanted.
 
     Returns:
-        Both terms.
-
-    Raises:
-        FloatingPointError: a value is not finite.
+        Both terms, not yet checked with :func:`require_finite`.
     """
     found = replay(network, inputs)
     wanted = list(network.parameters) if names is None else list(names)
@@ -169,11 +179,6 @@ def kappa_shares(
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
         cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
-    total = sum(path[name].sum() + data[name].sum() for name in wanted)
-    if wanted and not bool(torch.isfinite(torch.as_tensor(total))):
-        raise FloatingPointError(
-            "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
-        )
     return Shares(path, data, cross, bias_of, not exact)
 
 
