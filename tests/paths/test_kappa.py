@@ -432,3 +432,30 @@ def test_memory_kept_between_calls_changes_nothing():
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert first_term(network, memory=kept).keys() == expected.keys()
         assert addresses == {name: square.data_ptr() for name, square in kept.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("scale", [0.3, 0.9, 1.0])
+def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype, monkeypatch):
+    """Against all its terms, in float64; and with fewer products where the layer contracts."""
+    from pathspace.paths import recurrent
+
+    torch.manual_seed(0)
+    S = torch.rand(12, 12, dtype=torch.float64)
+    S = scale * S / torch.linalg.eigvals(S).abs().max()
+    S[0, 3:] = 0
+    before, delta = torch.rand(150, 12, dtype=torch.float64), torch.rand(150, 12, dtype=torch.float64)
+    exact = torch.zeros_like(S)
+    for m in range(149):
+        exact += torch.matrix_power(S, m).t() * (delta[m + 1 :].t() @ before[: 149 - m])
+    looks = []
+    look = recurrent._negligible
+    monkeypatch.setattr(recurrent, "_negligible", lambda *a: looks.append(look(*a)) or looks[-1])
+    found = recurrent.recurrent_second_term(S.to(dtype), before.to(dtype), delta.to(dtype))
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5
+    assert_close(found.double(), 4 * S * exact, rtol=rtol, atol=1e-30)
+    if scale == 0.3:
+        assert looks[-1]
+        assert len(looks) < 6
+    elif scale == 1.0:
+        assert not any(looks)
