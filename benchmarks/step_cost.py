@@ -201,6 +201,14 @@ def peak_bytes(case: Case, optimizer: str, options: dict[str, Any], device: str)
     return counted.peak, made.parameters
 
 
+def memory(name: str, optimizer: str, refresh_every: int, device: str) -> float:
+    """Peak memory of a step above the plain optimizer's, in units of the parameters."""
+    case = CASES[name]
+    most, parameters = peak_bytes(case, optimizer, {"refresh_every": refresh_every}, device)
+    least, _ = peak_bytes(case, PLAIN[optimizer].__name__, {}, device)
+    return round((most - least) / parameters, 3)
+
+
 def measure(
     name: str,
     refresh_every: int,
@@ -232,10 +240,6 @@ def measure(
             for i in range(0, count // refresh_every * refresh_every, refresh_every)
         ]
     ordered = sorted(ratios)
-    (most, parameters), (least, _) = (
-        peak_bytes(case, optimizer, options, device),
-        peak_bytes(case, plain_name, {}, device),
-    )
     return {
         "benchmark": "step_cost",
         "case": name,
@@ -249,7 +253,7 @@ def measure(
         "plain_milliseconds": round(1e3 * statistics.median(seconds), 3),
         "ratio": round(statistics.median(ratios), 4),
         "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
-        "peak_memory_in_parameters": round((most - least) / parameters, 3),
+        "peak_memory_in_parameters": memory(name, optimizer, refresh_every, device),
         "torch": torch.__version__,
         "pathspace": ps.__version__,
     }
@@ -266,6 +270,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory-only", action="store_true", help="count memory, measure no time")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -276,6 +281,10 @@ def main() -> None:
         for variant in options.variants:
             for refresh in options.refresh_every:
                 for name in options.cases:
+                    if options.memory_only:
+                        figure = memory(name, optimizer, refresh, options.device)
+                        print(f"{name} {optimizer} refresh_every={refresh}: {figure}", flush=True)
+                        continue
                     figures.append(measure(name, refresh, options.device, options.pairs, optimizer, variant))
                     print(json.dumps(figures[-1]), flush=True)
     if options.output:
