@@ -1,9 +1,13 @@
 import csv
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
@@ -54,6 +58,29 @@ def test_the_study_writes_what_it_prints(comparison: Comparison, tiny_corpora: P
     with (tmp_path / "second-term.csv").open(newline="") as file:
         assert [float(row["before"]) for row in csv.DictReader(file)] == [row["before"] for row in rows]
     assert (tmp_path / "second-term.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratios_that_are_not_finite_are_none() -> None:
+    model = build_model("relu-rnn", 2, 2, {"hidden": 3})
+    with torch.no_grad():
+        dict(model.named_parameters())["rnn.weight_hh_l0"].fill_(1e10)
+    short, long = ratios(model, [3, 100])  # entries of 1e20 in the squared matrix: 1e20^99 exceeds float64
+    assert short is not None
+    assert long is None
+
+
+def test_training_that_diverges_leaves_a_gap(
+    comparison: Comparison, tiny_corpora: Path, tmp_path: Path
+) -> None:
+    settings = replace(comparison.settings, learning_rates=(1e30,))
+    choices = {key: replace(choice, learning_rate=1e30) for key, choice in comparison.choices.items()}
+    lost = replace(comparison, settings=settings, choices=choices)
+    printed = run_study("second-term", {"lengths": [3], "hidden": [4]}, lost, tmp_path, tiny_corpora)
+    rows = json.loads((tmp_path / "second-term.json").read_text())["ratios"]
+    assert [row["after"] for row in rows] == [None, None]
+    text = io.StringIO()
+    Console(file=text, width=120).print(*printed)
+    assert text.getvalue().count("> not finite") == 2
 
 
 @pytest.mark.parametrize(

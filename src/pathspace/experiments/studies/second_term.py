@@ -47,14 +47,15 @@ class Ratio:
         start: `"default"` or `"identity"`.
         hidden: H.
         length: T.
-        before: The ratio at the start; the mean over the seeds.
-        after: The ratio after training, first seed; None where training diverged.
+        before: The ratio at the start; the mean over the seeds. None where a term is not finite even in float64, as
+            where a network grows from step to step.
+        after: The ratio after training, first seed; None where training diverged, too.
     """
 
     start: str
     hidden: int
     length: int
-    before: float
+    before: float | None
     after: float | None
 
 
@@ -96,7 +97,8 @@ def study(
     write_json(output / "second-term.json", {"ratios": [asdict(row) for row in rows]})
     return [
         *(_table(start, rows) for start in METHODS),
-        "Before: mean over the seeds. After: training as above, one seed.",
+        "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
+        "exceeds float64.",
     ]
 
 
@@ -121,9 +123,9 @@ def measure(
                 ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
                 for seed in range(settings.seeds)
             ]
-            before = [math.fsum(column) / len(column) for column in zip(*starts, strict=True)]
+            before = [None if None in c else math.fsum(c) / len(c) for c in zip(*starts, strict=True)]
             config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
-            after: list[float] = []
+            after: list[float | None] = []
             result = run(
                 replace(config, model_options=options),
                 task,
@@ -137,19 +139,24 @@ def measure(
     return rows
 
 
-def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float]:
-    """Return |kappa2| / |kappa1| of the recurrent matrix at every length.
+def ratios(model: nn.Module, lengths: Sequence[int]) -> list[float | None]:
+    """Return |kappa2| / |kappa1| of the recurrent matrix at every length; None where one of them is not finite.
 
     Args:
         model: A recurrent model of `models.MODELS` that reads symbols or numbers.
         lengths: T, each at least 2.
     """
-    found = []
+    found: list[float | None] = []
     for length in lengths:
         network = pathspace.trace(model, _example(model, length))
-        second = pathspace.paths.second_term(network)[RECURRENT].double()
-        first = pathspace.paths.kappa(network)[RECURRENT].double()
-        found.append((second.norm() / first.norm()).item())
+        try:
+            second = pathspace.paths.second_term(network)[RECURRENT].double()
+            first = pathspace.paths.kappa(network)[RECURRENT].double()
+        except FloatingPointError:
+            found.append(None)
+            continue
+        ratio = (second.norm() / first.norm()).item()
+        found.append(ratio if math.isfinite(ratio) else None)
     return found
 
 
@@ -182,8 +189,7 @@ def _table(start: str, rows: Sequence[Ratio]) -> RichTable:
 
 
 def _cell(row: Ratio) -> str:
-    after = "diverged" if row.after is None else f"{row.after:.2g}"
-    return f"{row.before:.2g} > {after}"
+    return " > ".join("not finite" if value is None else f"{value:.2g}" for value in (row.before, row.after))
 
 
 def _draw(rows: Sequence[Ratio]) -> bytes:
@@ -199,12 +205,10 @@ def _draw(rows: Sequence[Ratio]) -> bytes:
             for number, units in enumerate(sorted({row.hidden for row in rows})):
                 chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
                 lengths = [row.length for row in chosen]
-                colour = f"C{number}"
-                axis.plot(
-                    lengths, [r.before for r in chosen], "o--", color=colour, label=f"H = {units}, before"
-                )
-                after = [math.nan if r.after is None else r.after for r in chosen]
-                axis.plot(lengths, after, "o-", color=colour, label=f"H = {units}, after")
+                for name, style in (("before", "o--"), ("after", "o-")):
+                    values = [getattr(row, name) for row in chosen]
+                    shown = [math.nan if value is None else value for value in values]
+                    axis.plot(lengths, shown, style, color=f"C{number}", label=f"H = {units}, {name}")
             axis.set(title=f"{start} start", xlabel="length T", xscale="log", yscale="log")
             axis.grid(alpha=0.25)
         axes[0].set_ylabel("|kappa2| / |kappa1|, recurrent matrix")
