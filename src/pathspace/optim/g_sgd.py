@@ -109,6 +109,9 @@ class GSGD(PathSpaceOptimizer):
             skeleton=skeleton,
         )
 
+    def _descends(self, group: dict[str, Any]) -> bool:
+        return not group["momentum"]
+
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         momentum = group["momentum"]
         if not momentum:

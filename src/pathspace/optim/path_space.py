@@ -22,13 +22,14 @@ from pathspace.optim.path_metric import parameter_names
 from pathspace.optim.path_optimizer import Active, Parameters, check_not_negative, clip_factor
 from pathspace.paths.chart import Chart, chart
 from pathspace.paths.condensation import cover
-from pathspace.paths.frame import Frame
+from pathspace.paths.frame import Frame, Measure
 from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 from pathspace.paths.reduction import reduction_graph
 from pathspace.paths.skeleton import RULES, Rule, Skeleton, skeleton
 
 Units = Literal["balanced", "none"]
+Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
 
 
 class PathSpaceOptimizer(torch.optim.Optimizer):
@@ -62,7 +63,8 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
         self._wanted: Skeleton | Rule = skeleton
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
-        self._charts: dict[frozenset[str], Chart] = {}
+        self._charts: dict[frozenset[str], tuple[Chart, Tensor]] = {}
+        self._scratch: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
         self.skeleton: Skeleton | None = None
         super().__init__(params, defaults)
         network.check_current()
@@ -120,9 +122,9 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         self._adopt(chosen)
         if self.units == "balanced":
             weights = {name: widened(p) for name, p in network.parameters.items()}
-            whole = self._chart(frozenset(weights), gauge.device)
-            lengths = Frame(whole, weights, fixed, units, pace).lengths(weights, gauge)
-            pace[whole.classes] = math.sqrt(self.skeleton_rate) / lengths
+            whole = chart(network, chosen, weights, gauge.device)
+            lengths = Frame(whole, weights, Measure(fixed, units, pace)).lengths(weights, gauge)
+            whole.classes.put_(pace, math.sqrt(self.skeleton_rate) / lengths)
         none = torch.zeros((), dtype=torch.long, device=gauge.device)
         self._start = {"fixed": fixed, "units": units, "pace": pace, "clamped": none, "flipped": none.clone()}
 
@@ -130,11 +132,16 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         self.skeleton = chosen
         self._charts = {}
 
-    def _chart(self, names: frozenset[str], device: torch.device) -> Chart:
+    def _frame(self, weights: dict[str, Tensor]) -> Frame:
+        """Path space at the present weights, with those parameters held that are not among ``weights``."""
         assert self.skeleton is not None
+        start = self._start
+        measure = Measure(start["fixed"], start["units"], start["pace"])
+        names = frozenset(weights)
         if names not in self._charts:
-            self._charts[names] = chart(self.network, self.skeleton, names, device)
-        return self._charts[names]
+            found = chart(self.network, self.skeleton, names, measure.fixed.device)
+            self._charts[names] = found, measure.rates(found)
+        return Frame(self._charts[names][0], weights, measure, self._charts[names][1], self._scratch)
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -174,66 +181,79 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         if names and self.skeleton is None:
             wanted = self._wanted
             self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))
-        inside, weights, gradients = [], {}, {}
-        outside = []
+        weights: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
+        inside: Inside = {}
+        outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
         for p, group in active:
             assert p.grad is not None
             g = widened(p.grad)
             g = -g if group["maximize"] else g
             if p in names:
-                inside.append((names[p], p, group))
-                weights[names[p]] = widened(p)
-                gradients[names[p]] = g
+                name = names[p]
+                weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
             else:
                 outside.append((p, group, g))
-        frame = None
-        if inside:
-            path_chart = self._chart(frozenset(weights), inside[0][1].device)
-            frame = Frame(
-                path_chart, weights, self._start["fixed"], self._start["units"], self._start["pace"]
-            )
-            gradients = frame.gradients(weights, gradients)
-        if self.clip_norm is not None:
-            every = [*gradients.values(), *(g for _, _, g in outside)]
-            square = sum(float(torch.dot(g.reshape(-1), g.reshape(-1))) for g in every)
-            factor = clip_factor(square, self.clip_norm)
-            if factor != 1:
-                for g in gradients.values():
-                    g.mul_(factor)
-                outside = [(p, group, g * factor) for p, group, g in outside]
-        if frame is not None:
-            self._move(frame, inside, weights, gradients)
+        factor = 1.0
+        if self.clip_norm is None and all(self._descends(group) for _, group in inside.values()):
+            if inside:
+                self._descend(inside, weights, gradients)
+        else:
+            frame = self._frame(weights) if inside else None
+            if frame is not None:
+                gradients = frame.gradients(weights, gradients)
+            if self.clip_norm is not None:
+                every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
+                factor = clip_factor(sum(float(torch.dot(g, g)) for g in every), self.clip_norm)
+            if frame is not None:
+                self._move(frame, inside, weights, gradients, factor)
         for p, group, g in outside:
             lr = float(group["lr"])
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])
-            p.add_(self._direction(g, group, self.state[p]).to(p.dtype), alpha=-lr)
+            direction = self._direction(g if factor == 1 else g * factor, group, self.state[p])
+            p.add_(direction.to(p.dtype), alpha=-lr)
+        for name, (p, _) in inside.items():
+            if weights[name] is not p:
+                p.copy_(weights[name])
+
+    def _descends(self, group: dict[str, Any]) -> bool:
+        """Whether a group's direction is the gradient itself."""
+        del group
+        return False
+
+    def _descend(self, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        """Step along the gradient."""
+        frame = self._frame(weights)
+        lrs = {name: float(group["lr"]) for name, (_, group) in inside.items()}
+        shrinking = _shrinking(inside)
+        ratios = self._clamped(frame.gradient_ratios(weights, gradients, lrs, shrinking))
+        frame.descend_(weights, gradients, lrs, ratios, shrinking)
 
     def _move(
         self,
         frame: Frame,
-        inside: list[tuple[str, Tensor, dict[str, Any]]],
+        inside: Inside,
         weights: dict[str, Tensor],
         gradients: dict[str, Tensor],
+        factor: float,
     ) -> None:
-        steps: dict[str, Tensor] = {}
-        shrinking: dict[str, float] = {}
-        decays = False
-        for name, p, group in inside:
-            lr = float(group["lr"])
-            steps[name] = self._direction(gradients[name], group, self.state[p]) * -lr
-            shrinking[name] = 1 - lr * group["weight_decay"]
-            decays = decays or group["weight_decay"] != 0
-        ratios = frame.ratios(steps, shrinking if decays else None)
-        if self.clamp is not None:
-            kept = ratios.clamp(1 / self.clamp, self.clamp)
-            self._start["clamped"] += (kept != ratios).sum()
-            ratios = kept
-        self._start["flipped"] += (ratios < 0).sum()
-        frame.move_(weights, steps, ratios, shrinking if decays else None)
-        for name, p, _ in inside:
-            if weights[name] is not p:
-                p.copy_(weights[name])
+        """Step along the rule's direction; ``gradients`` are those of the paths."""
+        steps = {}
+        for name, (p, group) in inside.items():
+            g = gradients[name] if factor == 1 else gradients[name].mul_(factor)
+            steps[name] = self._direction(g, group, self.state[p]) * -float(group["lr"])
+        shrinking = _shrinking(inside)
+        ratios = self._clamped(frame.ratios(steps, shrinking))
+        frame.move_(weights, steps, ratios, shrinking)
+
+    def _clamped(self, ratios: Tensor) -> Tensor:
+        if self.clamp is None:
+            self._start["flipped"] += (ratios < 0).sum()
+            return ratios
+        kept = ratios.clamp(1 / self.clamp, self.clamp)
+        self._start["clamped"] += (kept != ratios).sum()
+        return kept
 
     # --- the state ---------------------------------------------------------------------------------------
 
@@ -325,6 +345,13 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
 def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:
     """A skeleton by its rule."""
     return skeleton(network, rule, generator)
+
+
+def _shrinking(inside: Inside) -> dict[str, float] | None:
+    """What decay multiplies path values by, by name; None without decay."""
+    if not any(group["weight_decay"] for _, group in inside.values()):
+        return None
+    return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}
 
 
 def _gauge(network: Network) -> Tensor:

@@ -27,18 +27,63 @@ from pathspace.paths.skeleton import Skeleton
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Index:
+    """Places in a vector; where they are consecutive, entries are read and written without copying.
+
+    Attributes:
+        places: int64 ``[n]``.
+        first: the first, where they count up by one; -1 otherwise.
+        count: n.
+    """
+
+    places: Tensor
+    first: int
+    count: int
+
+    @staticmethod
+    def of(places: Tensor, device: torch.device) -> Index:
+        """The index of places, given on the CPU."""
+        count = len(places)
+        first = int(places[0]) if count else 0
+        run = torch.equal(places, torch.arange(first, first + count))
+        return Index(places.to(device), first if run else -1, count)
+
+    def take(self, values: Tensor) -> Tensor:
+        """The entries; a view where possible."""
+        return (
+            values.index_select(0, self.places)
+            if self.first < 0
+            else values.narrow(0, self.first, self.count)
+        )
+
+    def put_(self, values: Tensor, entries: Tensor) -> None:
+        """Overwrite the entries."""
+        if self.first < 0:
+            values.index_copy_(0, self.places, entries)
+        else:
+            values.narrow(0, self.first, self.count).copy_(entries)
+
+    def add_(self, values: Tensor, entries: Tensor) -> None:
+        """Add to the entries, as often as each occurs."""
+        if self.first < 0:
+            values.index_add_(0, self.places, entries.to(values.dtype))
+        else:
+            values.narrow(0, self.first, self.count).add_(entries)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Ends:
     """The nodes at one end of all elements of a parameter.
 
     Attributes:
-        nodes: flat, one for every element of ``shape``.
+        nodes: one for every element of ``shape``.
         shape: compact shape, broadcastable to the parameter's.
-        first: the first node where ``nodes`` counts up by one; -1 otherwise.
+        last: whether they vary along the last dimension only, so that a vector of them is broadcastable.
     """
 
-    nodes: Tensor
+    nodes: Index
     shape: tuple[int, ...]
-    first: int
+    last: bool
 
     @staticmethod
     def of(nodes: Tensor, dims: int, device: torch.device) -> Ends | None:
@@ -49,24 +94,24 @@ class Ends:
         for dim, size in enumerate(nodes.shape):  # a dimension along which nothing varies
             if size > 1 and bool((nodes == nodes.narrow(dim, 0, 1)).all()):
                 nodes = nodes.narrow(dim, 0, 1)
-        flat = nodes.reshape(-1)
-        first = int(flat[0])
-        run = bool((flat == torch.arange(first, first + len(flat))).all())
-        return Ends(flat.to(device), tuple(nodes.shape), first if run else -1)
+        last = nodes.shape[-1] == nodes.numel()
+        return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
 
-    def take(self, values: Tensor) -> Tensor:
-        """The entries of a vector over nodes, broadcastable to the parameter."""
-        if self.first >= 0:
-            return values.narrow(0, self.first, self.nodes.shape[0]).view(self.shape)
-        return values.index_select(0, self.nodes).view(self.shape)
+    def take(self, values: Tensor, known: dict[Ends, Tensor] | None = None) -> Tensor:
+        """The entries of a vector over nodes, broadcastable to the parameter; looked up in ``known`` before."""
+        if known is not None and self in known:
+            return known[self]
+        entries = self.nodes.take(values)
+        if not self.last:
+            entries = entries.view(self.shape)
+        if known is not None:
+            known[self] = entries
+        return entries
 
     def add_to(self, sums: Tensor, terms: Tensor) -> None:
         """Add to every node's sum the elements of ``terms``, of the parameter's shape, that belong to it."""
-        compact = terms.sum_to_size(self.shape).reshape(-1)
-        if self.first >= 0:
-            sums.narrow(0, self.first, self.nodes.shape[0]).add_(compact)
-        else:
-            sums.index_add_(0, self.nodes, compact.to(sums.dtype))
+        matrix = self.last and terms.dim() == 2
+        self.nodes.add_(sums, terms.sum(0) if matrix else terms.sum_to_size(self.shape).reshape(-1))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,24 +122,22 @@ class Place:
         sources: nodes whose product is A_u; None where it is 1 for all elements.
         targets: nodes whose product is B_v; likewise.
         skeleton: flat indices of those of its elements that are skeleton edges; None if there are none.
-        first: where these begin among the K.
-        count: how many they are.
+        among: where these are among the K.
     """
 
     sources: Ends | None
     targets: Ends | None
     skeleton: Tensor | None
-    first: int
-    count: int
+    among: Index
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Level:
     """Skeleton edges whose products can be computed together: which of the K, their nodes, the nodes before them."""
 
-    edges: Tensor
-    nodes: Tensor
-    starts: Tensor
+    edges: Index
+    nodes: Index
+    starts: Index | None  # None where all start at node 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +151,7 @@ class Chart:
         inverses: their inverse nodes.
         into: which of the K is I(c).
         out_of: which of the K is O(c).
-        starts: node where I(c) starts.
+        starts: node where I(c) starts; None if it is 0 for all.
         moved: which of the P have a coordinate at I(c), because it is in no O; None if all.
         single: 1 where O(c) is no I(c'), 0 where it is, float64; None if all are 1.
         links: which of the P have O(c) = I(c'), and the places of c', the last before an output first.
@@ -117,11 +160,11 @@ class Chart:
 
     places: Mapping[str, Place]
     levels: tuple[Level, ...]
-    classes: Tensor
-    inverses: Tensor
-    into: Tensor
-    out_of: Tensor
-    starts: Tensor
+    classes: Index
+    inverses: Index
+    into: Index
+    out_of: Index
+    starts: Index | None
     moved: Tensor | None
     single: Tensor | None
     links: tuple[tuple[Tensor, Tensor], ...]
@@ -140,7 +183,8 @@ class Chart:
         # A_c = w A_u for I(c) = (u -> c); B_c = w B_v for O(c) = (c -> v)
         result = fixed.clone()
         for level in self.levels:
-            result.index_copy_(0, level.nodes, weights[level.edges] * result[level.starts])
+            product = level.edges.take(weights)
+            level.nodes.put_(result, product if level.starts is None else product * level.starts.take(result))
         return result
 
 
@@ -169,17 +213,25 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
     position[nodes] = torch.arange(len(nodes))
 
     places = {}
+    known: dict[tuple[int, tuple[int, ...]], Ends] = {}
+
+    def ends(labels: Tensor, dims: int) -> Ends | None:
+        """Parameters with the same nodes at an end share them, so that a frame looks these up once."""
+        found = Ends.of(cover(labels.cpu(), c), dims, device)
+        if found is None or found.nodes.first < 0:
+            return found
+        return known.setdefault((found.nodes.first, found.shape), found)
+
     for place, name in enumerate(graph.names):
         if name not in names:
             continue
         of_it = (owner == place).nonzero().flatten()
         labels, dims = network.edges[name], network.parameters[name].dim()
         places[name] = Place(
-            sources=Ends.of(cover(labels.source.cpu(), c), dims, device),
-            targets=Ends.of(cover(-labels.target.cpu(), c), dims, device),
+            sources=ends(labels.source, dims),
+            targets=ends(-labels.target, dims),
             skeleton=(numbers[of_it] - bounds[place]).to(device) if len(of_it) else None,
-            first=int(of_it[0]) if len(of_it) else 0,
-            count=len(of_it),
+            among=Index.of(of_it, device),
         )
 
     levels = []
@@ -188,7 +240,8 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
     for level in skeleton.levels:
         at = level[kept[level]]
         if len(at):
-            levels.append(Level(position[at].to(device), at.to(device), skeleton.starts[at].to(device)))
+            starts = _starts(skeleton.starts[at], device)
+            levels.append(Level(Index.of(position[at], device), Index.of(at, device), starts))
 
     # O(c) = I(c'): the same edge number at node 1 + C + c and at node 1 + c'
     enters = torch.full((graph.num_edges + 1,), -1)
@@ -203,16 +256,20 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
     return Chart(
         places=places,
         levels=tuple(levels),
-        classes=classes.to(device),
-        inverses=(classes + c).to(device),
-        into=position[classes].to(device),
-        out_of=position[classes + c].to(device),
-        starts=skeleton.starts[classes].to(device),
+        classes=Index.of(classes, device),
+        inverses=Index.of(classes + c, device),
+        into=Index.of(position[classes], device),
+        out_of=Index.of(position[classes + c], device),
+        starts=_starts(skeleton.starts[classes], device),
         moved=moved.nonzero().flatten().to(device) if linked else None,
         single=(after < 0).double().to(device) if linked else None,
         links=tuple((a.to(device), b.to(device)) for a, b in _links(after)),
         like=like.to(device) if linked else None,
     )
+
+
+def _starts(nodes: Tensor, device: torch.device) -> Index | None:
+    return Index.of(nodes, device) if bool(nodes.any()) else None
 
 
 def _moving(network: Network, skeleton: Skeleton, names: Collection[str]) -> Tensor:

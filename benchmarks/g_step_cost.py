@@ -1,0 +1,161 @@
+"""Cost of a whole training step of G-SGD relative to torch.optim.SGD.
+
+Both optimizers train copies of the same model in one process; their steps alternate, and the figure is the median
+of the ratios of neighbouring steps. Prints one JSON line per figure.
+
+    python benchmarks/g_step_cost.py
+    python benchmarks/g_step_cost.py --cases mlp rnn-100x28 --pairs 400
+    python benchmarks/g_step_cost.py --output benchmarks/results/g_step_cost-cpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+
+
+class LastStep(nn.Module):
+    """A ReLU RNN read at its last step."""
+
+    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+class RecurrentConvolution(nn.Module):
+    """A convolutional state that is read and written three times."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.read = nn.Conv2d(3, channels, 3, padding=1)
+        self.step = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.out = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.read(x)
+        h = torch.relu(read)
+        for _ in range(3):
+            h = torch.relu(read + self.step(h))
+        return self.out(h.mean((2, 3)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+# model, shape of the input, pairs of steps for a steady median
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "rnn-100x28": (lambda: LastStep(28, 100, 10), (64, 28, 28), 300),
+    "rnn-100x784": (lambda: LastStep(1, 100, 10), (64, 784, 1), 25),
+    "rnn-1024x50": (lambda: LastStep(28, 1024, 10), (64, 50, 28), 15),
+    "mlp": (mlp, (128, 784), 150),
+    "cnn": (cnn, (64, 3, 32, 32), 40),
+    "recurrent-cnn": (RecurrentConvolution, (32, 3, 32, 32), 40),
+}
+
+
+def step_function(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor):
+    """A function that takes one training step and returns its seconds."""
+    loss = nn.CrossEntropyLoss()
+
+    def step() -> float:
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    return step
+
+
+def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
+    """The median of paired ratios for one case."""
+    build, shape, usual = CASES[name]
+    torch.manual_seed(0)
+    model = build().to(device)
+    x = torch.randn(shape, device=device)
+    y = torch.randint(10, shape[:1], device=device)
+    other = copy.deepcopy(model)
+    network = ps.trace(other, x[:2])
+    # so small a rate that both stay near the start: neither copy may diverge while it is timed
+    plain = step_function(model, torch.optim.SGD(model.parameters(), lr=1e-6), x, y)
+    ours = step_function(other, ps.optim.GSGD(other.parameters(), network, lr=1e-6), x, y)
+    for _ in range(5):
+        plain()
+        ours()
+    ratios, seconds = [], []
+    for i in range(pairs or usual):
+        if i % 2:
+            theirs, mine = plain(), ours()
+        else:
+            mine, theirs = ours(), plain()
+        seconds.append(theirs)
+        ratios.append(mine / theirs)
+    ordered = sorted(ratios)
+    return {
+        "benchmark": "g_step_cost",
+        "case": name,
+        "optimizer": "GSGD",
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "pairs": len(ratios),
+        "sgd_milliseconds": round(1e3 * statistics.median(seconds), 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
+        "torch": torch.__version__,
+        "pathspace": ps.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    figures = []
+    for name in options.cases:
+        figures.append(measure(name, options.device, options.pairs))
+        print(json.dumps(figures[-1]), flush=True)
+    if options.output:
+        temporary = options.output.with_suffix(".tmp")
+        temporary.write_text(json.dumps(figures, indent=1) + "\n")
+        temporary.replace(options.output)
+
+
+if __name__ == "__main__":
+    main()
