@@ -108,7 +108,7 @@ def test_other_rules_do_not():
         assert choose(network, rule).products(network.parameters).abs().sum() < largest.sum()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["largest", "cyclic"])
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_choice_does_not_depend_on_the_scales(case, rule):
     network = trace(case, case.model(torch.float64))
