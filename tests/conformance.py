@@ -305,7 +305,7 @@ REGISTRY = [
         normalization="frozen",
         clip_norm=0.5,
     ),
-    _sgd_like("QuasiDiagonal", plain={}, thorough=True, lr=0.01, steps=8, rounding=1e-8),
+    _sgd_like("QuasiDiagonal", plain={}, lr=0.01, steps=8, rounding=1e-8),
     _sgd_like(
         "QuasiDiagonal",
         "everything",

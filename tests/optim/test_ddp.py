@@ -306,3 +306,17 @@ def test_what_is_not_finite_is_refused(bad):
     with pytest.raises(FloatingPointError, match="not finite"):
         optimizer.step()
     assert_close(weights(model), before, rtol=0, atol=0)
+
+
+def test_batches_of_autocast_are_followed_in_full_precision():
+    """Training under autocast: the metric is that of the parameters' own type."""
+    runs = []
+    for enabled in (False, True):
+        model, x, _ = small()
+        model, x = model.float(), x.float()
+        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            model(x).float().square().mean().backward()
+            optimizer.step()
+        runs.append([optimizer.state[p]["kappa"] for p in model.parameters()])
+    assert_close(runs[0], runs[1], rtol=0, atol=0)

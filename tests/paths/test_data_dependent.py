@@ -363,3 +363,19 @@ def test_a_detached_activation_is_refused_but_a_returned_one_is_not():
     found = ps.paths.data_dependent_kappa(ps.trace(model, x, output=lambda r: r[0]), x, alpha=0.5)
     expected = ps.paths.data_dependent_kappa(ps.trace(plain, x), x, alpha=0.5)
     assert_close(list(found.values()), list(expected.values()))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_autocast_rounds_nothing(alpha):
+    case = BY_NAME["rnn"]
+    network, x = trace(case, case.model()), case.example(4)
+    compute = [
+        lambda: ps.paths.data_dependent_norm(network, x, alpha=alpha),
+        lambda: ps.paths.data_dependent_kappa(network, x, alpha=alpha, estimator="signs"),
+        lambda: ps.paths.unit_measure(network, x, alpha=alpha).squared,
+        lambda: dict(ps.metrics.quasi_diagonal_metric(network, x, alpha=alpha, estimator="signs").cross),
+    ]
+    for function in compute:
+        plain = function()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_close(function(), plain, rtol=0, atol=0)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay
 from pathspace.paths.data_dependent import Estimator, kappa_shares, require_finite
 from pathspace.paths.node_measure import Statistic, check_options
@@ -42,6 +43,7 @@ class QuasiDiagonalMetric:
     bias_of: Mapping[str, str]
 
 
+@in_full_precision
 def quasi_diagonal_metric(
     network: Network,
     inputs: Any,

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Key, Replay, replay
 from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
@@ -42,6 +43,7 @@ EXACT_UNITS = 8
 """``"auto"`` takes one backward pass for each unit up to so many of them, and random signs beyond."""
 
 
+@in_full_precision
 def data_dependent_kappa(
     network: Network,
     inputs: Any,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Key, Node, Replay, replay
 from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
@@ -91,6 +92,7 @@ def measure(
     return Measure(net, nodes, [tap.recurrent for tap in taps])
 
 
+@in_full_precision
 def data_dependent_norm(
     network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
 ) -> Tensor:
@@ -160,6 +162,7 @@ class UnitMeasure:
         return "\n".join(lines)
 
 
+@in_full_precision
 def unit_measure(
     network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
 ) -> UnitMeasure:
