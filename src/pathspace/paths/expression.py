@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.basis import basis_paths
-from pathspace.paths.listing import NONE, Paths
+from pathspace.paths.edge_list import NONE
+from pathspace.paths.listing import Paths
 from pathspace.paths.skeleton import Skeleton
 
 

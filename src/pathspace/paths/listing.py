@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.paths.edge_list import BIAS, NONE
 from pathspace.paths.reduction import ReductionGraph
-from pathspace.paths.unroll import BIAS, NONE
 from pathspace.paths.unrolled import Activity, UnrolledGraph, unroll
 
 LIMIT = 100_000

@@ -12,7 +12,7 @@ bias node; nodes are numbered so that u < v.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,34 +24,11 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.recorder import short_name
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
+from pathspace.paths.edge_list import NONE, Edges
 from pathspace.paths.gates import Gated, gated
 from pathspace.paths.loops import cell, layers
 from pathspace.paths.probing import LARGEST, reads
 from pathspace.paths.reduction import ReductionGraph
-
-BIAS = 0
-"""The bias node."""
-NONE = -1
-"""No weight, or no gate, on an edge."""
-
-
-@dataclass
-class Edges:
-    """Columns of the list of edges, in the order in which the operations ran."""
-
-    source: list[Tensor] = field(default_factory=list)
-    target: list[Tensor] = field(default_factory=list)
-    weight: list[Tensor] = field(default_factory=list)
-    factor: list[Tensor] = field(default_factory=list)
-    gate: list[Tensor] = field(default_factory=list)
-
-    def add(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
-        """Append edges; ``weight`` and ``gate`` may be one number for all of them."""
-        for column, value in zip(
-            (self.source, self.target, self.weight, self.gate), (source, target, weight, gate), strict=True
-        ):
-            column.append(torch.as_tensor(value).expand(target.shape))
-        self.factor.append(factor.expand(target.shape))
 
 
 @dataclass(frozen=True)
