@@ -41,7 +41,10 @@ def page() -> str:
 def _entry(module_name: str, name: str, value: object) -> list[str]:
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return [f"### `{module_name}.{name}`", "", f"`{value}`", ""]
-    signature = str(inspect.signature(value)).replace("'", "")
+    try:
+        signature = str(inspect.signature(value)).replace("'", "")
+    except ValueError:  # an exception that says no more than its base
+        signature = "(message)"
     documentation = inspect.getdoc(value)
     if not documentation:
         raise SystemExit(f"{module_name}.{name} has no docstring")
