@@ -252,7 +252,7 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
             self._start["flipped"] += (ratios < 0).sum()
             return ratios
         kept = ratios.clamp(1 / self.clamp, self.clamp)
-        self._start["clamped"] += (kept != ratios).sum()
+        self._start["clamped"] += (kept != ratios).count_nonzero()
         return kept
 
     # --- the state ---------------------------------------------------------------------------------------

@@ -222,10 +222,10 @@ class Frame:
             if place.sources is not None:
                 w = weights[name]
                 place.sources.add_to(sums, torch.mul(w, gradients[name], out=self._scratch_like(w)))
-        q = self._moments(self._gather(gradients), sums)
-        return self._ratios(
-            q.mul_(self._slopes).mul_(self._slopes).mul_(self._per_class(lrs)).neg_(), shrinking
-        )
+        # dv / v = -lr q (a / v)^2
+        step = self._moments(self._gather(gradients), sums).mul_(self._slopes).mul_(self._slopes)
+        lr = self._per_class(lrs)
+        return self._ratios(step.mul_(-lr), shrinking)
 
     def descend_(
         self,
