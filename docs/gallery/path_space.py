@@ -4,6 +4,8 @@ Every run starts from the same weights and sees the same batches. "multipliers" 
 rule multiplies the gradients of the balanced network; loss and error are those after five epochs.
 """
 
+from typing import Literal
+
 import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
@@ -11,10 +13,10 @@ from torch.nn.functional import cross_entropy
 import pathspace as ps
 
 EPOCHS, BATCH, TRAIN = 5, 32, 1300
-data = load_digits()
-order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
-images = torch.tensor(data.data, dtype=torch.float32)[order] / 16
-labels = torch.tensor(data.target)[order]
+pixels, digits = load_digits(return_X_y=True)
+order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
+images = torch.tensor(pixels, dtype=torch.float32)[order] / 16
+labels = torch.tensor(digits)[order]
 
 
 def train(make) -> tuple[torch.optim.Optimizer, float, float]:
@@ -36,7 +38,7 @@ def train(make) -> tuple[torch.optim.Optimizer, float, float]:
     return optimizer, loss, 100 * wrong
 
 
-def multipliers(model, network, rule: str) -> str:
+def multipliers(model, network, rule: Literal["largest", "cyclic", "random"]) -> str:
     optimizer = ps.optim.GSGD(model.parameters(), network)
     optimizer.choose_skeleton(rule)
     smallest, _, largest = optimizer.diagnostics()["multipliers"]
@@ -58,7 +60,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     network = ps.trace(model, images[:1])
-    for rule in ("largest", "cyclic", "random"):
+    rules: tuple[Literal["largest", "cyclic", "random"], ...] = ("largest", "cyclic", "random")
+    for rule in rules:
         print(f"multipliers, {rule:8s}", multipliers(model, network, rule))
     usual, small = (0.1, 0.3), (1e-6, 1e-5)
     sgd = best(lambda m, _, lr: torch.optim.SGD(m.parameters(), lr=lr), usual)
