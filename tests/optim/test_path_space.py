@@ -204,6 +204,20 @@ def test_skeleton_outputs_are_held_and_choosing_anew_changes_nothing(make):
         assert model.get_parameter(name)[index] == weights[name][index]
 
 
+def test_no_skeleton_asks_for_the_largest():
+    torch.manual_seed(0)
+    model = mlp(3, 6, 2)
+    x = torch.randn(8, 3)
+    network = ps.trace(model, x)
+    optimizer = ps.optim.GSGD(model.parameters(), network, skeleton=None)
+    expected = ps.paths.skeleton(network, "largest")
+    one_step(optimizer, model, x)
+    assert optimizer.skeleton.incoming == expected.incoming
+    assert optimizer.skeleton.outgoing == expected.outgoing
+    with pytest.raises(ValueError, match="'random' or None, got 'longest'"):
+        ps.optim.GSGD(model.parameters(), network, skeleton="longest")
+
+
 def test_ratios_are_clamped_and_counted():
     torch.manual_seed(0)
     model = mlp(3, 6, 2)

@@ -46,7 +46,7 @@ class GAdam(PathSpaceOptimizer):
         skeleton_rate: with balanced units, what the unit a_e^2 of the paths that consist of skeleton edges alone is
             multiplied by. These are the coordinates that must not come near zero.
         skeleton: a skeleton, or the rule by which one is chosen at the first step (see
-            :func:`pathspace.paths.skeleton`).
+            :func:`pathspace.paths.skeleton`); None: the largest.
         maximize: ascend instead.
 
     Raises:
@@ -79,7 +79,7 @@ class GAdam(PathSpaceOptimizer):
         clamp: float | None = 2.0,
         units: Units = "balanced",
         skeleton_rate: float = 0.03,
-        skeleton: Skeleton | Rule = "largest",
+        skeleton: Skeleton | Rule | None = None,
         maximize: bool = False,
     ) -> None:
         check_betas(betas)

@@ -53,7 +53,7 @@ class GSGD(PathSpaceOptimizer):
         skeleton_rate: with balanced units, what the learning rate of the paths that consist of skeleton edges alone is
             multiplied by. These are the coordinates that must not come near zero.
         skeleton: a skeleton, or the rule by which one is chosen at the first step (see
-            :func:`pathspace.paths.skeleton`).
+            :func:`pathspace.paths.skeleton`); None: the largest.
         maximize: ascend instead.
 
     Raises:
@@ -85,7 +85,7 @@ class GSGD(PathSpaceOptimizer):
         clamp: float | None = 2.0,
         units: Units = "balanced",
         skeleton_rate: float = 0.03,
-        skeleton: Skeleton | Rule = "largest",
+        skeleton: Skeleton | Rule | None = None,
         maximize: bool = False,
     ) -> None:
         check_not_negative(momentum=momentum)

@@ -48,7 +48,7 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         clamp: float | None,
         units: Units,
         skeleton_rate: float,
-        skeleton: Skeleton | Rule,
+        skeleton: Skeleton | Rule | None,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         if clip_norm is not None and not clip_norm > 0:
@@ -61,7 +61,7 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         if not skeleton_rate > 0:
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
-        self._wanted: Skeleton | Rule = skeleton
+        self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._charts: dict[frozenset[str], tuple[Chart, Tensor]] = {}
         self._scratch: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
@@ -73,11 +73,11 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
                 "none of these parameters belongs to the network: trace the model that they are the parameters of "
                 "(a copied or converted model must be traced again)"
             )
-        if isinstance(skeleton, Skeleton):
-            _check_skeleton(skeleton, network)
-        elif skeleton not in RULES:
+        if isinstance(self._wanted, Skeleton):
+            _check_skeleton(self._wanted, network)
+        elif self._wanted not in RULES:
             raise ValueError(
-                f"skeleton must be a Skeleton, 'largest', 'cyclic' or 'random', got {skeleton!r}"
+                f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
             )
 
     @abstractmethod
