@@ -246,3 +246,9 @@ def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
     result = CliRunner().invoke(app, ["reproduce", "both", "--resume", "--output", str(recipes / "nothing")])
     assert result.exit_code == 2
     assert "nothing to resume" in result.stderr
+
+
+def test_one_method_alone_is_compared_with_nothing(comparison: Comparison) -> None:
+    settings = replace(comparison.settings, methods=("sgd",), baselines=("sgd",))
+    alone = replace(comparison, settings=settings, rows=comparison.rows[:1])
+    assert "nothing to compare it with" in " ".join(claim_table(alone).notes)

@@ -181,19 +181,21 @@ def _diverged(row: Row) -> str:
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     settings = comparison.settings
     tried = found[0].choice.tried
+    pairs = "every pair" if settings.tuning == "grid" else "one after the other"
     notes = [
-        f"Means ± half of the 95 % interval (Student's t) over {settings.seeds} seeds, after {settings.epochs} epochs "
-        f"of batches of {settings.batch_size}; {settings.schedule} schedule, {100 * settings.warmup:g} % warm-up, "
-        f"clip {settings.clip_norm:g}. Against best: the difference of test errors to the best baseline of the "
-        "same start, paired by seeds; the best baseline is the one of the least validation error.",
+        f"Means ± half of the 95 % interval (Student's t) over {settings.seeds} seeds, after "
+        f"{_epochs(settings.epochs)} of batches of {settings.batch_size}; {settings.schedule} schedule, "
+        f"{100 * settings.warmup:g} % warm-up, clip {settings.clip_norm:g}. Against best: the difference of test "
+        "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
+        "validation error.",
         f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
-        f"{_list(settings.weight_decays)}; {'every pair' if settings.tuning == 'grid' else 'one after the other'}), "
-        f"{tried} runs of {settings.tuning_epochs or settings.epochs} epochs on other seeds, judged on the validation "
-        "split. * at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
+        f"{_list(settings.weight_decays)}; {pairs}), {tried} runs of "
+        f"{_epochs(settings.tuning_epochs or settings.epochs)} on other seeds, judged on the validation split. * at "
+        "the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
     ]
     for start in settings.starts:
         here = [standing for standing in found if standing.row.start == start]
-        notes.append(_verdict(start, here))
+        notes.append(_verdict(start, here, settings.baselines))
     if "rescaled" in settings.starts:
         factor, k = settings.rescale_factor, settings.rescale_exponent
         span = (
@@ -222,10 +224,12 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     return notes
 
 
-def _verdict(start: str, here: Sequence[Standing]) -> str:
+def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> str:
     best = next((s.against for s in here if s.against), None)
-    if best is None:
+    if all(s.row.diverged for s in here if s.row.method in baselines):
         return f"From the {start} start every baseline diverged."
+    if best is None:
+        return f"From the {start} start there is one method only, and nothing to compare it with."
     names = {
         verdict: [METHODS[s.row.method].label for s in here if s.verdict == verdict and s.row.method != best]
         for verdict in ("better", "worse", "")
@@ -235,6 +239,10 @@ def _verdict(start: str, here: Sequence[Standing]) -> str:
         for verdict, word in (("better", "better"), ("worse", "worse"), ("", "no difference shown"))
     ]
     return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' * (number > 1)}"
 
 
 def _list(values: Sequence[float]) -> str:

@@ -52,6 +52,8 @@ def draw_claim(parts: Sequence[Comparison]) -> tuple[bytes, str]:
 
 
 def _panel(axis: Axes, comparison: Comparison) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     methods, starts = comparison.settings.methods, comparison.settings.starts
     found = standings(comparison)
     values = []
@@ -72,6 +74,9 @@ def _panel(axis: Axes, comparison: Comparison) -> None:
                           color=style["color"], fontsize=7)  # fmt: skip
     if values and min(values) > 0 and max(values) > WIDE * min(values):
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(range(len(methods)), [METHODS[name].label for name in methods])
     axis.set_ylim(len(methods) - 0.5, -0.5)
     axis.set_xlabel(f"test {comparison.metric}, mean and 95 % interval")
