@@ -7,6 +7,21 @@ import pathspace as ps
 from cases import BY_NAME, ZOO, trace
 
 
+def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
+    class Thrice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList([torch.ones(1, 1) for _ in range(3)])
+
+        def forward(self, x):
+            for weight in self.weights[:2]:
+                x = torch.nn.functional.linear(x, weight).relu()
+            return torch.nn.functional.linear(x, self.weights[2])
+
+    network = ps.trace(Thrice(), torch.zeros(1, 1))
+    assert [c.name for c in network.unit_classes] == ["linear[0]", "linear (2)[0]"]
+
+
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_are_numbered_named_and_consistent(case):
     model = case.model()

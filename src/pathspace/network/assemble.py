@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +73,7 @@ def assemble(
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
     }
-    names = tuple(f"{where}[{i}]" for where, i in (scales.origin[r] for r in roots.tolist()))
+    names = _class_names(scales.origin[r] for r in roots.tolist())
     return Network(
         model=model,
         parameters=MappingProxyType(inside),
@@ -86,6 +87,17 @@ def assemble(
         call=call,
         program=replace(program, nodes=_before_activation(recorder, renumber, live, outputs)),
     )
+
+
+def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Where each class was made; an operation that one module calls several times is counted from 2 on."""
+    met: Counter[tuple[str, int]] = Counter()
+    names = []
+    for where, index in origins:
+        met[where, index] += 1
+        again = met[where, index]
+        names.append(f"{where} ({again})[{index}]" if again > 1 else f"{where}[{index}]")
+    return tuple(names)
 
 
 def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
