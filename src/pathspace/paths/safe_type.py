@@ -15,7 +15,10 @@ from pathspace.paths.norm import widened
 
 Values = dict[str, Tensor | Outer]
 Measure = Callable[[Mapping[str, Tensor | Outer]], list[Tensor]]
-"""From values to more numbers that are wanted of them, as 0-dim tensors."""
+"""From values to more numbers that are wanted of them, as 0-dim tensors; rescaling must not change these."""
+
+_MODERATE = 1e15
+"""Means beyond this or below its inverse ask for float64, so that no rescaling by thousands can make the difference."""
 
 
 @dataclass
@@ -42,6 +45,11 @@ class Surveyed:
         if dtype == torch.float64:
             return math.isfinite(largest)
         return limits.tiny / limits.eps <= largest <= limits.max
+
+    @property
+    def moderate(self) -> bool:
+        """Whether what was measured is far from the ends of float32, in every member of the rescaling class alike."""
+        return all(number == 0 or 1 / _MODERATE <= number <= _MODERATE for number in self.measured)
 
 
 def survey(values: Values, measure: Measure | None = None) -> Surveyed:
@@ -75,6 +83,10 @@ def in_safe_type(
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
+    Elements grow and shrink with the scales of the weights, so that of two members of a rescaling class one may fit a
+    type and the other not, and rounding would tell them apart. What ``measure`` finds does not: where it is extreme, both
+    are computed and kept in float64.
+
     Args:
         network: a traced network.
         parameters: values by name; the network's own if None.
@@ -83,7 +95,7 @@ def in_safe_type(
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
-        them has a largest value that those cannot hold.
+        them has a largest value that those cannot hold, or what was measured is extreme.
 
     Raises:
         FloatingPointError: a value is not finite even in float64.
@@ -91,7 +103,8 @@ def in_safe_type(
     source = network.parameters if parameters is None else parameters
     source = {name: widened(source[name]) for name in network.parameters}
     result = survey(compute(source), measure)
-    if all(result.fits(name, value.dtype) for name, value in result.values.items()):
+    moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
+    if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: p.double() for name, p in source.items()})
@@ -103,6 +116,8 @@ def in_safe_type(
             "(lower the learning rate or clip), or a recurrent layer grows beyond 1e308 over its time steps (use a "
             "smaller start for its recurrent weights)"
         )
-    if all(result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values):
+    if moderate and all(
+        result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values
+    ):
         return survey({name: k.to(source[name].dtype) for name, k in result.values.items()}, measure)
     return result
