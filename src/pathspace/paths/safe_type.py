@@ -84,8 +84,8 @@ def in_safe_type(
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
     Elements grow and shrink with the scales of the weights, so that of two members of a rescaling class one may fit a
-    type and the other not, and rounding would tell them apart. What ``measure`` finds does not: where it is extreme, both
-    are computed and kept in float64.
+    type and the other not, and rounding would tell them apart. What ``measure`` finds does not: where it is extreme,
+    both are computed and kept in float64.
 
     Args:
         network: a traced network.
