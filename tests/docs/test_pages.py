@@ -34,6 +34,13 @@ TINY_TASKS = {
         "methods": '["sgd", "g-sgd"]',
     },
     "mnist": {"task_options.train_size": 200, "task_options.validation_size": 50},
+    "recurrent-cnn": {
+        "task_options.train_size": 64,
+        "task_options.validation_size": 32,
+        "task_options.test_size": 32,
+        "model_options.maps": 2,
+        "methods": '["path-sgd", "g-adam"]',
+    },
     "smnist": {"methods": '["path-sgd", "lstm-adam"]', "model_options.hidden": 8},
     "adding": {
         "task_options.train_size": 200,
