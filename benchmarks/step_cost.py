@@ -144,7 +144,7 @@ def trial(case: Case, optimizer: str, options: dict[str, Any], device: str, vari
     else:
         fused = {"fused": True} if device.startswith("cuda") else {}
         rule = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-6, **fused)
-    run: Callable[[Tensor], Tensor] = model
+    run: Any = model  # or what compiles or captures it
     if variant == "compile":
         run = torch.compile(model)
     elif variant == "graphs":
