@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.assemble import assemble, coverage
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.interpreter import Interpreter
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.recorder import Recorder
@@ -116,10 +117,11 @@ class _Plan:
 
     def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
         """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
-        recorder = Recorder(RULES, MOVEMENTS)
+        recorder = Recorder(RULES)
+        interpreter = Interpreter(recorder, MOVEMENTS)
         shadow, parameters = _shadow(self.model, recorder)
         args, kwargs = _arguments(recorder, self.example_input, batch_dim, size, self.states)
-        with _paths(shadow, recorder, self.outside), _uncompiled(), torch.no_grad(), recorder:
+        with _paths(shadow, interpreter, self.outside), _uncompiled(), torch.no_grad(), interpreter:
             result = shadow(*args, **kwargs)
             if self.output is not None:
                 result = self.output(result)
@@ -270,16 +272,17 @@ def _uncompiled() -> Iterator[None]:
 
 
 @contextmanager
-def _paths(shadow: nn.Module, recorder: Recorder, outside: set[str]) -> Iterator[None]:
+def _paths(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> Iterator[None]:
     """Let the recorder know which module is running, and run those left outside without a trace."""
+    recorder = interpreter.recorder
     for name, module in shadow.named_modules():
         forward = module.forward
 
         def run(*args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
             recorder.module_path.append(_name)
             try:
-                if _name in outside and not recorder.paused:
-                    return recorder.run_outside(_forward, args, kwargs)
+                if _name in outside and not interpreter.paused:
+                    return interpreter.run_outside(_forward, args, kwargs)
                 return _forward(*args, **kwargs)
             finally:
                 recorder.module_path.pop()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
-from pathspace.network.replay import Arguments, Replay, first_examples
+from pathspace.network.arguments import Arguments, first_examples
+from pathspace.network.replay import Replay
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, kappa_shares
 from pathspace.paths.edge_statistics import Sharing

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.observed import Key
 from pathspace.network.precision import in_full_precision
-from pathspace.network.replay import Key, Replay, replay
+from pathspace.network.replay import Replay, replay
 from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
 from pathspace.paths.node_measure import Statistic, check_options, measure

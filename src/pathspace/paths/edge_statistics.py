@@ -23,7 +23,8 @@ from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.replay import Replay, Use
+from pathspace.network.observed import Use
+from pathspace.network.replay import Replay
 from pathspace.paths.node_measure import Statistic
 
 Sharing = Literal["parameters", "edges"]

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.observed import Key, Node
 from pathspace.network.precision import in_full_precision
-from pathspace.network.replay import Key, Node, Replay, replay
+from pathspace.network.replay import Replay, replay
 from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.network.recorder import short_name
+from pathspace.network.functions import short_name
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
 from pathspace.paths.gates import Gated, gated

@@ -1,0 +1,66 @@
+"""What a traced model is called with on data: its arguments, and how many examples they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.network import Network
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Both kinds of arguments of a model at once, ``model(*args, **kwargs)``."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor of half precision in float32, any other as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+    """The model's arguments, detached, and the number of examples."""
+    call = network.call
+    exactly = (inputs.args, inputs.kwargs) if isinstance(inputs, Arguments) else None
+    inputs = inputs if exactly is None else exactly
+    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor)]
+    if not tensors:
+        raise ValueError("the inputs hold no tensor: give what the model is called with")
+    if call.states:
+        raise UnmatchedForwardError(
+            "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
+            "quantities that depend on data are not defined for it"
+        )
+    count = 1 if call.batch_dim is None else tensors[0].shape[call.batch_dim]
+    if count == 0:
+        raise ValueError("the batch is empty")
+    given = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
+    if exactly is not None:
+        return *given, count
+    if isinstance(given, dict):
+        return (), dict(given), count
+    return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)
+
+
+def first_examples(network: Network, given: Arguments, count: int | None) -> Arguments:
+    """The arguments for the first ``count`` examples of a batch; all if None."""
+    place = network.call.batch_dim
+    first = next((t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor)), None)
+    if count is None or place is None or first is None or first.dim() <= place or first.shape[place] <= count:
+        return given
+    size = first.shape[place]
+
+    def shorter(t: Tensor) -> Tensor:
+        # other arguments may hold the batch elsewhere, as the states of nn.RNN do
+        found = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
+        return t if found is None else t.narrow(found, 0, count)
+
+    return Arguments(*pytree.tree_map_only(Tensor, shorter, (given.args, given.kwargs)))

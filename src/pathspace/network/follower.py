@@ -1,0 +1,221 @@
+"""Follows a forward pass on data, operation by operation, along the traced one.
+
+Every operation that depends on a parameter is matched with the one that was traced; a pass that takes another way is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network import taken_apart
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.functions import METADATA, short_name
+from pathspace.network.network import Network
+from pathspace.network.observed import Key, Node, Use
+from pathspace.network.program import Operation
+from pathspace.network.rules import MOVEMENTS
+
+_OUT_OF_PLACE = {
+    "add_": torch.add,
+    "__iadd__": torch.add,
+    "mul_": torch.mul,
+    "__imul__": torch.mul,
+}  # what a use of a parameter computes, where it happened in place
+
+_DETACHES = ("detach", "data.__get__")
+
+
+class Follower(TorchFunctionMode):
+    """Matches operations with the traced ones. Depends on data: *data*; on parameters only: *weight*."""
+
+    def __init__(
+        self, network: Network, leaves: dict[str, Tensor], count: int, differentiable: bool, inputs: list[Any]
+    ) -> None:
+        super().__init__()
+        self.program, self.count, self.differentiable = network.program, count, differentiable
+        self.batch, self.outside = network.call.batch_dim, network.call.outside
+        self.nodes: dict[Key, Node] = {}
+        self.uses: list[Use] = []
+        self.views = {id(leaf) for leaf in leaves.values()}
+        self.data = {id(t): t for t in inputs if isinstance(t, Tensor)}  # keeps them alive: ids stay unique
+        self._weights: list[Tensor] = []  # likewise
+        self._cut: dict[int, Tensor] = {}  # detached from the graph
+        self._position = 0
+        self._paused = False
+        # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
+        self._live = {slot for instruction in network.tape.instructions for slot in instruction.outputs}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = short_name(func)
+        if self._paused or name in METADATA:
+            return func(*args, **kwargs)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
+            return taken_apart.recurrent(self, name, args)
+        if name == "batch_norm" and self._depends(tensors):
+            return taken_apart.batch_norm(self, func, args, kwargs)
+        result = func(*args, **kwargs)
+        made = (
+            [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+            if result is not None
+            else list(args[:1])
+        )
+        if not made:
+            return result
+        data = any(id(t) in self.data for t in tensors)
+        if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:
+            self.next(name)
+            self._cut[id(made[0])] = made[0]
+            return result
+        if any(id(t) in self._cut for t in tensors):
+            raise UnmatchedForwardError(
+                f"'{name}' uses an activation that was detached: the path through it carries values but no gradients, "
+                "so what it adds on data is not known; detach only what the model returns"
+            )
+        call = self.next(name) if made[0].requires_grad else None
+        if call is not None and call.kind != "parameter":
+            data = True
+            weights = [t for t in tensors if self.is_weight(t)]
+            if weights:
+                self._note_use(call, name, func, args, kwargs, tensors, weights, made[0])
+            self.note_nodes(call, made)
+        for t in made:
+            if data:
+                self.data[id(t)] = t
+            elif t.requires_grad:
+                self._weights.append(t)
+                if name in MOVEMENTS and id(tensors[0]) in self.views:
+                    self.views.add(id(t))
+        return result
+
+    def _depends(self, tensors: list[Tensor]) -> bool:
+        return any(t.requires_grad for t in tensors)
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on parameters only."""
+        return tensor.requires_grad and id(tensor) not in self.data
+
+    def next(self, name: str) -> Operation:
+        """The traced operation that stands where the forward pass is now."""
+        traced = self.program.operations
+        call = traced[self._position] if self._position < len(traced) else None
+        if call is None or call.name != name:
+            expected = f"'{call.name}' in '{call.module}'" if call is not None else "the end"
+            raise UnmatchedForwardError(
+                f"operation {self._position} of the forward pass is '{name}' where tracing met {expected}: the model's "
+                "code takes another way than it did when it was traced (in evaluation form); trace it again, or make "
+                "its steps independent of the data"
+            )
+        self._position += 1
+        return call
+
+    def batch_of(self, tensor: Tensor, known: int | None) -> int | None:
+        """The batch dimension; that of a constant made for all examples is the inputs' own."""
+        if known is None and self.batch is not None:
+            place = self.batch
+            if tensor.dim() > place and tensor.shape[place] == self.count:
+                return place
+        return known
+
+    def _note_use(
+        self,
+        call: Operation,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        weights: list[Tensor],
+        result: Tensor,
+    ) -> None:
+        batch = self.batch_of(result, call.batch)
+        if batch is None and self.batch is not None:
+            raise UnmatchedForwardError(
+                f"'{name}' in '{call.module}' makes a value that is the same for all examples, so what each of them "
+                "adds to it is not known"
+            )
+        batches = {}
+        for t, known in zip(tensors, call.arguments, strict=True):
+            place = None if self.is_weight(t) else self.batch_of(t, known)
+            if place is not None:
+                batches[id(t)] = place
+        function = _OUT_OF_PLACE.get(name, func)
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t if self.is_weight(t) else t.detach(), (args, kwargs)
+        )
+        kept = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        batches = {
+            id(new): batches[id(old)] for old, new in zip(tensors, kept, strict=True) if id(old) in batches
+        }
+        use = Use(
+            name, function, args, kwargs, weights, batches, [get_gradient_edge(result)], batch, result.shape
+        )
+        self.uses.append(use)
+
+    def note_nodes(self, call: Operation, made: list[Tensor]) -> None:
+        """Remember those results of an operation that are nodes."""
+        for slot, tensor in zip(call.results, made, strict=False):
+            if slot in self.program.nodes:
+                self.note_node((slot,), tensor, call.batch)
+
+    def note_node(self, key: Key, tensor: Tensor, known: int | None) -> None:
+        """Remember a node, by its first value: a ReLU in place would overwrite it."""
+        if key in self.nodes or key[0] not in self._live:
+            return
+        batch = self.batch_of(tensor, known)
+        if batch is None and self.batch is not None:
+            raise UnmatchedForwardError("a node of the network has the same value for all examples")
+        value = tensor.clone() if self.differentiable else tensor.detach().clone()
+        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch)
+
+    def _leaves_as(self, slot: int, tensor: Tensor) -> None:
+        """An output counts as it leaves the network, after its activation if it has one."""
+        node = self.nodes.pop((slot,), None)
+        if node is not None:
+            self.note_node((slot,), tensor, node.batch)
+
+    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module left outside: what leaves it is an input of the network."""
+        if self._paused:
+            return forward(*args, **kwargs)
+        call = self.next("outside")
+        entering = [
+            t
+            for t in pytree.tree_leaves((args, kwargs))
+            if isinstance(t, Tensor) and t.requires_grad and not self.is_weight(t)
+        ]
+        self._paused = True  # what is done here is none of the model's operations
+        try:
+            for slot, tensor in zip(call.results, entering, strict=True):
+                self._leaves_as(slot, tensor)
+            args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+            result = pytree.tree_map_only(Tensor, Tensor.detach, forward(*args, **kwargs))
+        finally:
+            self._paused = False
+        self.data.update((id(t), t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
+        return result
+
+    def finish(self, returned: list[Tensor]) -> None:
+        """Check that the forward pass came to the end of the traced one, and met all nodes."""
+        if self._position != len(self.program.operations):
+            call = self.program.operations[self._position]
+            raise UnmatchedForwardError(
+                f"the forward pass ended before '{call.name}' in '{call.module}', which was traced"
+            )
+        missing = [s for s in self.program.nodes if s in self._live and (s,) not in self.nodes]
+        if missing:
+            raise UnmatchedForwardError(f"the forward pass did not show the values of {len(missing)} nodes")
+        for slot, tensor in zip(self.program.outputs, returned, strict=True):
+            if slot is not None:
+                self._leaves_as(slot, tensor)

@@ -1,0 +1,172 @@
+"""Runs a model once on tensors without data and hands every torch function to the rule of its operation.
+
+The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta`` device: nothing
+is computed, the user's model, gradients, buffers and random state stay untouched, and a trace costs about as much
+as the Python of one forward pass. Every torch function the copy calls arrives in ``Interpreter.__torch_function__``,
+which hands it to its rule (see ``rules``) or refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.functions import (
+    AUGMENTED,
+    METADATA,
+    RANDOM,
+    READS,
+    SHAPED_FACTORIES,
+    TAIL_MOVES,
+    short_name,
+)
+from pathspace.network.program import Operation
+from pathspace.network.reasons import BOUNDED, REASONS
+from pathspace.network.recorder import Recorder
+
+
+class Interpreter(TorchFunctionMode):
+    """Interprets torch functions on what a recorder knows.
+
+    Args:
+        recorder: what is known; rules write into it.
+        movements: operations that mean the same for inputs as for activations.
+    """
+
+    def __init__(self, recorder: Recorder, movements: Collection[str]) -> None:
+        super().__init__()
+        self.recorder, self.movements = recorder, movements
+        self.paused = False
+        self._viewed: dict[int, Any] = {}  # constants that have views
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = short_name(func)
+        if name in METADATA:
+            return func(*args, **kwargs)
+        recorder = self.recorder
+        if kwargs.get("out") is not None:
+            recorder.refuse(name, "it writes its result into another tensor (out=)")
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        known = [recorder.known(t) for t in tensors]
+        values = [v for v in known if v is not None]
+        if not values:
+            return self._constant(name, func, args, kwargs)
+        self._check_destination(name, args)
+        for value in values:
+            if value.kind == "tail" and name not in TAIL_MOVES:
+                raise UntraceableError(value.name, value.module, f"{BOUNDED} ('{name}' uses its result)")
+        if name in SHAPED_FACTORIES:
+            return _shaped_factory(name, args, kwargs)
+        kinds = {v.kind for v in values}
+        of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
+        if of_inputs and name not in self.movements and name not in READS:
+            return recorder.preprocess(func, args, kwargs, values)
+        rule = recorder.rules.get(name)
+        if rule is None:
+            return recorder.refuse(name, *_explain(name))
+        batches = tuple(
+            [None if v is None else v.batch for v in known]
+        )  # now: a rule may rebind its arguments
+        result = rule(recorder, name, func, *args, **kwargs)
+        self._note_operation(name, batches, result, args)
+        return result
+
+    def _note_operation(
+        self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
+    ) -> None:
+        """Remember an operation whose result depends on a parameter, for a replay on data."""
+        if isinstance(result, Tensor):
+            made = [result]
+        else:  # an assignment to a slice returns nothing
+            made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
+        values = [v for t in made if (v := self.recorder.known(t)) is not None]
+        if values and values[0].kind not in ("input", "buffer"):
+            slots, first = tuple([v.slot for v in values]), values[0]
+            self.recorder.operations.append(
+                Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
+            )
+
+    def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of constants only: computed for real, so that its values are known."""
+        if name in RANDOM:
+            self.recorder.refuse(
+                name, "it draws random numbers, so the network differs from one pass to the next"
+            )
+        # the model may have asked an empty tensor for its device
+        args, kwargs = pytree.tree_map_only(torch.device, _real_device, (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor._is_view():
+                self._viewed[id(tensor._base)] = tensor._base
+        return result
+
+    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
+        """Refuse writing into a constant in ways that would leave the traced value unknown."""
+        writes = (
+            name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or name in AUGMENTED
+        )
+        if not writes or not isinstance(args[0], Tensor) or self.recorder.known(args[0]) is not None:
+            return
+        if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
+            self.recorder.refuse(
+                name,
+                "it writes into a constant through a view, or in a way tracing has no rule for",
+                "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
+            )
+
+    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
+        recorder = self.recorder
+        batch, entering = None, []
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            value = recorder.known(tensor)
+            if value is not None:
+                batch = value.batch if batch is None else batch
+                if value.kind == "hidden":
+                    entering.append(value)
+        recorder.extra_outputs += entering
+        slots, batches = tuple(v.slot for v in entering), tuple(v.batch for v in entering)
+        recorder.operations.append(Operation("outside", recorder.path, "outside", batches, slots, batch))
+        self.paused = True
+        try:
+            return recorder.as_inputs(forward, args, kwargs, batch)
+        finally:
+            self.paused = False
+
+
+def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``x.new_zeros(...)``, ``torch.zeros_like(x)``: a real constant of the right type."""
+    like, rest = args[0], args[1:]
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format")}
+    kwargs.setdefault("dtype", like.dtype)
+    if name.endswith("_like"):
+        return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
+    return getattr(torch.empty(0), name)(*rest, **kwargs)
+
+
+def _real_device(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _explain(name: str) -> tuple[str, str | None]:
+    if name in READS:
+        return (
+            "the forward pass depends on the data it sees, so it has no single graph",
+            "Trace a part of the model whose steps do not depend on the data, or leave that module outside",
+        )
+    return REASONS.get(name, "tracing has no rule for this operation"), None

@@ -1,0 +1,138 @@
+"""Operations that a replay takes apart, because nodes of the network lie inside them.
+
+BatchNorm is fixed edges to the normalized unit, then one edge gamma and a bias; a recurrent layer is a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.observed import Key, Use
+
+if TYPE_CHECKING:
+    from pathspace.network.follower import Follower
+
+
+def batch_norm(follower: Follower, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+    """Fixed edges to the normalized unit, then one edge gamma and a bias."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
+    if mean is None or var is None:
+        raise UnmatchedForwardError(
+            "a BatchNorm without running statistics mixes the examples of a batch; use track_running_stats=True"
+        )
+    call = follower.next("batch_norm")
+    normal = func(x, mean, var, None, None, False, 0.0, given.get("eps", 1e-5))
+    weight, bias = given.get("weight"), given.get("bias")
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+
+    def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
+        y = x if gamma is None else x * gamma.reshape(shape)
+        return y if beta is None else y + beta.reshape(shape)
+
+    result = affine(normal, weight, bias)
+    weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
+    if weights:
+        batch = follower.batch_of(result, call.batch)
+        kept = normal.detach()
+        batches = {} if batch is None else {id(kept): batch}
+        edge = get_gradient_edge(result)
+        follower.uses.append(
+            Use(
+                "batch_norm",
+                affine,
+                (kept, weight, bias),
+                {},
+                weights,
+                batches,
+                [edge],
+                batch,
+                result.shape,
+            )
+        )
+    follower.data[id(result)] = result
+    follower.note_nodes(call, [result])
+    return result
+
+
+def recurrent(follower: Follower, name: str, args: tuple[Any, ...]) -> Any:
+    """A recurrent layer, step by step, so that its nodes show."""
+    call = follower.next(name)
+    if name == "rnn_relu_cell":
+        x, h, *cell = args
+        cell = [p for p in cell if p is not None]
+        (state,) = _steps(follower, x.unsqueeze(0), h, cell, 0, lambda _: (call.results[0],), call.batch)
+        follower.data[id(state)] = state
+        return state
+    x, hx, params, has_biases, layers, _dropout, _train, bidirectional, batch_first = args
+    if follower.is_weight(hx):
+        raise UnmatchedForwardError(
+            "an initial state that is a parameter cannot be followed on data; write the loop by hand"
+        )
+    batched = x.dim() == 3
+    if batched and batch_first:
+        x = x.transpose(0, 1)
+    each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
+    slot = call.results[0]
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            cell = list(params[at * each : (at + 1) * each])
+            states = _steps(
+                follower, x, hx[at], cell, direction, lambda t, at=at: (slot, at, t), 0 if batched else None
+            )
+            last.append(states[0] if direction else states[-1])
+            outputs.append(torch.stack(states))
+        x = torch.cat(outputs, -1)
+    h_n = torch.stack(last)
+    out = x.transpose(0, 1) if batched and batch_first else x
+    follower.data.update({id(out): out, id(h_n): h_n})
+    for s, tensor, place in zip(call.results, (out, h_n), (call.batch, 1 if batched else None), strict=False):
+        if s in follower.program.nodes:
+            follower.note_node((s,), tensor, place)
+    return out, h_n
+
+
+def _steps(
+    follower: Follower,
+    x: Tensor,
+    h: Tensor,
+    cell: list[Tensor],
+    direction: int,
+    key: Callable[[int], Key],
+    batch: int | None,
+) -> list[Tensor]:
+    """States h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
+    w_in, w_rec, *biases = cell
+    bias = biases[0] + biases[1] if biases else None
+    u = F.linear(x, w_in, bias)
+    states: list[Tensor] = [h] * len(u)
+    before, edges = list(states), list[GradientEdge]()
+    order = reversed(range(len(u))) if direction else range(len(u))
+    for t in order:
+        before[t] = h
+        z = u[t] + F.linear(h, w_rec)
+        edges.append(get_gradient_edge(z))
+        follower.note_node(key(t), z, batch)
+        h = states[t] = F.relu(z)
+    edges = edges[::-1] if direction else edges
+    place = None if batch is None else batch + 1
+    inputs, previous = x.detach(), torch.stack(before).detach()
+    for data, weights in ((inputs, (w_in, *biases)), (previous, (w_rec,))):
+        batches = {} if place is None else {id(data): place}
+        use = Use("linear", _linear, (data, *weights), {}, list(weights), batches, edges, place, u.shape)
+        follower.uses.append(use)
+    return states
+
+
+def _linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
+    return F.linear(x, weight, sum(biases[1:], biases[0]) if biases else None)
