@@ -1,5 +1,8 @@
+import gzip
 import math
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,7 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import NOT_COUNTED, Task, windows
 
-from .conftest import WORD_FILES
+from .conftest import WORD_FILES, digests
 
 
 def test_windows_predict_every_symbol_once_and_leave_out_the_rest() -> None:
@@ -126,6 +129,35 @@ def test_another_text_under_the_same_name_is_refused(tiny_corpora: Path) -> None
         build_task("words", data_dir=tiny_corpora)
 
 
+@pytest.mark.parametrize("packed", ["", ".gz", ".zip"])
+def test_bytes_are_read_as_they_are_packed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str
+) -> None:
+    # The first cut goes through the two bytes of the letter, and the last part has a byte that no other part has.
+    content = "abé ba ab b".encode() + b"\xff ba"
+    corpus = replace(corpora.CHARACTERS["enwik8"], digests=digests(content), cuts=(3, 8, len(content)))
+    monkeypatch.setitem(corpora.CHARACTERS, "enwik8", corpus)
+    path = tmp_path / f"enwik8{packed}"
+    if packed == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("enwik8", content)
+    else:
+        path.write_bytes(gzip.compress(content) if packed else content)
+    task = build_task("characters", {"dataset": "enwik8", "length": 2, "stream": True}, data_dir=tmp_path)
+    alphabet = sorted(set(content))
+    assert task.input_size == len(alphabet) == 6
+    assert [alphabet[i] for i in task.train.inputs.flatten()] == list(content[:2])
+    assert [alphabet[i] for i in task.train.targets.flatten()] == list(content[1:3])
+    assert [alphabet[i] for i in task.test.inputs.flatten()] == list(content[8:14])
+
+
+def test_a_zip_without_the_file_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
+        archive.writestr("another", b"text")
+    with pytest.raises(ConfigurationError, match=r"Cannot read .*text8.zip.*'text8'"):
+        build_task("characters", {"dataset": "text8"}, data_dir=tmp_path)
+
+
 def test_a_broken_file_is_named(tiny_corpora: Path) -> None:
     name = corpora.CHARACTERS["ptb"].files[2]
     (tiny_corpora / "ptb" / name).write_bytes(b"no gzip")
@@ -181,8 +213,15 @@ def test_a_download_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("characters", {"dataset": "ptv"}, "choose from ptb, text8-prefix"),
+        ("characters", {"dataset": "ptv"}, "choose from ptb, text8, enwik8, text8-prefix"),
         ("words", {"dataset": "text8"}, "choose from ptb, wikitext-2"),
+        (
+            "characters",
+            {"length": 0},
+            "'length' of the task 'characters' is 0: give a whole number from 1 on",
+        ),
+        ("words", {"context": -1}, "'context' of the task 'words' is -1"),
+        ("words", {"stream": 1}, "'stream' of the task 'words' is 1: give true or false"),
         ("words", {"vocabulary": 1}, "a whole number from 2 to 5, the number of types"),
         ("characters", {"length": 3, "context": 2, "train_size": 3}, "from 6 .one window. to 8 "),
         ("words", {"length": 2, "context": 1, "test_size": 99}, "'test_size' of the task 'words' is 99"),

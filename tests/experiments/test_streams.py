@@ -144,8 +144,3 @@ def test_streams_of_texts_have_no_context(tiny_corpora: Path) -> None:
     assert task.stream
     assert task.train.inputs.shape[1] == task.test.inputs.shape[1] == 3
     assert "a stream read in segments of 3" in task.description
-
-
-def test_enwik8_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ConfigurationError, match=r"enwik8 .* cannot be read yet.* Choose a dataset from ptb"):
-        build_task("characters", {"dataset": "enwik8"})

@@ -1,13 +1,13 @@
 """Texts for language models: where the files lie, what they must hold, and how they are read.
 
 A file is looked for in `DIR/NAME` and in `DIR`, where NAME is the folder of its data set and DIR is
-`--data-dir` or else the environment variable `PATHSPACE_DATA`. Its SHA-256 must be the known one, so that a
-number in a report always means the same text.
+`--data-dir` or else the environment variable `PATHSPACE_DATA`; it may be packed, with `.gz` or `.zip` after its
+name. Its SHA-256 must be the known one, so that a number in a report always means the same text.
 
 Sources:
     Penn Treebank: M. Marcus, B. Santorini and M. Marcinkiewicz (1993), as prepared by T. Mikolov (2010).
     WikiText-2: S. Merity, C. Xiong, J. Bradbury and R. Socher (2016).
-    text8: M. Mahoney, the first 10^8 bytes of a cleaned English Wikipedia (2006).
+    text8, enwik8: M. Mahoney, 10^8 bytes of the English Wikipedia of 3 March 2006, cleaned and as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,9 +35,10 @@ class Corpus:
         title: What reports call it.
         folder: Its folder below the data folder.
         files: The file names of training, validation and test part, or one file that holds all of them.
-        digests: The SHA-256 of each file, gzip undone where the name ends in `.gz`.
+        digests: The SHA-256 of each file, unpacked.
         missing: What to do when there is no such file.
         cuts: Where one file is cut, in bytes: the ends of the parts.
+        encoding: What the bytes mean; "latin-1" makes every byte a symbol.
         download: (dataset, configuration, column, revision) of the word files at Hugging Face, or empty.
     """
 
@@ -46,6 +48,7 @@ class Corpus:
     digests: tuple[str, ...]
     missing: str
     cuts: tuple[int, ...] = ()
+    encoding: str = "utf-8"
     download: tuple[str, ...] = field(default=())
 
 
@@ -65,6 +68,24 @@ CHARACTERS = {
             "1ef5607ac3c463b16e38bfe7900dd3bfc91de5a96e0f21e7eab5188b465b8ebe",
         ),
         PTB_MISSING,
+    ),
+    # The usual split; so is that of enwik8.
+    "text8": Corpus(
+        "text8",
+        "text8",
+        ("text8",),
+        ("6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7",),
+        "http://mattmahoney.net/dc/text8.zip is the file, packed, and is read as it is",
+        cuts=(90_000_000, 95_000_000, 100_000_000),
+    ),
+    "enwik8": Corpus(
+        "enwik8, bytes",
+        "enwik8",
+        ("enwik8",),
+        ("2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",),
+        "http://mattmahoney.net/dc/enwik8.zip is the file, packed, and is read as it is",
+        cuts=(90_000_000, 95_000_000, 100_000_000),
+        encoding="latin-1",  # a cut may go through a character
     ),
     # Cut as the whole file is: nine tenths, a twentieth and a twentieth.
     "text8-prefix": Corpus(
@@ -128,7 +149,7 @@ def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
             )
     if corpus.cuts:
         contents = [contents[0][start:end] for start, end in pairwise((0, *corpus.cuts))]
-    train, validation, test = (content.decode("utf-8") for content in contents)
+    train, validation, test = (content.decode(corpus.encoding) for content in contents)
     return train, validation, test
 
 
@@ -138,16 +159,23 @@ def data_folder(data_dir: Path | None) -> Path | None:
 
 
 def _read(corpus: Corpus, name: str, folder: Path | None) -> bytes:
-    places = [] if folder is None else [folder / corpus.folder / name, folder / name]
-    path = next((place for place in places if place.exists()), None)
+    path = None if folder is None else _find(name, (folder / corpus.folder, folder))
     if path is None:
         looked = "no data folder was given" if folder is None else f"{str(folder)!r} holds no {name}"
         raise _no_data(corpus, looked)
     try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as packed:
+                return packed.read(name)
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         raise ConfigurationError(f"Cannot read {str(path)!r} ({error}): download the file again.") from error
+
+
+def _find(name: str, folders: Sequence[Path]) -> Path | None:
+    places = (folder / f"{name}{packed}" for folder in folders for packed in ("", ".gz", ".zip"))
+    return next((place for place in places if place.is_file()), None)
 
 
 def _download(corpus: Corpus) -> list[bytes]:

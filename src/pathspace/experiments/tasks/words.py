@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.tasks.characters import check_stream, shortened
 from pathspace.experiments.tasks.corpora import WORDS, read_corpus
-from pathspace.experiments.tasks.task import Task, prediction, windows
+from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
+from pathspace.experiments.tasks.task import Task
 
 PRESET: dict[str, Any] = {
     # A few minutes on two cores: 600 steps.
@@ -65,26 +65,18 @@ def build(
     if dataset not in WORDS:
         raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
     corpus = WORDS[dataset]
-    context = check_stream(stream, context, "words")
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
     known = {word: number for number, word in enumerate(sorted(_types(texts[0], vocabulary)))}
     numbers = [torch.tensor([known.get(word, known[UNKNOWN]) for word in text]) for text in texts]
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    train, validation, test = (
-        shortened(text, size, name, least=length + context + 1, task="words")
-        for text, (name, size) in zip(numbers, sizes.items(), strict=True)
-    )
-    kind = "a stream read in segments" if stream else "windows"
-    return prediction(
+    return next_symbol(
         "words",
-        f"{corpus.title}, {len(known)} types, {kind} of {length} ({len(train)} training, "
-        f"{len(validation)} validation, {len(test)} test words)",
-        windows(train, length),
-        windows(validation, length, context),
-        windows(test, length, context),
+        numbers,
+        Cutting(length, context, stream, sizes),
+        title=corpus.title,
         symbols=len(known),
+        kinds="types",
         metric="perplexity",
-        stream=stream,
     )
 
 
