@@ -149,6 +149,36 @@ def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.
     assert "pathspace[download]" in result.stderr
 
 
+def test_a_folder_that_is_not_there_is_named_and_takes_no_earlier_results_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["train", *TINY, "--output", str(tmp_path / "runs")]
+    assert call(*train).exit_code == 0
+    page = (tmp_path / "runs" / "report.html").read_text()
+    config = (tmp_path / "runs" / "config.json").read_text()
+    missing = str(tmp_path / "nowhere")
+    other = ["train", "--task", "mnist", "--output", str(tmp_path / "runs")]
+    given = call(*other, "--data-dir", missing)
+    assert (given.exit_code, given.stdout) == (2, "")
+    assert f"There is no folder '{missing}', which --data-dir names" in given.stderr
+    monkeypatch.setenv("PATHSPACE_DATA", missing)
+    assert f"There is no folder '{missing}', which PATHSPACE_DATA names" in call(*other).stderr
+    assert (tmp_path / "runs" / "report.html").read_text() == page
+    assert (tmp_path / "runs" / "config.json").read_text() == config
+    assert list((tmp_path / "runs").glob("runs/*/result.json"))
+
+
+def test_the_list_of_recipes_keeps_names_and_sizes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    listed = call("reproduce", "--list").stdout
+    assert listed == call("reproduce").stdout
+    assert max(map(len, listed.splitlines())) <= 110
+    sizes = [line for line in listed.splitlines() if line.startswith(" ")]
+    assert max(map(len, sizes)) <= 70
+    words = listed.replace(",", " ").split()
+    assert {"winner-characters", "paper-cifar100-160", "paper-98-permuted"} <= set(words)
+
+
 def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path: Path) -> None:
     listed = call("reproduce").stdout
     for name in ("adding", "digits", "mnist-rows"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -171,6 +173,7 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="The recipe; without it, all of them are listed.")
     ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the recipes and their sizes.")] = False,
     size: Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")] = "",
     seeds: SeedsOption = None,
     epochs: EpochsOption = None,
@@ -190,8 +193,9 @@ def reproduce(
       pathspace reproduce
       pathspace reproduce mnist-rows --data-dir data
       pathspace reproduce adding --size paper-100
+      pathspace reproduce smnist-784 --set learning_rates=[0.003,0.01] --set task_options.train_size=5000
     """  # noqa: D301 (click wants the character, not the letters)
-    if name is None:
+    if name is None or listed:
         _list_recipes()
         return
     folder = output or Path("runs") / name
@@ -369,10 +373,15 @@ def _numbers(text: str | None, where: str) -> list[float] | None:
 def _list_recipes() -> None:
     from pathspace.experiments.recipes import load_recipe, recipe_names
 
+    indent = 2 + max(map(len, recipe_names()))
+    width = shutil.get_terminal_size((100, 24)).columns
     for name in recipe_names():
         recipe = load_recipe(name)
-        sizes = f" (sizes: {', '.join(recipe.sizes)})" if recipe.sizes else ""
-        typer.echo(f"{name:<14} {recipe.title}{sizes}")
+        typer.echo(f"{name:<{indent}}{recipe.title}")
+        if recipe.sizes:
+            # Names of sizes have hyphens; a line that ended at one would make two names of it.
+            lines = textwrap.wrap(f"sizes: {', '.join(recipe.sizes)}", width - indent, break_on_hyphens=False)
+            typer.echo(textwrap.indent("\n".join(lines), " " * indent))
 
 
 if __name__ == "__main__":

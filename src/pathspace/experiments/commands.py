@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import invariance
-from pathspace.experiments.compare import Comparison, compare, train
+from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
@@ -207,6 +207,10 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tupl
     """Do all runs and write the report."""
     output = writable_folder(around.output, "--output")
     configuration, resume = _settle(asked, around, given=given)
+    check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
+    if not resume:
+        configurations.clear(output, PAGE)
+        configurations.write(configuration, output)
     console = Console(stderr=True)
     display, watcher = monitor(console)
     with display:
@@ -239,7 +243,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tupl
 
 
 def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple[Configuration, bool]:
-    """Decide what to run and whether to continue earlier runs; write `config.json` for a fresh start."""
+    """Decide what to run and whether to continue earlier runs."""
     output = around.output
     if around.resume and around.fresh:
         raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
@@ -255,8 +259,6 @@ def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple
             f"`pathspace {' '.join(filter(None, (stored.command, stored.recipe)))} --resume --output "
             f"{output}`, give another --output, or start over with --fresh."
         )
-    configurations.clear(output, PAGE)
-    configurations.write(asked, output)
     return asked, False
 
 

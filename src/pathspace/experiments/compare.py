@@ -10,12 +10,11 @@ from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.models import count_weights
-from pathspace.experiments.pool import Monitor, Place, run_all
+from pathspace.experiments.pool import Monitor, Place, load_task, run_all
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import Choice, choose, chosen_runs, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.symmetry import check_symmetry, run_distinct
-from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
 
@@ -96,6 +95,17 @@ class Comparison:
     weights: Mapping[str, int] = field(default_factory=dict)
 
 
+def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
+    """Return the task of a comparison, before any of its runs begins.
+
+    Raises:
+        ConfigurationError: The task cannot be had, or a setting does not fit it.
+    """
+    task = load_task(settings.task, settings.task_options, data_dir)
+    steps_per_epoch(settings.batch_size, task)
+    return task
+
+
 def compare(
     settings: Settings,
     output: Path,
@@ -123,8 +133,7 @@ def compare(
         ConfigurationError: The task cannot be had, or a setting does not fit it.
         KeyboardInterrupt: The user stopped; the same call with `resume` continues.
     """
-    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
-    steps_per_epoch(settings.batch_size, task)  # refuses an impossible batch size before any worker starts
+    task = check_task_of(settings, data_dir)
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
     # A single process needs no helper.
     with Workers(processes) if processes > 1 else nullcontext() as workers:
@@ -186,8 +195,7 @@ def train(
         resume: See `compare`.
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
-    task = build_task(settings.task, settings.task_options, data_dir=data_dir)
-    steps_per_epoch(settings.batch_size, task)  # refuses an impossible batch size before any worker starts
+    task = check_task_of(settings, data_dir)
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from pathspace.experiments.interrupt import postponed_interrupt
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import write_json
 from pathspace.experiments.tasks import build_task
+from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
 
 RESULT = "result.json"
@@ -108,7 +110,7 @@ def run_one(
     should_stop: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Do one run in its folder, and replace its checkpoint by its result."""
-    task = _task(config.task, json.dumps(dict(config.task_options), sort_keys=True), place.data_dir)
+    task = load_task(config.task, config.task_options, place.data_dir)
     folder = place.folder / config.key
     folder.mkdir(parents=True, exist_ok=True)
     started(config, total_steps(config, task))
@@ -126,9 +128,14 @@ def run_one(
     return result
 
 
+def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Return the task that `tasks.build_task` builds; the last one is kept, for all runs of a comparison share it."""
+    written = json.dumps(dict(options), sort_keys=True)
+    return _task(name, written, data_dir, os.environ.get("PATHSPACE_DATA"))
+
+
 @functools.lru_cache(maxsize=1)
-def _task(name: str, options: str, data_dir: Path | None) -> Any:
-    # All runs of a comparison share one task; a worker loads it once.
+def _task(name: str, options: str, data_dir: Path | None, _environment: str | None) -> Task:
     return build_task(name, json.loads(options), data_dir=data_dir)
 
 

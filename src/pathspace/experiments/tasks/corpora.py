@@ -154,8 +154,19 @@ def read_corpus(corpus: Corpus, data_dir: Path | None) -> tuple[str, str, str]:
 
 
 def data_folder(data_dir: Path | None) -> Path | None:
-    """Return the folder with the data sets: the given one, that of `PATHSPACE_DATA`, or None."""
-    return data_dir or (Path(os.environ["PATHSPACE_DATA"]) if os.environ.get("PATHSPACE_DATA") else None)
+    """Return the folder with the data sets: the given one, that of `PATHSPACE_DATA`, or None.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+    """
+    named = os.environ.get("PATHSPACE_DATA")
+    folder = data_dir or (Path(named) if named else None)
+    if folder is not None and not folder.is_dir():
+        where = "--data-dir" if data_dir else "PATHSPACE_DATA"
+        raise ConfigurationError(
+            f"There is no folder {str(folder)!r}, which {where} names: give the one with the data sets."
+        )
+    return folder
 
 
 def _read(corpus: Corpus, name: str, folder: Path | None) -> bytes:
