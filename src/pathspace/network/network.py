@@ -90,11 +90,23 @@ class Network:
         outside = name in self.outside
         return (self.model.get_parameter(name) if outside else self.model.get_buffer(name)).detach()
 
+    @cached_property
+    def _places(self) -> tuple[tuple[tuple[str, ...], str, str, nn.Parameter], ...]:
+        """Path of the module and name in it, for every parameter."""
+        split = [(name, name.rpartition("."), p) for name, p in self.parameters.items()]
+        return tuple((tuple(path.split(".")) if path else (), leaf, n, p) for n, (path, _, leaf), p in split)
+
     def check_current(self) -> None:
         """Raise RuntimeError if the model's parameters are no longer those that were traced."""
-        for name, parameter in self.parameters.items():
+        for path, leaf, name, parameter in self._places:
+            # by the dictionaries of the modules, because every step of an optimizer asks
+            module: nn.Module | None = self.model
+            for step in path:
+                module = None if module is None else module._modules.get(step)
+            if module is not None and module._parameters.get(leaf) is parameter:
+                continue
             try:
-                current = self.model.get_parameter(name)
+                current = self.model.get_parameter(name)  # sees through what torch.compile wraps
             except AttributeError:
                 current = None
             if current is not parameter:

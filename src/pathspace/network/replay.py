@@ -72,14 +72,14 @@ def _shadow(network: Network, differentiable: bool) -> tuple[nn.Module, dict[str
     leaves: dict[str, Tensor] = {}
     memo: dict[int, Any] = {}
     outside = {id(p) for name in network.call.outside for p in network.model.get_submodule(name).parameters()}
-    for name, parameter in network.model.named_parameters():
-        p = widened(parameter)
-        inside = name in network.parameters
+    names = network.names_by_id
+    for parameter in network.model.parameters():
+        p, inside = widened(parameter), id(parameter) in names
         if not (differentiable and inside and parameter.requires_grad and p is parameter):
             p = nn.Parameter(widened(parameter.detach()), requires_grad=id(parameter) not in outside)
         memo[id(parameter)] = p
         if inside:
-            leaves[name] = p
+            leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
         memo[id(buffer)] = widened(buffer.detach()).clone()
     return copy.deepcopy(network.model, memo).eval(), leaves

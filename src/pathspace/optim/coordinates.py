@@ -23,17 +23,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import safe_divisor_
-from pathspace.optim.path_optimizer import (
-    Active,
-    Metric,
-    Normalization,
-    Parameters,
-    PathOptimizer,
-    check_not_negative,
-    clip_factor,
-    gauge_of,
-)
+from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.paths.norm import widened
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, first_examples
 from pathspace.network.replay import Replay
+from pathspace.optim.moments import in_type
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, kappa_shares
 from pathspace.paths.edge_statistics import Sharing
@@ -127,13 +128,10 @@ class DataMetric(PathOptimizer):
         """Remove the hook by which the optimizer sees batches; from then on they come by :meth:`observe` alone."""
         self._latest.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
-        made = memo[id(self)] = type(self).__new__(type(self))
-        own = {k: v for k, v in self.__dict__.items() if k not in ("_latest", "step")}  # schedulers wrap step
-        made.__dict__.update(copy.deepcopy(own, memo))
-        made._latest = LatestBatch(made.network.model if self._latest.looks else None)
-        return made
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name != "_latest":
+            return super()._copied(name, value, memo)
+        return LatestBatch(copy.deepcopy(self.network, memo).model if value.looks else None)
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -189,6 +187,7 @@ def _averaged(state: dict[str, Any], key: str, data: Tensor, decay: float) -> tu
     if average not in state:
         state[average], state[weight] = data * (1 - decay), 1 - decay
     else:
+        in_type(state, data.dtype, (average,))
         state[average].lerp_(data, 1 - decay)
         state[weight] += (1 - decay) * (1 - state[weight])
     return state[average], state[weight]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathspace.network import Network
 from pathspace.optim.data_metric import DataMetric
+from pathspace.optim.network_optimizer import Parameters
 from pathspace.optim.path_adam import PathAdam
-from pathspace.optim.path_optimizer import Normalization, Parameters
+from pathspace.optim.path_optimizer import Normalization
 from pathspace.paths.data_dependent import Estimator
 from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathspace.network import Network
 from pathspace.optim.data_metric import DataMetric
-from pathspace.optim.path_optimizer import Normalization, Parameters
+from pathspace.optim.network_optimizer import Parameters
+from pathspace.optim.path_optimizer import Normalization
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.paths.data_dependent import Estimator
 from pathspace.paths.edge_statistics import Sharing

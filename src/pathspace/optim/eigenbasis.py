@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.optim.moments import adam_direction
+from pathspace.optim.moments import adam_direction, in_type
 
 _SIDES = ("rows", "columns")
+_MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
 _NOTHING = 2.0**-80  # beside the largest entry, far below what the products of float64 matrices still hold
 
 
@@ -49,6 +50,7 @@ def soap_direction(
             state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
         state["step"] = 0
         return torch.zeros_like(G)
+    in_type(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
     # after the step, so that a gradient never chooses the basis that it is seen in
     _average_(G, state, betas[1])

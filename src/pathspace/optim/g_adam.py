@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.optim.moments import adam_direction
-from pathspace.optim.path_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
 from pathspace.optim.path_space import PathSpaceOptimizer, Units
 from pathspace.paths.skeleton import Rule, Skeleton
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.path_optimizer import Parameters, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_not_negative
 from pathspace.optim.path_space import PathSpaceOptimizer, Units
 from pathspace.paths.skeleton import Rule, Skeleton
 

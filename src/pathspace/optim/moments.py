@@ -7,10 +7,21 @@ of Adam and Beyond", 2018. Letters: g gradient, m and v its averages, t the numb
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+def in_type(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
+    """Convert tensors of a state to the type of the gradients, which changes when a model is converted."""
+    for name in names:
+        kept = state.get(name)
+        if kept is not None and kept.dtype != dtype:
+            state[name] = kept.to(dtype)
 
 
 def adam_direction(
@@ -31,6 +42,7 @@ def adam_direction(
     if "exp_avg" not in state:
         state["step"] = 0
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+    in_type(state, g.dtype, MOMENTS)
     if amsgrad and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
     state["step"] += 1

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.optim.moments import in_type
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -55,5 +57,6 @@ def muon_direction(
     """
     if "momentum_buffer" not in state:
         state["momentum_buffer"] = torch.zeros_like(G)
+    in_type(state, G.dtype, ("momentum_buffer",))
     B = state["momentum_buffer"].lerp_(G, 1 - momentum)
     return orthogonalized(G.lerp(B, momentum) if nesterov else B, steps, dtype)

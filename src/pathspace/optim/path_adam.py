@@ -13,7 +13,8 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.coordinates import CoordinateOptimizer
 from pathspace.optim.moments import adam_direction
-from pathspace.optim.path_optimizer import Normalization, Parameters, check_betas, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.path_optimizer import Normalization
 
 
 class PathAdam(CoordinateOptimizer):

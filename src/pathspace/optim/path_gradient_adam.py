@@ -12,16 +12,9 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.optim.moments import adam_direction
+from pathspace.optim.network_optimizer import Active, Parameters, check_betas, check_not_negative
 from pathspace.optim.path_metric import safe_divisor_
-from pathspace.optim.path_optimizer import (
-    Active,
-    Metric,
-    Normalization,
-    Parameters,
-    PathOptimizer,
-    check_betas,
-    check_not_negative,
-)
+from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer
 from pathspace.optim.steepest import Steepest, shrinking
 from pathspace.paths.norm import widened
 

@@ -20,13 +20,18 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
+from pathspace.optim.network_optimizer import (
+    Active,
+    NetworkOptimizer,
+    Parameters,
+    check_not_negative,
+    evaluated,
+)
 from pathspace.optim.path_metric import Gauge, divisor, gauges, parameter_names
 from pathspace.paths.kappa import own_memory, surveyed_kappa
 from pathspace.paths.safe_type import Measure, Surveyed
 
-Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Normalization = Literal["refreshed", "frozen", "none"]
-Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
 
 
 @dataclass(slots=True)
@@ -37,7 +42,7 @@ class Metric:
     normalizer: float
 
 
-class PathOptimizer(torch.optim.Optimizer):
+class PathOptimizer(NetworkOptimizer):
     """Base of the optimizers in kappa's geometry; see :class:`PathSGD` for the options.
 
     Args:
@@ -72,19 +77,12 @@ class PathOptimizer(torch.optim.Optimizer):
             raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
         if normalization not in ("refreshed", "frozen", "none"):
             raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
-        self.network = network
         self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
         self.normalization, self.damping = normalization, damping
         self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._gauges: dict[Tensor, Gauge] = {}
-        super().__init__(params, defaults)
-        network.check_current()
-        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
-            raise ValueError(
-                "none of these parameters belongs to the network: trace the model that they are the parameters of "
-                "(a copied or converted model must be traced again)"
-            )
+        super().__init__(params, network, defaults)
 
     factored = False
     """Whether the metric is kappa / c as it is, and ``_advance`` takes outer products as their factors."""
@@ -107,16 +105,7 @@ class PathOptimizer(torch.optim.Optimizer):
         Returns:
             The closure's loss, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for p, _ in active:
-            if p.grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
-                )
+        loss, active = evaluated(closure), self._active()
         if active:
             names = parameter_names(self.network, (p for p, _ in active))
             with full_precision(active[0][0]):
@@ -145,6 +134,7 @@ class PathOptimizer(torch.optim.Optimizer):
             for state in states.values():
                 state["age"] += 1
             return {p: _kept(state) for p, state in states.items()}
+        self.network.check_current()
         due = self._means_due(names, states) if self._needs_gauge else []
         factors: list[float] = []
         counts: list[int] = []
@@ -241,24 +231,3 @@ def clip_factor(square: float, largest: float) -> float:
     """What scales a gradient of squared norm ``square`` down to norm ``largest``; 1 if it is not longer."""
     # a norm that is not a number must show in the parameters, not vanish in a comparison
     return 1.0 if square <= largest**2 else largest / math.sqrt(square) if square == square else square
-
-
-def check_not_negative(**options: float) -> None:
-    """Refuse negative options.
-
-    Raises:
-        ValueError: an option is negative or not a number.
-    """
-    for name, value in options.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse decay rates outside [0, 1).
-
-    Raises:
-        ValueError: one of the two is.
-    """
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import parameter_names, safe_divisor_
-from pathspace.optim.path_optimizer import (
-    Active,
-    Metric,
-    Normalization,
-    Parameters,
-    PathOptimizer,
-    check_not_negative,
-)
+from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer
 from pathspace.optim.steepest import Steepest, shrinking
 from pathspace.paths.kappa import first_term
 

@@ -14,7 +14,8 @@ from pathspace.network import Network
 from pathspace.optim.coordinates import CoordinateOptimizer
 from pathspace.optim.eigenbasis import soap_direction
 from pathspace.optim.moments import adam_direction
-from pathspace.optim.path_optimizer import Normalization, Parameters, check_betas, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.path_optimizer import Normalization
 
 
 class PathSOAP(CoordinateOptimizer):

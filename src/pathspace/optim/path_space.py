@@ -18,8 +18,15 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.network_optimizer import (
+    Active,
+    NetworkOptimizer,
+    Parameters,
+    check_not_negative,
+    evaluated,
+)
 from pathspace.optim.path_metric import parameter_names
-from pathspace.optim.path_optimizer import Active, Parameters, check_not_negative, clip_factor
+from pathspace.optim.path_optimizer import clip_factor
 from pathspace.paths.chart import Chart, chart
 from pathspace.paths.condensation import cover
 from pathspace.paths.frame import Frame, Measure
@@ -32,7 +39,7 @@ Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
 
 
-class PathSpaceOptimizer(torch.optim.Optimizer):
+class PathSpaceOptimizer(NetworkOptimizer):
     """Base of the optimizers in path space; see :class:`GSGD` for the options.
 
     Groups have the options ``lr``, ``weight_decay`` and ``maximize`` in any case.
@@ -57,7 +64,6 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
             raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
         if units not in ("balanced", "none"):
             raise ValueError(f"units must be 'balanced' or 'none', got {units!r}")
-        self.network = network
         if not skeleton_rate > 0:
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
@@ -66,13 +72,7 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         self._charts: dict[frozenset[str], tuple[Chart, Tensor]] = {}
         self._scratch: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
         self.skeleton: Skeleton | None = None
-        super().__init__(params, defaults)
-        network.check_current()
-        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
-            raise ValueError(
-                "none of these parameters belongs to the network: trace the model that they are the parameters of "
-                "(a copied or converted model must be traced again)"
-            )
+        super().__init__(params, network, defaults)
         if isinstance(self._wanted, Skeleton):
             _check_skeleton(self._wanted, network)
         elif self._wanted not in RULES:
@@ -155,29 +155,16 @@ class PathSpaceOptimizer(torch.optim.Optimizer):
         Returns:
             The closure's loss, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         # with a rate of zero a weight stays as it is, as it does without a gradient
-        active = [
-            (p, group)
-            for group in self.param_groups
-            if group["lr"] != 0
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        for p, _ in active:
-            if p.grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
-                )
+        active = [(p, group) for p, group in self._active() if group["lr"] != 0]
         if active:
             self._advance(active)
         return loss
 
     def _advance(self, active: Active) -> None:
         names = parameter_names(self.network, (p for p, _ in active))
+        self.network.check_current()
         if names and self.skeleton is None:
             wanted = self._wanted
             self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))

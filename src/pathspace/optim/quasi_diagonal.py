@@ -16,7 +16,8 @@ from pathspace.metrics.quasi_diagonal import biases, groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.network import Network
 from pathspace.optim.ddp_sgd import DDPSGD
-from pathspace.optim.path_optimizer import Active, Metric, Normalization, Parameters, clip_factor
+from pathspace.optim.network_optimizer import Active, Parameters
+from pathspace.optim.path_optimizer import Metric, Normalization, clip_factor
 from pathspace.optim.path_sgd import update_
 from pathspace.optim.steepest import Steepest
 from pathspace.paths.data_dependent import Estimator

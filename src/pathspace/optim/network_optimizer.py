@@ -1,0 +1,120 @@
+"""What all optimizers of a traced network share: which parameters they take, their options, and copies of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.optim.path_metric import parameter_names
+
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
+
+_NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
+
+
+class NetworkOptimizer(torch.optim.Optimizer):
+    """Base of all optimizers of the library.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network.
+        defaults: options that groups may have of their own.
+    """
+
+    def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
+        self.network = network
+        super().__init__(params, defaults)
+        network.check_current()
+        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
+            raise ValueError(
+                "none of these parameters belongs to the network: trace the model that they are the parameters of "
+                "(a copied or converted model must be traced again)"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+        """
+        own = set(inspect.signature(type(self).__init__).parameters) - set(self.defaults) - {"params"}
+        for name in param_group:
+            if name in own:
+                kind = type(self).__name__
+                raise ValueError(
+                    f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
+                )
+        check_not_negative(**{name: param_group[name] for name in _NOT_NEGATIVE if name in param_group})
+        if "betas" in param_group:
+            check_betas(param_group["betas"])
+        super().add_param_group(param_group)
+
+    def _active(self) -> Active:
+        """The parameters that have a gradient.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, _ in active:
+            if p.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                )
+        return active
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        # schedulers put a method of this object in the place of ``step``
+        made.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
+        return made
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        """An attribute of a copy."""
+        del name
+        return copy.deepcopy(value, memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch would leave out everything but states and groups, and what is loaded could not take a step
+        kind = type(self).__name__
+        raise TypeError(
+            f"{kind} cannot be pickled, because its network cannot: save optimizer.state_dict(), and load it into a "
+            f"new {kind} of the model traced anew. For a copy in memory, copy.deepcopy((model, optimizer))"
+        )
+
+
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """What a closure returns, with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse negative options.
+
+    Raises:
+        ValueError: an option is negative or not a number.
+    """
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse decay rates outside [0, 1).
+
+    Raises:
+        ValueError: one of the two is.
+    """
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

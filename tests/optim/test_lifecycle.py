@@ -1,0 +1,185 @@
+"""What happens to optimizers besides stepping: copies, pickles, conversions, groups that join, models that change."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+from torch.optim import lr_scheduler
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import mlp
+
+OPTIONS = {
+    "PathSGD": {"lr": 0.05, "momentum": 0.9},
+    "PathAdam": {"lr": 0.01, "amsgrad": True},
+    "PathGradientAdam": {"lr": 0.01},
+    "PathSOAP": {"lr": 0.01, "precondition_frequency": 3, "eps": 1e-6},
+    "PathMuon": {"lr": 0.01},
+    "GSGD": {"lr": 0.05, "momentum": 0.9},
+    "GAdam": {"lr": 0.01},
+    "DDPSGD": {"lr": 0.02, "momentum": 0.9},
+    "DDPAdam": {"lr": 0.01, "estimator": "signs"},
+    "QuasiDiagonal": {"lr": 0.01},
+}
+ALL = pytest.mark.parametrize("name", OPTIONS)
+OF_KAPPA = pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("GSGD", "GAdam")])
+
+
+def build(name, dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    model = mlp(4, 12, 8, 3).to(dtype)
+    network = ps.trace(model, torch.zeros(1, 4, dtype=dtype))
+    return model, getattr(ps.optim, name)(model.parameters(), network, **{**OPTIONS[name], **options})
+
+
+def train(model, optimizer, steps=3, first=0):
+    for i in range(first, first + steps):
+        generator = torch.Generator().manual_seed(i)
+        x, y = torch.randn(16, 4, generator=generator), torch.randint(0, 3, (16,), generator=generator)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y).backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+# --- copies ------------------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("refresh_every", [1, 4])
+def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
+    if refresh_every > 1 and name in ("GSGD", "GAdam"):
+        pytest.skip("it has nothing to refresh")
+    model, optimizer = build(name, **({"refresh_every": refresh_every} if refresh_every > 1 else {}))
+    schedule = lr_scheduler.StepLR(optimizer, 2)  # puts a method of its own in the place of step
+    train(model, optimizer)
+    schedule.step()
+    other, copied = copy.deepcopy((model, optimizer))
+    assert copied.network.model is other
+    before = [p.detach().clone() for p in model.parameters()]
+    theirs = train(other, copied, first=3)
+    assert_close(list(model.parameters()), before, rtol=0, atol=0)
+    assert_close(train(model, optimizer, first=3), theirs, rtol=0, atol=0)
+
+
+@ALL
+@pytest.mark.parametrize("how", [pickle.dumps, lambda o: torch.save(o, io.BytesIO()), copy.copy])
+def test_pickling_says_what_to_save_instead(name, how):
+    _, optimizer = build(name)
+    with pytest.raises(TypeError, match=rf"{name} cannot be pickled.*state_dict\(\)"):
+        how(optimizer)
+
+
+# --- conversions -------------------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_model_may_be_converted_to_more_digits(name, steps):
+    model, optimizer = build(name)
+    train(model, optimizer, steps)
+    before = [p.detach().clone() for p in model.double().parameters()]
+    after = train(model, optimizer, first=steps)
+    for old, new in zip(before, after, strict=True):
+        assert new.dtype == torch.float64
+        assert torch.isfinite(new).all()
+        assert not torch.equal(old, new)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(state)
+    train(model, optimizer, first=9)
+
+
+@ALL
+def test_a_model_may_be_converted_from_half_precision_and_back(name):
+    model, optimizer = build(name, torch.bfloat16)
+    train(model, optimizer)
+    train(model.float(), optimizer, first=3)
+    after = train(model.bfloat16(), optimizer, first=6)
+    assert all(torch.isfinite(p).all() and p.dtype == torch.bfloat16 for p in after)
+
+
+# --- groups ------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_options_of_the_whole_optimizer_are_refused_in_a_group(name):
+    model, optimizer = build(name)
+    kind, network = type(optimizer), optimizer.network
+    group = {"params": list(model.parameters()), "clip_norm": 1.0}
+    with pytest.raises(ValueError, match=f"'clip_norm' is an option of {name} as a whole"):
+        kind([group], network, **OPTIONS[name])
+
+
+@ALL
+@pytest.mark.parametrize("option", [{"lr": -0.1}, {"weight_decay": float("nan")}])
+def test_options_of_a_group_are_checked(name, option):
+    model, _ = build(name)
+    network = ps.trace(model, torch.zeros(1, 4))
+    kind = getattr(ps.optim, name)
+    optimizer = kind(model[0].parameters(), network, **OPTIONS[name])
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must not be negative"):
+        optimizer.add_param_group({"params": list(model[2].parameters()), **option})
+    assert len(optimizer.param_groups) == 1
+
+
+@ALL
+def test_names_of_parameters_and_of_groups_are_welcome(name):
+    model, _ = build(name)
+    network = ps.trace(model, torch.zeros(1, 4))
+    groups = [{"params": list(model.named_parameters()), "name": "all", "initial_lr": 1.0}]
+    optimizer = getattr(ps.optim, name)(groups, network, **OPTIONS[name])
+    train(model, optimizer)
+    assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
+
+
+@OF_KAPPA
+def test_a_group_may_join_between_two_refreshes(name):
+    model, _ = build(name)
+    network = ps.trace(model, torch.zeros(1, 4))
+    optimizer = getattr(ps.optim, name)(model[0].parameters(), network, **OPTIONS[name], refresh_every=5)
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    before = model[2].weight.detach().clone()
+    train(model, optimizer, 7, first=2)
+    assert not torch.equal(model[2].weight, before)
+
+
+# --- models that change ------------------------------------------------------------------------------------
+
+
+def _layer_replaced(model):
+    model[2] = nn.Linear(12, 8)
+
+
+def _reparametrized(model):
+    parametrizations.weight_norm(model[2])
+
+
+@ALL
+@pytest.mark.parametrize("change", [_layer_replaced, _reparametrized])
+def test_a_model_that_lost_traced_parameters_is_refused(name, change):
+    model, optimizer = build(name)
+    train(model, optimizer)
+    change(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"'2\.weight' was replaced after tracing.*trace the model again"):
+        train(model, optimizer, 1)
+    assert_close(list(model.parameters()), before, rtol=0, atol=0)
+
+
+@ALL
+def test_compiling_a_part_after_tracing_replaces_nothing(name):
+    model, optimizer = build(name)
+    expected = train(*build(name))
+    model[2] = torch.compile(model[2], backend="eager")  # a wrapper round the same parameters
+    torch.compiler.set_stance("force_eager")
+    try:
+        assert_close(train(model, optimizer), expected)
+    finally:
+        torch.compiler.set_stance("default")
