@@ -459,3 +459,16 @@ def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype
         assert len(looks) < 6
     elif scale == 1.0:
         assert not any(looks)
+
+
+@pytest.mark.parametrize("exponent", [10, 20, 28])
+def test_second_term_does_not_lose_digits_to_the_scales_of_weights(exponent):
+    torch.manual_seed(0)
+    rnn = nn.RNN(2, 6, 2, nonlinearity="relu", batch_first=True)
+    network = ps.trace(rnn, torch.zeros(1, 12, 2), output=lambda r: r[0])
+    before = ps.paths.kappa(network, second_term=True)
+    factors = 2.0 ** (exponent * torch.tensor([1.0, -1.0]).double()).repeat(network.num_classes // 2)
+    ps.rescaling.rescale_(network, factors)
+    for name, after in ps.paths.kappa(network, second_term=True).items():
+        undone = after.double() * network.edge_factors(name, factors).square()
+        assert torch.equal(undone, before[name].double()), name

@@ -27,30 +27,34 @@ def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
     """
     steps = before.shape[0]
     total = torch.zeros_like(S)
+    loops = S.new_empty(S.shape)
     power = torch.eye(S.shape[0], dtype=S.dtype, device=S.device)
     # no sum over t below is larger than this in any entry
     most = torch.outer(delta.sum(0), before.amax(0))
     for m in range(steps - 1):
         # The edge k -> j at transitions t and t + m + 1, joined by S^m from j back to k.
         pairs = delta[m + 1 :].t() @ before[: steps - m - 1]
-        # kappa2 = 4 S o sum_m (S^m)^T o [sum_t delta_{t+m+1} before_t^T]
-        total += power.t() * pairs
+        # kappa2 = 4 sum_m S o (S^m)^T o [sum_t delta_{t+m+1} before_t^T]; S o (S^m)^T first, because a loop has no
+        # scale, where the other two factors may leave the type together though the product of all three does not
+        torch.mul(S, power.t(), out=loops)
+        total.addcmul_(loops, pairs)
         following = power @ S
-        if m % _LOOK_EVERY == _LOOK_EVERY - 1 and _negligible(power, following, most, total):
+        if m % _LOOK_EVERY == _LOOK_EVERY - 1 and _negligible(power, following, loops * most, total):
             break
         power = following
-    return 4 * S * total
+    return total.mul_(4)
 
 
-def _negligible(power: Tensor, following: Tensor, most: Tensor, total: Tensor) -> bool:
+def _negligible(power: Tensor, following: Tensor, last: Tensor, total: Tensor) -> bool:
     """Whether all further terms are below the rounding of the sum so far, in every entry.
 
     With S^{m+1} <= r S^m elementwise, S^{m+i} <= r^i S^m for all i, since S is not negative: all further terms add up
-    to at most r / (1 - r) (S^m)^T o ``most``. r and the comparison are made of ratios that rescaling does not change.
+    to at most r / (1 - r) ``last``, a bound on the last term taken. r and the comparison are made of ratios that
+    rescaling does not change.
     """
     grows = torch.where(following > 0, following / power, 0.0).amax()
     r = float(grows)
     if r >= 1 or r != r:
         return False
-    rest = power.t() * most * (r / (1 - r))
+    rest = last * (r / (1 - r))
     return bool((rest <= torch.finfo(total.dtype).eps * total).all())
