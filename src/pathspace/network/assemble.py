@@ -57,7 +57,7 @@ def assemble(
             # on no path to an output, or left outside: the plain rule trains it, so the units at its ends stay put
             scales.unify(labels, torch.zeros_like(labels))
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
-    parts = [t.abs().flatten() for pair in resolved.values() for t in pair]
+    parts = [without_repeats(t).abs().flatten() for pair in resolved.values() for t in pair]
     roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
     roots = roots[roots > WILD]
     number = torch.zeros(int(roots.max()) + 1 if roots.numel() else 2, dtype=torch.long)
@@ -73,7 +73,7 @@ def assemble(
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
     }
-    names = _class_names(scales.origin[r] for r in roots.tolist())
+    names = _class_names(scales.origin(r) for r in roots.tolist())
     return Network(
         model=model,
         parameters=MappingProxyType(inside),
@@ -104,10 +104,8 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
     """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
     scales: Scales = recorder.scales
     uses = recorder.uses.of[name]
-    if len(uses) == 1 and uses[0].index.shape == shape:
-        index = uses[0].index
-        if bool((index.flatten() == torch.arange(index.numel())).all()):
-            return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
+    if len(uses) == 1 and recorder.uses.is_whole(uses[0], name):
+        return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
     labels = []
     for end in ("target", "source"):
         flat = torch.full((shape.numel(),), WILD)
@@ -171,6 +169,9 @@ def coverage(recorder: Recorder) -> dict[str, int]:
     result = {}
     for name, uses in recorder.uses.of.items():
         size = recorder.uses.shapes[name].numel()
+        if any(recorder.uses.is_whole(use, name) for use in uses):
+            result[name] = size
+            continue
         counts = sum(torch.bincount(use.index.reshape(-1), minlength=size) for use in uses)
         result[name] = int(torch.as_tensor(counts).count_nonzero())
     return result

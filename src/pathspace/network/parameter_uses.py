@@ -30,6 +30,17 @@ class ParameterUses:
         self.scales = scales
         self.of: dict[str, list[ParameterUse]] = {}
         self.shapes: dict[str, torch.Size] = {}
+        self._counting = torch.arange(0)
+
+    def index_of(self, shape: torch.Size) -> Tensor:
+        """The flat index of every element of a parameter; parameters of all shapes share its memory."""
+        if len(self._counting) < shape.numel():
+            self._counting = torch.arange(shape.numel())
+        return self._counting[: shape.numel()].view(shape)
+
+    def is_whole(self, use: ParameterUse, name: str) -> bool:
+        """Whether a use is of the parameter as it is, every element once and in its place."""
+        return _same_index(use.index, self.index_of(self.shapes[name]))
 
     def add(
         self,
@@ -56,7 +67,8 @@ class ParameterUses:
                 old.bias = old.bias or bias
                 return
         size = math.prod(self.shapes[parameter.name])
-        self._tie_repeats(new, size)
+        if not self.is_whole(new, parameter.name):
+            self._tie_repeats(new, size)
         for old in self.of[parameter.name]:  # another view of the same parameter: compare where they overlap
             places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
             (t_old, s_old), (t_new, s_new) = places
@@ -96,7 +108,10 @@ class ParameterUses:
 
 
 def _same_index(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and bool((a == b).all()))
+    if a.shape != b.shape:
+        return False
+    same_memory = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    return same_memory or torch.equal(a, b)
 
 
 def _inverse(labels: Tensor) -> Tensor:

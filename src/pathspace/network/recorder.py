@@ -81,8 +81,8 @@ class Recorder:
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
         if kind == "parameter":
-            index = torch.arange(tensor.numel()).reshape(tensor.shape)
             self.uses.shapes[name] = tensor.shape
+            index = self.uses.index_of(tensor.shape)
             return self.bind(tensor, Value(slot, index, "parameter", name))
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
         return self.bind(tensor, Value(slot, fixed, kind, name, batch))

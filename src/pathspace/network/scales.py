@@ -1,4 +1,4 @@
-"""Which scale variables of a network are free: a union-find with signs.
+"""Which scale variables of a network are free: classes of equal ones, with signs.
 
 Every unit has a scale s > 0 (the factor by which node-wise rescaling multiplies its value). Tracing gives each
 unit a *label*, an integer that stands for a scale:
@@ -13,6 +13,8 @@ their labels in the same way.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import torch
 from torch import Tensor
 
@@ -24,72 +26,69 @@ class Scales:
     """Scale variables and the equalities between them found so far."""
 
     def __init__(self) -> None:
-        self._parent: list[int] = [FIXED, WILD]  # signed parent of each variable; 0 is the fixed scale
         self._table = torch.tensor(
             [FIXED, WILD]
-        )  # representative of each variable, but for those in _dropped
-        self._dropped: list[int] = []  # representatives that are none any more
-        self.origin: dict[int, tuple[str, int]] = {}  # variable -> (where it was made, its index there)
+        )  # signed representative of each variable: the oldest of its class
+        self._signed: Tensor | None = None  # the same for labels of both signs, once somebody asks
+        self._firsts: list[int] = []  # first variable of each batch of fresh ones
+        self._origins: list[str] = []  # where that batch was made
 
     def fresh(self, count: int, origin: str) -> Tensor:
         """``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
-        first = len(self._parent)
-        self._parent.extend(range(first, first + count))
-        for i in range(count):
-            self.origin[first + i] = (origin, i)
+        first = len(self._table)
+        self._firsts.append(first)
+        self._origins.append(origin)
         made = torch.arange(first, first + count)
-        self._table = torch.cat([self._table, made])
+        self._table, self._signed = torch.cat([self._table, made]), None
         return made
 
-    def _find(self, label: int) -> int:
-        sign, node = (1, label) if label >= 0 else (-1, -label)
-        trail = []
-        while node > WILD and self._parent[node] != node:
-            trail.append((node, sign))
-            parent = self._parent[node]
-            if parent < 0:
-                sign, node = -sign, -parent
-            else:
-                node = parent
-        root = sign * node
-        for member, sign_there in trail:  # path compression
-            self._parent[member] = root * sign_there
-        return root
-
-    def _union(self, a: int, b: int) -> None:
-        a, b = self._find(a), self._find(b)
-        if a == b or WILD in (a, b):
-            return
-        if abs(a) == abs(b):  # s = 1/s for s > 0 leaves s = 1
-            drop, keep = a, FIXED
-        else:
-            # The older variable stays, so that classes are named after the place where they first appear.
-            keep, drop = (a, b) if abs(a) < abs(b) else (b, a)
-        self._parent[abs(drop)] = keep if drop > 0 else -keep
-        self._dropped.append(abs(drop))
+    def origin(self, variable: int) -> tuple[str, int]:
+        """Where a variable was made, and its index there."""
+        batch = bisect_right(self._firsts, variable) - 1
+        return self._origins[batch], variable - self._firsts[batch]
 
     def resolve(self, labels: Tensor) -> Tensor:
         """The labels with every variable replaced by its representative; same shape."""
-        if self._dropped:
-            renamed = torch.arange(len(self._table))
-            renamed[self._dropped] = torch.tensor([self._find(d) for d in self._dropped])
-            self._table = renamed[self._table.abs()] * self._table.sign()
-            self._dropped.clear()
+        if self._signed is None:  # ..., -2, -1 at the end, where negative labels look for them
+            self._signed = torch.cat([self._table, -self._table[1:].flip(0)])
         small = without_repeats(labels)
-        return (self._table[small.abs()] * small.sign()).expand(labels.shape)
+        found = self._signed[small]
+        return found if small is labels else found.expand(labels.shape)
 
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""
-        shape = torch.broadcast_shapes(a.shape, b.shape)
+        shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
         a, b = (self.resolve(without_repeats(t)) for t in (a, b))
+        if torch.equal(a, b):
+            return a.expand(shape)
         a, b = torch.broadcast_tensors(a, b)
         clash = (a != b) & (a != WILD) & (b != WILD)
         if bool(clash.any()):
-            n = len(self._table)  # a pair as one number: sorting numbers is far faster than sorting rows
-            for pair in ((a[clash] + n) * (2 * n + 1) + b[clash] + n).unique().tolist():
-                self._union(pair // (2 * n + 1) - n, pair % (2 * n + 1) - n)
+            self._merge(a[clash], b[clash])
             a, b = self.resolve(a), self.resolve(b)
         return torch.where(a == WILD, b, a).expand(shape)
+
+    def _merge(self, a: Tensor, b: Tensor) -> None:
+        """Make each pair of representatives equal, none of them WILD: all pairs at once, until none is left."""
+        while len(a):
+            # The older variable stays, so that classes are named after the place where they first appear.
+            older = a.abs() < b.abs()
+            keep, drop = torch.where(older, a, b), torch.where(older, b, a)
+            keep = torch.where(keep == -drop, FIXED, keep)  # s = 1/s for s > 0 leaves s = 1
+            renamed = torch.arange(len(self._table))
+            # a variable in several pairs follows the oldest partner now, the others in the next round
+            oldest = renamed.scatter_reduce(0, drop.abs(), keep.abs(), "amin")
+            first = keep.abs() == oldest[drop.abs()]
+            renamed[drop[first].abs()] = keep[first] * drop[first].sign()
+            while True:  # partners may have followed others
+                further = renamed[renamed.abs()] * renamed.sign()
+                if torch.equal(further, renamed):
+                    break
+                renamed = further
+            self._table, self._signed = renamed[self._table.abs()] * self._table.sign(), None
+            a, b = self.resolve(a), self.resolve(b)
+            left = a != b
+            a, b = a[left], b[left]
 
     def unify_over(self, labels: Tensor, keep: tuple[int, ...]) -> Tensor:
         """Make labels equal along every dimension but those in ``keep``; returns them with shape ``[len] * keep``."""
@@ -109,6 +108,8 @@ class Scales:
 
 def without_repeats(labels: Tensor) -> Tensor:
     """One of each along expanded dimensions: a channel's label is stored once, not once a pixel."""
+    if 0 not in labels.stride():
+        return labels
     for d, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
         if size > 1 and stride == 0:
             labels = labels.narrow(d, 0, 1)

@@ -114,16 +114,21 @@ def _targets(
     target = torch.full((count,), WILD) if zero else recorder.scales.fresh(count, recorder.where(name))
     ones = [1] * (w.labels.dim() - 2)
     if transposed:  # weight [C_in, C_out / groups, ...]
-        per_group = target.reshape(groups, -1).repeat_interleave(w.shape[0] // groups, 0)
+        per_group = _for_each(target, groups, w.shape[0])
         recorder.uses.add(
             w, per_group.reshape(*per_group.shape, *ones), source.reshape(-1, 1, *ones), target_dim=1
         )
     else:  # weight [C_out, C_in / groups, ...]
-        per_group = source.reshape(groups, -1).repeat_interleave(count // groups, 0)
+        per_group = _for_each(source, groups, count)
         recorder.uses.add(
             w, target.reshape(-1, 1, *ones), per_group.reshape(*per_group.shape, *ones), target_dim=0
         )
     return recorder.scales.resolve(target)
+
+
+def _for_each(labels: Tensor, groups: int, channels: int) -> Tensor:
+    """The labels of a channel's partners, those in its group, for every channel; without copies in a single group."""
+    return labels.reshape(groups, 1, -1).expand(-1, channels // groups, -1).reshape(channels, -1)
 
 
 RULES: dict[str, Callable[..., Any]] = dict.fromkeys(_FUNCTIONS, convolution)

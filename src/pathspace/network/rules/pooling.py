@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
-from pathspace.network.scales import WILD, compressed
+from pathspace.network.scales import WILD, compressed, without_repeats
 from pathspace.network.tape import Pullback
 from pathspace.network.values import Value
 
@@ -30,8 +30,14 @@ def _tuple(value: Any, n: int) -> tuple[int, ...]:
     return tuple(int(v) for v in (value * n if len(value) == 1 else value))
 
 
-def pooled_labels(recorder: Recorder, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
-    """Labels after pooling with windows for which ``largest`` takes the maximum; a window's inputs share a scale."""
+def pooled_labels(
+    recorder: Recorder, labels: Tensor, dims: Sequence[int], largest: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Labels after pooling over ``dims``; ``largest`` takes the maximum of each window, whose inputs share a scale."""
+    small = recorder.scales.resolve(without_repeats(labels))
+    if all(small.shape[d] == 1 for d in dims):  # the same everywhere, as channels are
+        shape = largest(torch.empty(labels.shape, device="meta")).shape
+        return (small if len(shape) == small.dim() else small.squeeze(tuple(dims))).expand(shape)
     while True:
         labels = recorder.scales.resolve(labels)
         wild = labels == WILD
@@ -74,7 +80,7 @@ def max_pool(
     def largest(t: Tensor) -> Tensor:
         return _MAX[n](t, kernel, stride, padding, dilation, ceil_mode)
 
-    labels = pooled_labels(recorder, x.labels, largest)
+    labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
     out_size = labels.shape[-n:]
 
     def squared(t: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ def avg_pool(
     def largest(t: Tensor) -> Tensor:
         return _MAX[n](t, kernel, stride, padding, 1, ceil)
 
-    labels = pooled_labels(recorder, x.labels, largest)
+    labels = pooled_labels(recorder, x.labels, range(-n, 0), largest)
 
     def average(t: Tensor) -> Tensor:
         return _AVERAGE[n](t, *args, **kwargs)
@@ -210,7 +216,7 @@ def adaptive_pool(
         recorder.refuse(name, "the indices it returns depend on the data")
     given = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
     size = tuple(s if o is None else int(o) for o, s in zip(given, x.shape[-n:], strict=True))
-    labels = pooled_labels(recorder, x.labels, lambda t: _ADAPTIVE_MAX[n](t, size))
+    labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
     weight = torch.ones((), dtype=torch.float64)
     for d in range(n):
         own = _adaptive_weight(x.shape[d - n], size[d])
@@ -256,7 +262,7 @@ def reduce(
         recorder.refuse(name, "it reduces a parameter, whose elements are then no edges")
     if x.batch in dims:
         recorder.wrong_batch(name)
-    labels = pooled_labels(recorder, x.labels, lambda t: t.amax(dims, keepdim))
+    labels = pooled_labels(recorder, x.labels, dims, lambda t: t.amax(dims, keepdim))
     weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if name == "mean" else 1.0
 
     def squared(t: Tensor) -> Tensor:
