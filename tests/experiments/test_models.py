@@ -59,12 +59,30 @@ def test_the_identity_start_keeps_what_it_has_read() -> None:
     assert parameters["readout.weight"].std().item() == pytest.approx(0.001, rel=0.3)
 
 
+def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> None:
+    def parameters(start: str) -> dict[str, torch.Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return dict(
+                build_model("relu-rnn", 2, 3, {"hidden": 5, "start": start, "layers": 2}).named_parameters()
+            )
+
+    default, ours = parameters("default"), parameters("identity-recurrent")
+    for name, parameter in ours.items():
+        if "weight_hh" in name:
+            assert torch.equal(parameter, torch.eye(5))
+        elif "bias" in name:
+            assert not parameter.any()
+        else:
+            assert torch.equal(parameter, default[name])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
         ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
         ("lstm", {"start": "identity"}, "Unknown option 'start'"),
-        ("relu-rnn", {"start": "zero"}, "choose from default, identity"),
+        ("relu-rnn", {"start": "zero"}, "choose from default, identity, identity-recurrent"),
         ("relu-rnn", {"output": 1}, "choose from last, every"),
         ("relu-rnn", {"embedding": -1}, "a whole number from 0 on"),
         ("relu-rnn", {"layers": 0}, "a whole number from 1 on"),

@@ -116,6 +116,18 @@ def test_pooled_mnist_averages_neighbouring_pixels(tiny_mnist: Path) -> None:
     torch.testing.assert_close(rows.train.inputs, single.train.inputs.reshape(8, 28, 7, 4).mean(3))
 
 
+def test_standardized_mnist_has_the_training_sets_mean_and_deviation_taken_out(tiny_mnist: Path) -> None:
+    options = {"train_size": 8, "validation_size": 4, "steps": 28}
+    plain = build_task("mnist", options, data_dir=tiny_mnist)
+    ours = build_task("mnist", {**options, "standardize": True}, data_dir=tiny_mnist)
+    for split in ("train", "validation", "test"):
+        raw, standard = getattr(plain, split), getattr(ours, split)
+        torch.testing.assert_close(standard.inputs * 0.3081 + 0.1307, raw.inputs)
+        assert torch.equal(standard.targets, raw.targets)
+    assert "standardized" in ours.description
+    assert "standardized" not in plain.description
+
+
 def test_mnist_is_found_through_the_environment(tiny_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATHSPACE_DATA", str(tiny_mnist))
     assert len(build_task("mnist", {"train_size": 8, "validation_size": 4}).train) == 8
@@ -205,6 +217,7 @@ def test_real_mnist(real_data: Path) -> None:
         ("adding", {"test_size": 2.5}, "a whole number from 1 on"),
         ("mnist", {"steps": 30}, "give a divisor of 784"),
         ("mnist", {"steps": 28, "pool": 3}, "give a divisor of 28"),
+        ("mnist", {"standardize": 1}, "give true or false"),
         ("mnist", {"data_dir": "x"}, "Unknown option 'data_dir'"),
     ],
 )

@@ -14,7 +14,11 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options
 from pathspace.nn import LanguageModel, RecurrentCNN
 
-CHOICES = {"output": ("last", "every"), "start": ("default", "identity"), "tied": (True, False)}
+CHOICES = {
+    "output": ("last", "every"),
+    "start": ("default", "identity", "identity-recurrent"),
+    "tied": (True, False),
+}
 PROBABILITIES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
 MAY_BE_ZERO = ("embedding",)
 IDENTITY_DEVIATION = 0.001
@@ -66,7 +70,8 @@ class ReluRNN(Recurrent):
         embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
         output: Whether the last step is read or every one.
         start: PyTorch's initialisation, or the identity for recurrent weights, zero for biases and N(0, 0.001^2) for
-            all others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015).
+            all others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015). Or `"identity-recurrent"`: the identity and
+            zero biases, and input and output weights as PyTorch initialises them.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class ReluRNN(Recurrent):
         layers: int = 1,
         embedding: int = 0,
         output: Literal["last", "every"] = "last",
-        start: Literal["default", "identity"] = "default",
+        start: Literal["default", "identity", "identity-recurrent"] = "default",
     ) -> None:
         super().__init__(
             lambda size: nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True),
@@ -87,17 +92,17 @@ class ReluRNN(Recurrent):
             embedding,
             output,
         )
-        if start == "identity":
-            self._start_at_identity()
+        if start != "default":
+            self._start_at_identity(small=start == "identity")
 
     @torch.no_grad()
-    def _start_at_identity(self) -> None:
+    def _start_at_identity(self, *, small: bool) -> None:
         for name, parameter in self.named_parameters():
             if "weight_hh" in name:
                 parameter.copy_(torch.eye(len(parameter)))
             elif "bias" in name:
                 parameter.zero_()
-            elif not name.startswith("embedding"):
+            elif small and not name.startswith("embedding"):
                 parameter.normal_(0.0, IDENTITY_DEVIATION)
 
 

@@ -36,6 +36,7 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
 }
 PIXELS = 28 * 28
+MEAN, DEVIATION = 0.1307, 0.3081  # of all pixels of the training set, between 0 and 1
 SPLIT_SEED = 0
 PERMUTATION_SEED = 92  # one order of pixels for everybody; the number has no meaning
 
@@ -45,6 +46,7 @@ def build(
     steps: int = 28,
     permuted: bool = False,
     pool: int = 1,
+    standardize: bool = False,
     train_size: int = 50_000,
     validation_size: int = 10_000,
     data_dir: Path | None = None,
@@ -56,6 +58,7 @@ def build(
         permuted: Whether the pixels are brought into one fixed random order first.
         pool: How many consecutive pixels are averaged into one number: 98 steps and a pool of 8 give one number a
             step, a short relative of the 784 single pixels.
+        standardize: Whether pixels get the mean 0 and the deviation 1 over the training set of 60,000.
         train_size: How many of the 60,000 training images are trained on.
         validation_size: How many other training images are the validation split: the same ones for every
             `train_size`.
@@ -74,6 +77,10 @@ def build(
             f"The option 'pool' of the task 'mnist' is {pool!r}: give a divisor of {PIXELS // steps}, the number of "
             "pixels in a step."
         )
+    if not isinstance(standardize, bool):
+        raise ConfigurationError(
+            f"The option 'standardize' of the task 'mnist' is {standardize!r}: give true or false."
+        )
     images, labels = load("train", data_dir)
     if min(train_size, validation_size) < 1 or train_size + validation_size > len(images):
         raise ConfigurationError(
@@ -83,14 +90,19 @@ def build(
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
     held_out, fitted = order[:validation_size], order[len(order) - train_size :]
     test_images, test_labels = load("test", data_dir)
+
+    def sequences(some: Tensor) -> Tensor:
+        inputs = as_sequences(some, steps, permuted, pool)
+        return inputs.sub_(MEAN).div_(DEVIATION) if standardize else inputs
+
     return classification(
         "mnist",
         f"MNIST, {steps} steps of {PIXELS // steps // pool}{f', averages of {pool} pixels' * (pool > 1)}"
-        f"{', permuted' * permuted} "
+        f"{', permuted' * permuted}{', standardized' * standardize} "
         f"({train_size} training, {validation_size} validation, {len(test_images)} test images)",
-        Split(as_sequences(images[fitted], steps, permuted, pool), labels[fitted]),
-        Split(as_sequences(images[held_out], steps, permuted, pool), labels[held_out]),
-        Split(as_sequences(test_images, steps, permuted, pool), test_labels),
+        Split(sequences(images[fitted]), labels[fitted]),
+        Split(sequences(images[held_out]), labels[held_out]),
+        Split(sequences(test_images), test_labels),
         classes=10,
     )
 
