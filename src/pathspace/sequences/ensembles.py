@@ -1,15 +1,18 @@
-"""How much each network of a merged one should count, found on a validation text.
+"""How much each network of a merged one should count, and how much each symbol, found on a validation text.
 
 Alphabet of this module: K networks, P predicted positions, A symbols.
 
-    pi_t(y) proportional to exp( sum_k c_k s_k,t(y) ),   s_k,t(y) = sum_i a_k,i^t w_k[i,y]
+    pi_t(y) proportional to exp( b_y + sum_k c_k s_k,t(y) ),   s_k,t(y) = sum_i a_k,i^t w_k[i,y]
 
-The log-likelihood of a text is concave in the weights c, so Newton's method finds its maximum.
+The log-likelihood of a text is concave in the weights c and the offsets b, so Newton's method finds its maximum.
+The offsets are there because a geometric mean is smallest where the networks disagree: rare symbols would be
+predicted too rarely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,46 +26,68 @@ Array = NDArray[np.float64]
 _BLOCK = 2048
 
 
-def _scores(models: Sequence[Parameters], corpus: Corpus) -> Array:
-    """Return s_k,t(y), (K, P, A), the largest of each position subtracted."""
-    scores = np.empty((len(models), len(corpus.expected), corpus.A))
-    for model, out in zip(models, scores, strict=True):
-        np.matmul(predicting(activities(model, corpus), corpus), model.w, out=out)
-        out -= out.max(axis=1, keepdims=True)
-    return scores
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """How networks are put together.
+
+    Args:
+        weights: (K,) the c_k.
+        offsets: (A,) the b_y.
+    """
+
+    weights: Array
+    offsets: Array
 
 
-def _newton_terms(scores: Array, c: Array, x: NDArray[np.int64]) -> tuple[float, Array, Array]:
-    """Return log-likelihood, gradient (K,) and minus the Hessian (K, K) at the weights c."""
-    total, gradient, curvature = 0.0, np.zeros(len(c)), np.zeros((len(c), len(c)))
+def _newton_terms(
+    outputs: Sequence[tuple[Array, Array]], v: Array, x: NDArray[np.int64]
+) -> tuple[float, Array, Array]:
+    """Return log-likelihood, gradient (K+A,) and minus the Hessian (K+A, K+A) at v = (c, b).
+
+    The outputs are activities (P, N_k+1) and writing weights (N_k+1, A) of each network.
+    """
+    K, A = len(outputs), outputs[0][1].shape[1]
+    total, gradient, curvature = 0.0, np.zeros(K + A), np.zeros((K + A, K + A))
     for begin in range(0, len(x), _BLOCK):
-        s, seen = scores[:, begin : begin + _BLOCK], x[begin : begin + _BLOCK]
-        mixed = np.tensordot(c, s, axes=1)
+        seen = x[begin : begin + _BLOCK]
+        s = np.stack([a[begin : begin + _BLOCK] @ w for a, w in outputs])
+        mixed = np.tensordot(v[:K], s, axes=1) + v[K:]
         mixed -= mixed.max(axis=1, keepdims=True)
         logp = mixed - np.log(np.exp(mixed).sum(axis=1, keepdims=True))
         p = np.exp(logp)
         at = np.arange(len(seen))
         total += float(logp[at, seen].sum())
-        # dLL/dc_k = sum_t s_k,t(x_t) - E s_k,t,   -d2LL/dc_k dc_l = sum_t Cov(s_k,t, s_l,t)
+        # dLL/dc_k = sum_t s_k,t(x_t) - E s_k,t,   dLL/db_y = sum_t [x_t = y] - pi_t(y)
         mean = np.einsum("py,kpy->kp", p, s)
-        gradient += (s[:, at, seen] - mean).sum(axis=1)
+        gradient[:K] += (s[:, at, seen] - mean).sum(axis=1)
+        gradient[K:] += np.bincount(seen, minlength=A) - p.sum(axis=0)
+        # -d2LL/dc_k dc_l = sum_t Cov(s_k,t, s_l,t),  -d2LL/dc_k db_y = sum_t pi_t(y) (s_k,t(y) - E s_k,t),
+        # -d2LL/db_y db_z = sum_t [y = z] pi_t(y) - pi_t(y) pi_t(z)
         centred = (s - mean[:, :, None]) * np.sqrt(p)
-        flat = centred.reshape(len(c), -1)
-        curvature += flat @ flat.T
+        flat = centred.reshape(K, -1)
+        curvature[:K, :K] += flat @ flat.T
+        curvature[:K, K:] += np.einsum("kpy,py->ky", centred, np.sqrt(p))
+        curvature[K:, K:] += np.diag(p.sum(axis=0)) - p.T @ p
+    curvature[K:, :K] = curvature[:K, K:].T
     return total, gradient, curvature
 
 
-def fit_weights(
-    models: Sequence[Parameters], corpus: Corpus, ridge: float = 1.0, iterations: int = 50
-) -> Array:
-    """Return the weights c (K,) that maximise the log-likelihood of a text, held near 1/K by a ridge.
+def fit_blend(
+    models: Sequence[Parameters],
+    corpus: Corpus,
+    ridge: float = 1.0,
+    ridge_offsets: float = 10.0,
+    iterations: int = 50,
+) -> Blend:
+    """Return the weights c and offsets b that maximise the log-likelihood of a text, held by ridges.
 
-    maximise LL(c) - (ridge K / 2) sum_k (c_k - 1/K)^2
+    maximise LL(c, b) - (ridge K / 2) sum_k (c_k - 1/K)^2 - (ridge_offsets / 2) sum_y b_y^2
 
     Args:
         models: networks of one kind, squash and alphabet.
         corpus: a text they were not trained on.
-        ridge: how strongly the weights are held.
+        ridge: how strongly the weights are held near 1/K.
+        ridge_offsets: how strongly the offsets are held near 0; infinity holds them there.
         iterations: most steps of Newton's method.
 
     Raises:
@@ -70,32 +95,35 @@ def fit_weights(
     """
     if not models:
         raise ValueError("there is no network to weight")
-    K = len(models)
-    scores = _scores(models, corpus)
-    centre: Array = np.full(K, 1 / K)
+    K, A = len(models), corpus.A
+    outputs = [(predicting(activities(model, corpus), corpus), model.w) for model in models]
+    centre = np.concatenate([np.full(K, 1 / K), np.zeros(A)])
+    strength = np.concatenate([np.full(K, ridge * K), np.full(A, ridge_offsets)])
+    free = np.isfinite(strength)
 
-    def objective(c: Array) -> tuple[float, Array, Array]:
-        total, gradient, curvature = _newton_terms(scores, c, corpus.expected)
-        pull = ridge * K * (c - centre)
+    def objective(v: Array) -> tuple[float, Array, Array]:
+        total, gradient, curvature = _newton_terms(outputs, v, corpus.expected)
+        pull = strength[free] * (v - centre)[free]
         return (
-            total - float(pull @ (c - centre)) / 2,
-            gradient - pull,
-            curvature + ridge * K * np.eye(K),
+            total - float(pull @ (v - centre)[free]) / 2,
+            gradient[free] - pull,
+            curvature[np.ix_(free, free)] + np.diag(strength[free]),
         )
 
-    c: Array = centre
-    value, gradient, curvature = objective(c)
+    v: Array = centre.copy()
+    value, gradient, curvature = objective(v)
     for _ in range(iterations):
-        step, size = np.linalg.solve(curvature, gradient), 1.0
+        step, size = np.zeros_like(v), 1.0
+        step[free] = np.linalg.solve(curvature, gradient)
         while size > 1e-6:
-            trial = objective(c + size * step)
+            trial = objective(v + size * step)
             if trial[0] >= value:
                 break
             size /= 2
         else:
             break
-        c, gain = c + size * step, trial[0] - value
+        v, gain = v + size * step, trial[0] - value
         value, gradient, curvature = trial
         if gain < 1e-6:
             break
-    return c
+    return Blend(v[:K], v[K:])

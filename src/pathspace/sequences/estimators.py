@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from . import storage
-from .ensembles import fit_weights
+from .ensembles import fit_blend
 from .evaluation import code_length
 from .merging import merge_parameters
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep, forward
-from .restarts import Architecture, race, train_all
+from .restarts import Architecture, Fold, race, train_all
 from .text import Alphabet, Corpus, Text
 from .training import Report, Settings, Training
 from .walk import Walk, sample
@@ -68,6 +68,7 @@ class SequenceModel:
         restarts: int = 1,
         heat: int = 100,
         ensemble: int = 1,
+        folds: int = 1,
         jobs: int = 1,
         seed: int = 0,
     ) -> None:
@@ -87,6 +88,7 @@ class SequenceModel:
         self.restarts = restarts
         self.heat = heat
         self.ensemble = ensemble
+        self.folds = folds
         self.jobs = jobs
         self.seed = seed
 
@@ -130,7 +132,7 @@ class SequenceModel:
         texts, masks = _as_list(text), _as_masks(mask, text)
         encoded = [self.alphabet_.encode(part) for part in texts]
         A = len(self.alphabet_)
-        if validation is None:
+        if validation is None or validation == 0:
             return Corpus.of(encoded, A, masks), None
         if isinstance(validation, int | float):
             return _split(encoded, masks, float(validation), A)
@@ -155,7 +157,7 @@ class SequenceModel:
         Args:
             text: str or bytes, or a list of them; the model begins anew with each.
             validation: text to stop on and to choose the best by, or the share of the training text, from its
-                end, to be used for that; None trains on without looking.
+                end, to be used for that; None or 0 trains on without looking.
             mask: booleans, one for each symbol: which are to be predicted. A list of them for several texts.
             validation_mask: the same for the validation text.
             alphabet: symbols the model shall know beyond those of the texts.
@@ -163,7 +165,7 @@ class SequenceModel:
             seconds: likewise.
             resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
                 text the result is the same, bit by bit, as if it had never stopped.
-            report: called with the `Training` after each pass.
+            report: called with the `Training` after each pass; with jobs, after each training.
 
         Raises:
             ValueError: if there is no symbol, none is to be predicted, or an argument is out of range.
@@ -172,30 +174,56 @@ class SequenceModel:
         """
         settings = self._settings(passes, seconds)
         if resume:
+            if self.folds > 1:
+                raise ValueError(
+                    "a model of several folds cannot go on: the folds it has seen differ; fit anew"
+                )
             training = self._fitted()
-            corpus, held = self._corpora(text, validation, mask, validation_mask)
-            done = train_all([training], corpus, [settings], held, report=report)
+            fold = Fold(*self._corpora(text, validation, mask, validation_mask))
+            done = train_all([training], [fold], [settings], report=report)
         else:
             parts = _as_list(text)
             if validation is not None and not isinstance(validation, int | float):
                 parts = parts + _as_list(validation)
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
-            corpus, held = self._corpora(text, validation, mask, validation_mask)
-            if not 1 <= self.ensemble <= self.restarts:
-                raise ValueError(
-                    f"restarts must be at least 1 and ensemble between 1 and restarts, got {self.restarts} and "
-                    f"{self.ensemble}"
-                )
-            if self.ensemble > 1 and held is None:
-                raise ValueError("an ensemble is chosen by a validation text: give one to fit")
+            folds = self._folds(text, validation, mask, validation_mask)
             architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
             seeds = [self.seed + k for k in range(self.restarts)]
-            keep = max(self.ensemble, -(-self.restarts // 4))
-            done = race(architecture, seeds, corpus, settings, held, self.jobs, self.heat, keep, report)
-            if held is not None and self.ensemble > 1:
-                done = [_merged(done[: self.ensemble], corpus, held)]
+            keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
+            ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report)
+            done = ranked[0]
+            if self.ensemble > 1:
+                done = [_merged([found[: self.ensemble // self.folds] for found in ranked], folds)]
         self.training_ = done[0]
         return self
+
+    def _folds(
+        self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
+    ) -> list[Fold]:
+        """Return the texts of every fold; one fold holds back the validation text itself."""
+        if not 1 <= self.ensemble <= self.restarts:
+            raise ValueError(
+                f"restarts must be at least 1 and ensemble between 1 and restarts, got {self.restarts} and "
+                f"{self.ensemble}"
+            )
+        if self.folds == 1:
+            fold = Fold(*self._corpora(text, validation, mask, validation_mask))
+            if self.ensemble > 1 and fold.validation is None:
+                raise ValueError(
+                    "an ensemble is chosen by a validation text: give one to fit, or several folds"
+                )
+            return [fold]
+        if self.folds < 1 or self.restarts % self.folds or self.ensemble % self.folds:
+            raise ValueError(
+                f"every fold has as many networks as the others: restarts and ensemble must be multiples of folds, "
+                f"got {self.restarts}, {self.ensemble} and folds={self.folds}"
+            )
+        if validation is not None:
+            raise ValueError(
+                "folds take turns as the validation text: give all texts for training, and none else"
+            )
+        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
+        return _dealt(encoded, _as_masks(mask, text), self.folds, len(self.alphabet_))
 
     def _fitted(self) -> Training:
         if not hasattr(self, "training_"):
@@ -243,22 +271,60 @@ class SequenceModel:
         storage.write_atomically(Path(path), storage.dump(stored))
 
 
-def _merged(trainings: Sequence[Training], corpus: Corpus, held: Corpus) -> Training:
-    """Return one training with the networks of several, weighted so that the held-out text is shortest."""
-    models = [training.result for training in trainings]
+def _merged(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> Training:
+    """Return one training with the networks of all folds, and the code length of what each fold held back.
+
+    The networks of a fold are blended so that its own validation text is shortest, and the folds count alike.
+    """
+    models: list[Parameters] = []
+    weights, offsets, held_bits = [], [], 0.0
     with threadpool_limits(1):
-        parameters = merge_parameters(models, fit_weights(models, held).tolist())
+        for trainings, fold in zip(ranked, folds, strict=True):
+            assert fold.validation is not None
+            found = [training.result for training in trainings]
+            blend = fit_blend(found, fold.validation)
+            held_bits += code_length(merge_parameters(found, blend.weights, blend.offsets), fold.validation)
+            models += found
+            weights.append(blend.weights / len(folds))
+            offsets.append(blend.offsets / len(folds))
+        parameters = merge_parameters(models, np.concatenate(weights), np.sum(offsets, axis=0))
+        trainings = [training for found in ranked for training in found]
+        passes = max(training.passes for training in trainings) // 2 * 2
+        # what one fold keeps back is training text of the others
+        whole = [folds[0].corpus, *(fold.validation for fold in folds[:1] if len(folds) > 1)]
         return replace(
             Training.begin(parameters, min(training.rate_w for training in trainings)),
-            passes=max(training.passes for training in trainings) // 2 * 2,
+            passes=passes,
             tries=sum(training.tries for training in trainings),
             seconds=sum(training.seconds for training in trainings),
-            log_likelihood=forward(parameters, corpus).log_likelihood,
-            validation_bits=(bits := code_length(parameters, held)),
+            log_likelihood=sum(
+                forward(parameters, part).log_likelihood for part in whole if part is not None
+            ),
+            validation_bits=held_bits,
             best=parameters,
-            best_bits=bits,
-            best_pass=max(training.passes for training in trainings) // 2 * 2,
+            best_bits=held_bits,
+            best_pass=passes,
         )
+
+
+def _dealt(encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, A: int) -> list[Fold]:
+    """Return folds that hold back every text in turn, or, with fewer texts than folds, stretches of each."""
+    marks = [np.ones(len(x), bool) for x in encoded] if masks is None else masks
+    found = []
+    for k in range(folds):
+        kept, held = [], []
+        for number, (x, mark) in enumerate(zip(encoded, marks, strict=True)):
+            if len(encoded) >= folds:
+                (held if number % folds == k else kept).append((x, mark))
+                continue
+            begin, end = len(x) * k // folds, len(x) * (k + 1) // folds
+            held.append((x[begin:end], mark[begin:end]))
+            kept += [(x[:begin], mark[:begin]), (x[end:], mark[end:])]
+        if not all(any(mark.any() for _, mark in part) for part in (kept, held)):
+            raise ValueError(f"the text is too short for {folds} folds: one of them has no symbol to predict")
+        corpora = [Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)]
+        found.append(Fold(*corpora))
+    return found
 
 
 def _split(
@@ -270,7 +336,10 @@ def _split(
     cuts = [len(x) - int(len(x) * share) for x in encoded]
     held = [x[cut:] for x, cut in zip(encoded, cuts, strict=True)]
     if not any(len(x) for x in held):
-        raise ValueError(f"the text is too short to keep back {share:g} of it for validation")
+        raise ValueError(
+            f"the text is too short to keep back {share:g} of it for validation: give another text for that, or a "
+            "share of 0 for none"
+        )
     kept_masks = None if masks is None else [m[:cut] for m, cut in zip(masks, cuts, strict=True)]
     held_masks = None if masks is None else [m[cut:] for m, cut in zip(masks, cuts, strict=True)]
     kept = [x[:cut] for x, cut in zip(encoded, cuts, strict=True)]
@@ -304,6 +373,10 @@ class PCNN(SequenceModel):
             ensemble if that is more; 0 drops none.
         ensemble: how many of the restarts, the best by the validation text, are merged into one network. Their
             weights are those with which the validation text is shortest; less overfitting than any one of them.
+        folds: into how many parts the training text is divided, each of which is the validation text of its
+            share of the restarts, so that nothing is lost to validation. Whole texts are dealt out if there are
+            at least as many; else each is cut. Restarts and ensemble must be multiples of it. Code lengths of
+            the training then are sums over what the folds held back. 1: the validation text is that of `fit`.
         jobs: processes for the restarts.
         seed: of the random graph and the start values.
 
@@ -359,14 +432,20 @@ def load(path: str | Path) -> SequenceModel:
     return model
 
 
-def merge(models: Sequence[SequenceModel], weights: Sequence[float] | None = None) -> SequenceModel:
+def merge(
+    models: Sequence[SequenceModel],
+    weights: Sequence[float] | np.ndarray | None = None,
+    offsets: Sequence[float] | np.ndarray | None = None,
+) -> SequenceModel:
     """Return one model that predicts the normalised geometric mean of several.
 
-    pi(y) proportional to prod_k pi_k(y)^{c_k}, c_k = 1/K unless given; its units are those of all.
+    pi(y) proportional to exp(b_y) prod_k pi_k(y)^{c_k}, c_k = 1/K and b_y = 0 unless given; its units are those
+    of all.
 
     Args:
         models: fitted models of one class, squash and alphabet.
         weights: the c_k.
+        offsets: the b_y, in the order of the alphabet.
 
     Raises:
         ValueError: if there is none, or they do not fit together.
@@ -379,12 +458,12 @@ def merge(models: Sequence[SequenceModel], weights: Sequence[float] | None = Non
     """
     if not models:
         raise ValueError("there is no network to merge")
-    parameters = merge_parameters([model.parameters_ for model in models], weights)
+    parameters = merge_parameters([model.parameters_ for model in models], weights, offsets)
     alphabets = {model.alphabet_.symbols for model in models}
     if len(alphabets) > 1:
         raise ValueError("networks to merge must share their alphabet")
     merged = type(models[0])(**models[0].get_params())
-    merged.set_params(units=parameters.units, restarts=1)
+    merged.set_params(units=parameters.units, restarts=1, ensemble=1, folds=1)
     merged.alphabet_ = models[0].alphabet_
     merged.training_ = Training.begin(parameters, merged.rate)
     return merged

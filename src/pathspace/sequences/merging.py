@@ -4,6 +4,7 @@ Alphabet of this module: K networks, N_k units of network k.
 
 The prediction is a softmax of a sum, so the normalised product of the K predictions, each to the power c_k, is
 again one network: the units side by side, the transition weights block by block, the writing weights times c_k.
+Offsets b_y of the symbols are added to the weights of the always-on unit.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .graph import Graph
 from .parameters import Parameters
 
+Array = NDArray[np.float64]
 
-def merge_parameters(models: Sequence[Parameters], weights: Sequence[float] | None = None) -> Parameters:
-    """Return one network with pi(y) proportional to prod_k pi_k(y)^c_k.
+
+def merge_parameters(
+    models: Sequence[Parameters],
+    weights: Sequence[float] | Array | None = None,
+    offsets: Sequence[float] | Array | None = None,
+) -> Parameters:
+    """Return one network with pi(y) proportional to exp(b_y) prod_k pi_k(y)^c_k.
 
     Args:
         models: networks of one kind, with one squash and one number of symbols.
         weights: the c_k, 1/K each by default.
+        offsets: the b_y, 0 each by default.
 
     Raises:
         ValueError: if there is no network, or they do not fit together.
@@ -41,6 +50,9 @@ def merge_parameters(models: Sequence[Parameters], weights: Sequence[float] | No
     c = np.full(len(models), 1 / len(models)) if weights is None else np.asarray(weights, dtype=float)
     if c.shape != (len(models),) or not np.isfinite(c).all():
         raise ValueError(f"one finite weight for each of {len(models)} networks is needed, got {weights}")
+    b = np.zeros(A) if offsets is None else np.asarray(offsets, dtype=float)
+    if b.shape != (A,) or not np.isfinite(b).all():
+        raise ValueError(f"one finite offset for each of {A} symbols is needed, got {offsets}")
     shift = np.concatenate([[0], np.cumsum([model.units for model in models])])
     edges, w, rho = [], np.zeros((shift[-1] + 1, A)), np.zeros((A if kind == "rnn" else 0, shift[-1] + 1))
     V0 = np.zeros(shift[-1] + 1)
@@ -51,6 +63,7 @@ def merge_parameters(models: Sequence[Parameters], weights: Sequence[float] | No
         w[0] += share * model.w[0]
         inner = model.graph.sources > 0
         edges += zip(model.graph.sources[inner] + offset, model.graph.targets[inner] + offset, strict=True)
+    w[0] += b
     graph = Graph.from_edges(int(shift[-1]), edges)
     # edges are sorted by target, so those of one network stay together and in their order
     tau = np.concatenate([model.tau for model in models], axis=1)

@@ -6,6 +6,8 @@ Alphabet of this module: K restarts. A restart differs from the others in its ra
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -52,36 +54,45 @@ def score(training: Training, has_validation: bool) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Job:
-    training: Training
+class Fold:
+    """What a training reads and what stops it.
+
+    Args:
+        corpus: text to learn.
+        validation: text to choose and to stop on, or None.
+    """
+
     corpus: Corpus
-    settings: Settings
-    validation: Corpus | None
+    validation: Corpus | None = None
 
 
-def _run(job: _Job) -> Training:
+def _run(job: tuple[Training, Fold, Settings]) -> Training:
+    training, fold, settings = job
     with threadpool_limits(1):
-        return train(job.training, job.corpus, job.settings, job.validation)
+        return train(training, fold.corpus, settings, fold.validation)
+
+
+def _end_quietly() -> None:
+    """Let Ctrl-C end this process without a word: the one that started it tells the user."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
 def train_all(
     trainings: Sequence[Training],
-    corpus: Corpus,
+    folds: Sequence[Fold],
     settings: Sequence[Settings],
-    validation: Corpus | None = None,
     jobs: int = 1,
     report: Report | None = None,
     finished: Callable[[int, Training], None] | None = None,
 ) -> list[Training]:
-    """Train several networks on one text and return them in the order given.
+    """Train several networks and return them in the order given.
 
     Args:
         trainings: where each begins, or goes on.
-        corpus: training text.
+        folds: the texts of each.
         settings: how to train each.
-        validation: text to stop on, or None.
         jobs: processes to use; 1 trains one after the other in this process.
-        report: called after each pass, if jobs is 1.
+        report: called after each pass; with more processes than one, after each training.
         finished: called with the number of trainings done and the last of them.
 
     Raises:
@@ -90,21 +101,23 @@ def train_all(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    work = [_Job(t, corpus, each, validation) for t, each in zip(trainings, settings, strict=True)]
+    work = list(zip(trainings, folds, settings, strict=True))
     if jobs == 1 or len(work) == 1:
         done = []
         with threadpool_limits(1):
-            for job in work:
-                done.append(train(job.training, corpus, job.settings, validation, report))
+            for training, fold, each in work:
+                done.append(train(training, fold.corpus, each, fold.validation, report))
                 if finished is not None:
                     finished(len(done), done[-1])
         return done
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_end_quietly) as pool:
         done = []
         for training in pool.map(_run, work):
             done.append(training)
+            if report is not None:
+                report(training)
             if finished is not None:
                 finished(len(done), training)
     return done
@@ -113,43 +126,58 @@ def train_all(
 def race(
     architecture: Architecture,
     seeds: Sequence[int],
-    corpus: Corpus,
+    folds: Sequence[Fold],
     settings: Settings,
-    validation: Corpus | None = None,
     jobs: int = 1,
     heat: int = 100,
     keep: int = 1,
     report: Report | None = None,
     finished: Callable[[int, Training], None] | None = None,
-) -> list[Training]:
-    """Train every seed for a heat, and the better ones to the end; return those, the best first.
+) -> list[list[Training]]:
+    """Train every seed for a heat, and the better ones to the end; return those of each fold, the best first.
 
     Args:
         architecture: what to train.
-        seeds: one for each restart.
-        corpus: training text.
+        seeds: one for each restart; the k-th belongs to fold k modulo the number of folds.
+        folds: the texts; without a validation text the log-likelihood chooses.
         settings: how to train those that are kept; its seconds are shared by all, half of them by the heat.
-        validation: text to choose and to stop on; without it the log-likelihood chooses.
         jobs: processes to use.
         heat: passes of the heat; 0 trains all to the end.
-        keep: how many restarts go on after the heat.
+        keep: how many restarts of each fold go on after the heat.
         report: as in `train_all`.
         finished: as in `train_all`.
     """
-    trainings = [architecture.training(corpus, seed) for seed in seeds]
+    F = len(folds)
+    entries = [(k % F, architecture.training(folds[k % F].corpus, seed)) for k, seed in enumerate(seeds)]
     began = time.perf_counter()
-    if heat and len(trainings) > 1 and heat < settings.passes:
+    if heat and len(entries) > F and heat < settings.passes:
         half = None if settings.seconds is None else settings.seconds / 2
-        short = _shared(replace(settings, passes=heat, seconds=half), trainings, jobs)
-        trainings = train_all(trainings, corpus, short, validation, jobs, report)
-        trainings.sort(key=lambda training: score(training, validation is not None))
-        trainings = trainings[:keep]
+        short = replace(settings, passes=heat, seconds=half)
+        ranked = _by_fold(entries, folds, short, jobs, report)
+        entries = [(number, training) for number in range(F) for training in ranked[number][:keep]]
     if settings.seconds is not None:
         settings = replace(settings, seconds=max(0.0, settings.seconds + began - time.perf_counter()))
-    trainings = train_all(
-        trainings, corpus, _shared(settings, trainings, jobs), validation, jobs, report, finished
-    )
-    return sorted(trainings, key=lambda training: score(training, validation is not None))
+    return _by_fold(entries, folds, settings, jobs, report, finished)
+
+
+def _by_fold(
+    entries: Sequence[tuple[int, Training]],
+    folds: Sequence[Fold],
+    settings: Settings,
+    jobs: int,
+    report: Report | None,
+    finished: Callable[[int, Training], None] | None = None,
+) -> list[list[Training]]:
+    """Train all entries (number of the fold, training) and sort them fold by fold, the best first."""
+    trainings = [training for _, training in entries]
+    texts = [folds[number] for number, _ in entries]
+    done = train_all(trainings, texts, _shared(settings, trainings, jobs), jobs, report, finished)
+    ranked: list[list[Training]] = [[] for _ in folds]
+    for (number, _), training in zip(entries, done, strict=True):
+        ranked[number].append(training)
+    for fold, found in zip(folds, ranked, strict=True):
+        found.sort(key=lambda training: score(training, fold.validation is not None))
+    return ranked
 
 
 def _shared(settings: Settings, trainings: Sequence[Training], jobs: int) -> list[Settings]:
