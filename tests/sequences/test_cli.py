@@ -1,5 +1,6 @@
 """The commands, end to end, in a folder of their own."""
 
+import json
 import re
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_baselines_are_printed(run, tmp_path):
 def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin").write_bytes(b"\xe4\xe4")
-    assert "empty is empty" in run("fit", "empty", status=2).output.replace("\n", "")
+    assert "empty is empty" in run("fit", "empty", status=2).output
     assert "not UTF-8" in run("fit", "latin", "--text", status=2).output
     assert "unknown model" in run("fit", book, "--model", "lstm", status=2).output
     assert "unknown metric" in run("fit", book, "--metric", "adam", status=2).output
@@ -133,3 +134,44 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     fit(run, book)
     (tmp_path / "other").write_text("SHE")
     assert "not one of the" in run("bits", "m", "other", status=2).output
+
+
+def test_json_has_what_the_text_says(run, book, tmp_path):
+    fitted = json.loads(fit(run, book, "--json").stdout)
+    assert fitted["passes"] == 40
+    assert 0 < fitted["validation_bits_per_symbol"] < 3
+    scored = json.loads(run("bits", "m", book, "--json").stdout)
+    assert scored["symbols"] == 1170
+    assert scored["bits"] == pytest.approx(1170 * scored["bits_per_symbol"])
+    predicted = json.loads(run("predict", "m", "she", "--top", 2, "--json").stdout)["next"]
+    assert [len(entry) for entry in predicted] == [2, 2]
+    packed = json.loads(run("compress", "m", book, "--json").stdout)
+    assert packed["compressed"] == (tmp_path / packed["output"]).stat().st_size
+    task = json.loads(run("generate-task", "anbn", "-o", "t", "--json").stdout)
+    assert task["different"] == 3
+    bits = json.loads(run("baseline", book, book, "--json").stdout)["bits"]
+    assert bits["bzip2 after training"] < bits["bzip2"]
+
+
+def test_folds_and_an_alphabet_from_another_file(run, book, tmp_path):
+    (tmp_path / "other").write_text("SHE SELLS")
+    output = fit(
+        run, book, "--folds", 2, "--restarts", 2, "--ensemble", 2, "--alphabet", tmp_path / "other"
+    ).output
+    assert "12 units" in output
+    run("bits", "m", "other")
+    assert "cannot go on" in run("fit", book, "-o", "m", "--resume", status=2).output
+
+
+def test_an_output_that_cannot_be_written_is_named_before_the_training(run, book, monkeypatch):
+    monkeypatch.setattr("pathspace.sequences.estimators.SequenceModel.fit", None)
+    assert "make it first" in run("fit", book, "-o", "no/where", status=2).output
+    assert "is a folder" in run("fit", book, "-o", ".", status=2).output
+    assert "there is no" in run("fit", book, "-o", "nothing", "--resume", status=2).output
+
+
+def test_a_rounded_zero_has_no_sign(run, tmp_path):
+    (tmp_path / "same").write_text("aaaaaaaaaaaa")
+    output = fit(run, "same").output + run("bits", "m", "same").output
+    assert "0.0000 bits/symbol" in output
+    assert "-0" not in output

@@ -81,6 +81,9 @@ def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
     path.write_bytes(content.replace(b'units\\": 8', b'units\\": 9'))
     with pytest.raises(sequences.ModelFileError, match="damaged"):
         sequences.load(path)
+    path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    with pytest.raises(sequences.ModelFileError, match="checksum"):
+        sequences.load(path)
     from safetensors.numpy import save_file
 
     save_file({"w": np.zeros(3)}, path)

@@ -73,6 +73,29 @@ def test_resumed_training_is_bit_by_bit_the_same():
         assert getattr(whole, name) == getattr(resumed, name)
 
 
+def test_another_validation_text_starts_its_own_record():
+    training, corpus, validation = some_training()
+    half = train(training, corpus, Settings(passes=16), validation)
+    for other in (
+        Corpus.of([validation.x[:11]], validation.A),
+        Corpus.of([np.tile(validation.x, 3)], validation.A),
+    ):
+        resumed = train(half, corpus, Settings(passes=26), other)
+        assert resumed.best_bits == code_length(resumed.result, other)
+        assert resumed.best_bits <= code_length(half.result, other)
+
+
+def test_seconds_do_not_pay_for_the_compiler(monkeypatch):
+    training, corpus, validation = some_training()
+    clock = iter(range(10**6))
+    monkeypatch.setattr("pathspace.sequences.training.time.perf_counter", lambda: next(clock))
+    seen = []
+    monkeypatch.setattr("pathspace.sequences.training._compile", lambda *_: seen.append(next(clock)))
+    done = train(training, corpus, Settings(passes=1), validation)
+    assert seen == [0]
+    assert done.seconds == 1
+
+
 def test_validation_keeps_the_best_and_patience_stops():
     training, corpus, validation = some_training(units=12, length=120)
     seen = []

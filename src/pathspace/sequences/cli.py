@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -33,6 +36,7 @@ _MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
 InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
 AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 After = Annotated[
     str | None,
     typer.Option(help="Only the symbols right after this one are to be predicted, as in the xor task."),
@@ -45,20 +49,44 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
-        _console.print(f"[red]error:[/red] {error}", highlight=False)
+        _console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
 
 def _read(path: Path, as_text: bool) -> Text:
     content = path.read_bytes()
     if not content:
-        raise ValueError(f"{path} is empty")
+        raise ValueError(f"the file {path} is empty: it has no symbol to learn or to score")
     if not as_text:
         return content
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _writable(path: Path) -> Path:
+    """Return the path if a file can be written there; asked before the work, not after hours of it."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give --output a file name")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} of the output file does not exist: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"the folder {path.parent} of the output file cannot be written to")
+    return path
+
+
+def _say(as_json: bool, figures: dict[str, Any], *lines: str) -> None:
+    """Print the figures as JSON, or the lines; infinite and undefined figures are null in JSON."""
+    if not as_json:
+        for line in lines:
+            typer.echo(line)
+        return
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }
+    typer.echo(json.dumps(plain, allow_nan=False))
 
 
 def _read_for(model: SequenceModel, path: Path) -> Text:
@@ -92,18 +120,28 @@ class _FitReport:
         self._bar, self._passes, self._seconds = bar, passes, seconds
         self._symbols, self._held = symbols, held
         self._task = bar.add_task("fit", total=1.0, state="")
+        self._number = 1
         self.last: Training | None = None
 
     def __call__(self, training: Training) -> None:
+        if self.last is not None and training.passes <= self.last.passes:
+            self._number += 1
         self.last = training
         done = training.passes / max(self._passes, 1)
         if self._seconds is not None:
             done = max(done, training.seconds / self._seconds)
-        shown = f"pass {training.passes}  {-training.log_likelihood / math.log(2) / self._symbols:.4f}"
+        shown = f"network {self._number}  " if self._number > 1 else ""
+        shown += f"pass {training.passes}  {_each(-training.log_likelihood / math.log(2), self._symbols):.4f}"
         if self._held:
-            shown += f" train {training.validation_bits / self._held:.4f} valid"
+            shown += f" train {_each(training.validation_bits, self._held):.4f} valid"
         shown += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
         self._bar.update(self._task, completed=min(done, 1.0), state=shown)
+
+
+def _each(bits: float, symbols: int) -> float:
+    """Return the bits of one symbol, without the minus sign of a rounded zero."""
+    each = bits / max(symbols, 1)
+    return 0.0 if abs(each) < 5e-6 else each
 
 
 @app.command()
@@ -130,15 +168,27 @@ def fit(
     seconds: Annotated[float | None, typer.Option(help="Most seconds of training.")] = None,
     patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.")] = 300,
     restarts: Annotated[int, typer.Option(help="Trainings to choose from.")] = 1,
+    heat: Annotated[int, typer.Option(help="Passes after which the worse restarts end; 0: none does.")] = 100,
     ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.")] = 1,
+    folds: Annotated[
+        int, typer.Option(help="Parts of the file that take turns as the validation part; 1: the last tenth.")
+    ] = 1,
     jobs: Annotated[int, typer.Option(help="Processes for the restarts.")] = 1,
     seed: Annotated[int, typer.Option(help="Of graph and start values.")] = 0,
     text: AsText = False,
     after: After = None,
+    alphabet: Annotated[
+        Path | None,
+        typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Learn a file and write the model; the best by the validation part is kept."""
     with _errors():
+        _writable(output)
+        if resume and not output.exists():
+            raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
         if model not in _MODELS:
             raise ValueError(f"unknown model {model!r}, choose from {sorted(_MODELS)}")
         options = {
@@ -153,13 +203,16 @@ def fit(
             "seconds": seconds,
             "patience": patience or None,
             "restarts": restarts,
+            "heat": heat,
             "ensemble": ensemble,
+            "folds": folds,
             "jobs": jobs,
             "seed": seed,
         }
         estimator = load(output) if resume else _MODELS[model](**options)
         training_text = _read_for(estimator, file) if resume else _read(file, text)
-        held: Text | float | None = share or None
+        # folds take turns, and need no validation part of their own
+        held: Text | float | None = (share or None) if folds == 1 else None
         if validation is not None:
             held = _read(validation, isinstance(training_text, str))
         mask, held_mask = _mask(training_text, after), None
@@ -171,6 +224,8 @@ def fit(
             size = int(len(training_text) * held)
             held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
             counted -= held_counted
+        elif folds > 1:
+            held_counted = counted
         with _bar() as bar:
             report = _FitReport(bar, passes, seconds, max(counted, 1), held_counted)
             try:
@@ -179,6 +234,7 @@ def fit(
                     held,
                     mask=mask,
                     validation_mask=held_mask,
+                    alphabet=None if alphabet is None else _read(alphabet, isinstance(training_text, str)),
                     passes=passes if resume else None,
                     seconds=seconds if resume else None,
                     resume=resume,
@@ -186,18 +242,39 @@ def fit(
                 )
             except KeyboardInterrupt:
                 if report.last is None:
+                    _console.print("interrupted before the first pass was over: nothing is saved")
                     raise
                 estimator.training_ = report.last
-                _console.print("interrupted: what has been learned is saved, go on with --resume")
+                if estimator.restarts == 1:
+                    told = "interrupted: what has been learned is saved, go on with --resume"
+                else:
+                    told = f"interrupted: of {estimator.restarts} networks, the last one is saved alone"
+                    told += "" if estimator.folds > 1 else ", go on with it by --resume"
+                    estimator.set_params(restarts=1, ensemble=1)
+                _console.print(told)
         estimator.save(output)
     training = estimator.training_
-    typer.echo(
-        f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units"
-    )
-    typer.echo(f"training {-training.log_likelihood / math.log(2) / max(counted, 1):.4f} bits/symbol")
+    nats, held_bits = -training.log_likelihood, training.best_bits
+    lines = [
+        f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
+        f"training {_each(nats / math.log(2), counted):.4f} bits/symbol",
+    ]
+    figures: dict[str, Any] = {
+        "model": str(output),
+        "passes": training.passes,
+        "seconds": training.seconds,
+        "units": training.result.units,
+        "training_bits_per_symbol": _each(nats / math.log(2), counted),
+    }
     if held_counted:
-        best = training.best_bits / held_counted
-        typer.echo(f"validation {best:.4f} bits/symbol, best at pass {training.best_pass}")
+        figures |= {
+            "validation_bits_per_symbol": _each(held_bits, held_counted),
+            "best_pass": training.best_pass,
+        }
+        lines.append(
+            f"validation {_each(held_bits, held_counted):.4f} bits/symbol, best at pass {training.best_pass}"
+        )
+    _say(as_json, figures, *lines)
 
 
 @app.command()
@@ -219,7 +296,7 @@ def sample(
 
 
 @app.command()
-def bits(model: ModelPath, file: InputPath, after: After = None) -> None:
+def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson = False) -> None:
     """Score a file: its code length under the model."""
     with _errors():
         estimator = load(model)
@@ -227,7 +304,9 @@ def bits(model: ModelPath, file: InputPath, after: After = None) -> None:
         mask = _mask(text, after)
         total = estimator.bits(text, mask)
     counted = len(text) if mask is None else int(mask.sum())
-    typer.echo(f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols")
+    total = max(0.0, total)
+    figures = {"bits": total, "bits_per_symbol": total / counted, "symbols": counted}
+    _say(as_json, figures, f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols")
 
 
 @app.command()
@@ -235,15 +314,18 @@ def predict(
     model: ModelPath,
     context: Annotated[str, typer.Argument(help="What has been read.")] = "",
     top: Annotated[int, typer.Option(help="Symbols to show.")] = 10,
+    as_json: AsJson = False,
 ) -> None:
     """Show the most probable next symbols."""
     with _errors():
         estimator = load(model)
         read = context if isinstance(estimator.alphabet_.symbols, str) else context.encode()
         prediction = estimator.predict(read)
-    for symbol, p in sorted(prediction.items(), key=lambda entry: -entry[1])[:top]:
-        shown = repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol)
-        typer.echo(f"{p:.6f} {shown}")
+    best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
+    shown = [repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol) for symbol, _ in best]
+    # a byte is its number in JSON, which has no bytes
+    figures = {"context": context, "next": [[symbol, p] for symbol, p in best]}
+    _say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))
 
 
 @contextmanager
@@ -260,17 +342,19 @@ def compress(
     model: ModelPath,
     file: InputPath,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: FILE.psq.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compress a file with the model's predictions and an arithmetic coder."""
     output = output or file.with_name(file.name + ".psq")
     with _errors():
+        _writable(output)
         estimator, data = load(model), file.read_bytes()
         with _symbols_bar("compress") as progress:
             packed = compress_bytes(estimator, data, progress)
         write_atomically(output, packed)
-    typer.echo(
-        f"{output}: {len(data)} bytes to {len(packed)}, {8 * len(packed) / max(len(data), 1):.4f} bits/byte"
-    )
+    each = 8 * len(packed) / max(len(data), 1)
+    figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
+    _say(as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte")
 
 
 @app.command()
@@ -281,6 +365,7 @@ def decompress(
 ) -> None:
     """Bring back a compressed file; refuses what is damaged or belongs to another model."""
     with _errors():
+        _writable(output)
         estimator, packed = load(model), file.read_bytes()
         with _symbols_bar("decompress") as progress:
             data = decompress_bytes(estimator, packed, progress)
@@ -293,16 +378,24 @@ def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write a synthetic text of the paper's size and print its true code length."""
     with _errors():
         if task not in TASKS:
             raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+        _writable(output)
         text = TASKS[task].generate(np.random.default_rng(seed))
         write_atomically(output, text.encode())
         length = TASKS[task].true_bits(text)
-    typer.echo(
-        f"{output}: {len(text)} symbols, {len(set(text))} different, true code length {length:.4f} bits"
+    different = len(set(text))
+    figures = {
+        "output": str(output), "symbols": len(text), "different": different, "true_code_length_bits": length
+    }  # fmt: skip
+    _say(
+        as_json,
+        figures,
+        f"{output}: {len(text)} symbols, {different} different, true code length {length:.4f} bits",
     )
 
 
@@ -314,6 +407,7 @@ def baseline(
     states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.")] = 0,
     iterations: Annotated[int, typer.Option(help="Iterations of the HMM.")] = 100,
     task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file."""
     with _errors():
@@ -335,6 +429,10 @@ def baseline(
             if task not in TASKS:
                 raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
             true = TASKS[task].true_bits(text.decode())
+    if as_json:
+        figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
+        _say(True, figures)
+        return
     table = Table("baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol")
     for name, value in rows.items():
         table.add_row(name, f"{value - true:.1f}", f"{value / len(text):.4f}")

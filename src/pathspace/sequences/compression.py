@@ -145,7 +145,7 @@ def _decode(model: SequenceModel, code: bytes, length: int, progress: Progress |
         p = np.asarray(mix_with_uniform(place.predict(), t, A))
         x[t] = decoder.decode(family, p[None])[0]
         place.read(int(x[t]))
-        if progress is not None and (t + 1) % _BLOCK == 0:
+        if progress is not None and ((t + 1) % _BLOCK == 0 or t + 1 == length):
             progress(t + 1, length)
     return x
 

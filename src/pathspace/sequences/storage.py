@@ -2,7 +2,8 @@
 
 tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if the validation has kept other parameters,
           centre.* if there is a prior; sources, targets
-metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings and the counters
+metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings, the counters and a checksum of
+          the tensors
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import tempfile
+import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -99,7 +101,15 @@ def dump(stored: Stored) -> bytes:
         "options": stored.options,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    description["checksum"] = _checksum(tensors)
     return save(tensors, {_KEY: json.dumps(description)})
+
+
+def _checksum(tensors: dict[str, np.ndarray]) -> int:
+    check = 0
+    for name in sorted(tensors):
+        check = zlib.crc32(tensors[name].tobytes(), zlib.crc32(name.encode(), check))
+    return check
 
 
 def load(path: Path) -> Stored:
@@ -126,6 +136,9 @@ def load(path: Path) -> Stored:
             raise ModelFileError(
                 f"{path} was written by a later version ({version}, this one reads {_VERSION})"
             )
+        # files of earlier versions have none
+        if description.get("checksum", check := _checksum(tensors)) != check:
+            raise ModelFileError(f"{path} is damaged: the checksum of its tensors does not fit")
         return _build(description, tensors)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ModelFileError):
