@@ -43,7 +43,7 @@ def test_terminals_get_bars_with_the_time_left(
         shown = [
             (task.description, task.completed, task.total, task.fields["note"]) for task in display.tasks
         ]
-        assert shown == [("[bold]Training", 0, 2, ""), (f"  {config.label}", 5, 8, "loss 0.25")]
+        assert shown == [("[bold]Training", 5 / 8, 2, ""), (f"  {config.label}", 5, 8, "loss 0.25")]
         display.refresh()
         watcher.finished(result)
         # A result that was on disk already has no bar of its own.

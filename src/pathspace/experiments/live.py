@@ -71,27 +71,40 @@ class Bars(Silent):
         self._progress = progress
         self._stage: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
+        self._done = 0
+        self._parts: dict[str, tuple[int, int]] = {}  # of the runs in progress: steps done, and all
 
     def stage(self, title: str, runs: int) -> None:
         """See `pool.Monitor`."""
+        self._done, self._parts = 0, {}
         self._stage = self._progress.add_task(f"[bold]{title}", total=runs, note="")
 
     def started(self, config: RunConfig, steps: int) -> None:
         """See `pool.Monitor`."""
         self._runs[config.key] = self._progress.add_task(f"  {config.label}", total=steps, note="")
+        self._parts[config.key] = (0, steps)
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """See `pool.Monitor`."""
         if config.key in self._runs:
             self._progress.update(self._runs[config.key], completed=step, note=f"loss {loss:.4g}")
+            self._parts[config.key] = (step, self._parts[config.key][1])
+            self._show_stage()
 
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""
         bar = self._runs.pop(result.config.key, None)
         if bar is not None:
             self._progress.remove_task(bar)
+        self._parts.pop(result.config.key, None)
+        self._done += 1
+        self._show_stage()
+
+    def _show_stage(self) -> None:
+        # Parts of runs count too: else the time left of the whole would not be known before the first run is over.
         if self._stage is not None:
-            self._progress.update(self._stage, advance=1)
+            parts = sum(step / steps for step, steps in self._parts.values())
+            self._progress.update(self._stage, completed=self._done + parts)
 
 
 def monitor(console: Console) -> tuple[AbstractContextManager[object], Bars | PlainLines]:
