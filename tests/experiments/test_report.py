@@ -16,7 +16,8 @@ from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.live import Silent
 from pathspace.experiments.report import Published, build_table, print_table, write_report
-from pathspace.experiments.report.figure import WINDOWS, averaged
+from pathspace.experiments.report.curves import WINDOWS, averaged
+from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.report.table import PublishedResult, difference_label, error_label
 from pathspace.experiments.run import RunResult, Validation
@@ -151,6 +152,19 @@ def test_the_figure_is_a_png_of_readable_size(output: Path) -> None:
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
     assert width > 1000
     assert height > 500
+
+
+def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_path: Path) -> None:
+    settings = replace(comparison.settings, starts=("balanced",))
+    rows = tuple(row for row in comparison.rows if row.start == "balanced")
+    choices = {key: choice for key, choice in comparison.choices.items() if key[1] == "balanced"}
+    content, element = draw(replace(comparison, settings=settings, rows=rows, choices=choices))
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    assert 1000 < width < 3 * height
+    assert element.startswith("<svg")
+    # two axes, and one line of the losses for each method
+    assert len(re.findall(r'id="axes_\d+"', element)) == 2
+    assert len(re.findall(r'id="legend_1"', element)) == 1
 
 
 def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Comparison) -> None:

@@ -48,7 +48,7 @@ class PlainLines(Silent):
     def stage(self, title: str, runs: int) -> None:
         """See `pool.Monitor`."""
         self._runs, self._done = runs, 0
-        self._console.print(f"{title}: {runs} runs", highlight=False)
+        self._console.print(f"{title}: {runs} run{'s' * (runs != 1)}", highlight=False)
 
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""

@@ -1,4 +1,7 @@
-"""The figure of a comparison: per method its loss curves above, its choice of learning rate below."""
+"""The figure of a comparison: per method its loss curves above, its choice of learning rate below.
+
+Where there is but one start, `methods_figure` shows the methods in one panel instead.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import numpy as np
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.curves import draw_losses, limit_losses
+from pathspace.experiments.report.methods_figure import draw_methods
 from pathspace.experiments.report.table import start_label
-from pathspace.experiments.run import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WINDOWS = 60  # points per curve: single batches are too noisy to read
 # The first start is drawn wide and pale, the others thin and dark on top of it: where two curves are one,
 # both show.
 FIRST = {"color": "#8ab6e6", "linewidth": 5.0}
@@ -41,20 +44,12 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
 
     # A figure of its own, not pyplot's: no window, and no state that outlives the call.
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
-        methods = comparison.settings.methods
-        rows = 2 if comparison.choices else 1
-        figure = Figure(figsize=(1.2 + 2.9 * len(methods), 0.9 + 2.6 * rows), layout="constrained")
+        figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, len(methods), sharey="row", squeeze=False)
-        for column, name in enumerate(methods):
-            _losses(axes[0, column], comparison, name)
-            if comparison.choices:
-                _rates(axes[1, column], comparison, name)
-        axes[0, 0].set_ylabel("training loss")
-        if comparison.choices:
-            axes[1, 0].set_ylabel(f"validation {comparison.metric}")
-        _limit_losses(axes[0, 0], comparison)
-        _legend(figure, axes)
+        if len(comparison.settings.starts) == 1 and len(comparison.settings.methods) > 1:
+            draw_methods(figure, comparison)
+        else:
+            _draw_starts(figure, comparison)
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=160)
         figure.savefig(svg, format="svg", metadata={"Date": None})
@@ -62,49 +57,32 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
     return png.getvalue(), text[text.index("<svg") :]
 
 
+def _draw_starts(figure: Figure, comparison: Comparison) -> None:
+    methods = comparison.settings.methods
+    rows = 2 if comparison.choices else 1
+    figure.set_size_inches(1.2 + 2.9 * len(methods), 0.9 + 2.6 * rows)
+    axes = figure.subplots(rows, len(methods), sharey="row", squeeze=False)
+    for column, name in enumerate(methods):
+        _losses(axes[0, column], comparison, name)
+        if comparison.choices:
+            _rates(axes[1, column], comparison, name)
+    axes[0, 0].set_ylabel("training loss")
+    if comparison.choices:
+        axes[1, 0].set_ylabel(f"validation {comparison.metric}")
+    limit_losses(axes[0, 0], comparison)
+    _legend(figure, axes)
+
+
 def _losses(axis: Axes, comparison: Comparison, method: str) -> None:
     rows = [row for row in comparison.rows if row.method == method]
     for number, row in enumerate(rows):
         style: dict[str, Any] = FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
-        steps, curves = averaged(row.runs)
-        # A mean of logarithms over seeds, too: one diverging seed must not hide the others.
-        middle = np.exp(np.nanmean(np.log(curves), axis=0)) if len(steps) else steps
-        axis.plot(steps, middle, label=start_label(comparison, row), zorder=2 + number, **style)
-        if len(row.runs) > 1 and len(steps):
-            axis.fill_between(
-                steps, np.nanmin(curves, axis=0), np.nanmax(curves, axis=0), color=style["color"], alpha=0.15
-            )
-        for run in row.runs:
-            if run.diverged_at is not None and run.losses:
-                axis.plot(run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9)
+        draw_losses(axis, row.runs, label=start_label(comparison, row), zorder=2 + number, **style)
     axis.set_yscale("log")
     axis.set_xlabel("step")
     axis.grid(alpha=0.25)
     axis.set_title(METHODS[method].label, fontweight="bold", fontsize=10, pad=18)
     axis.text(0.5, 1.02, _verdict(rows), transform=axis.transAxes, ha="center", va="bottom")
-
-
-def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
-    """Average loss curves over windows of steps.
-
-    Args:
-        runs: Runs of the same length, except for those that diverged.
-
-    Returns:
-        The middle step of each window, shape (W,), and the means, shape (number of runs, W), NaN in windows
-        that a run did not reach. At least one run reaches each window; W is 0 if no run made a step.
-    """
-    length = max(len(run.losses) for run in runs)
-    width = max(1, math.ceil(length / WINDOWS))
-    windows = math.ceil(length / width)
-    means = np.full((len(runs), windows), np.nan)
-    for curve, run in zip(means, runs, strict=True):
-        for window in range(math.ceil(len(run.losses) / width)):
-            # A mean of logarithms: one batch of a diverging run must not fill the window.
-            values = np.asarray(run.losses[window * width : (window + 1) * width])
-            curve[window] = np.exp(np.mean(np.log(np.maximum(values, np.finfo(float).tiny))))
-    steps = np.minimum((np.arange(windows) + 0.5) * width, length)
-    return steps, means
 
 
 def _verdict(rows: Sequence[Row]) -> str:
@@ -139,19 +117,6 @@ def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
     axis.set_xscale("log")
     axis.set_xlabel("learning rate (cross: diverged)")
     axis.grid(alpha=0.25)
-
-
-def _limit_losses(axis: Axes, comparison: Comparison) -> None:
-    # Diverging runs pass through enormous values: show up to ten times the loss of the start, where all runs
-    # begin.
-    values = [
-        loss for row in comparison.rows for run in row.runs for loss in averaged([run])[1][0] if run.losses
-    ]
-    begin = [run.losses[0] for row in comparison.rows for run in row.runs if run.losses]
-    finite = [value for value in values if math.isfinite(value)]
-    if begin and finite:
-        low, high = min(finite), min(max(finite), 10 * max(begin))
-        axis.set_ylim(low / 1.3, max(high * 1.3, low * 2))
 
 
 def _legend(figure: Figure, axes: np.ndarray) -> None:

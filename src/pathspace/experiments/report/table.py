@@ -156,14 +156,15 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
     rates = ", ".join(f"{rate:g}" for rate in sorted(settings.learning_rates))
     over = f"mean ± standard deviation over {settings.seeds} seeds, " if settings.seeds > 1 else ""
     sentences = [
-        f"Test error: {over}after {settings.epochs} epochs. "
+        f"Test error: {over}after {count(settings.epochs, 'epoch')}. "
         f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
     ]
     sentences += _weights_note(comparison)
     if comparison.choices:
+        length = f", {count(settings.tuning_epochs, 'epoch')}" if settings.tuning_epochs else ""
         sentences.append(
             "Learning rates were chosen on the validation split, by the same grid for every method and "
-            f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)})."
+            f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)}{length})."
         )
     if settings.weight_decays != (0.0,):
         decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
@@ -203,6 +204,11 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
     if published is not None:
         sentences.append(f"Published: {published.source} {published.setting}")
     return tuple(sentences)
+
+
+def count(number: int, thing: str) -> str:
+    """Put a number before a word, which takes its plural."""
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _weights_note(comparison: Comparison) -> list[str]:

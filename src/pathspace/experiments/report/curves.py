@@ -1,0 +1,68 @@
+"""Loss curves for the eye: averages over windows of steps, and limits that diverging runs do not set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.run import RunResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WINDOWS = 60  # points per curve: single batches are too noisy to read
+
+
+def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
+    """Draw the mean curve of some runs, a band from the least to the greatest, and a cross where one diverged."""
+    steps, curves = averaged(runs)
+    # A mean of logarithms over seeds, too: one diverging seed must not hide the others.
+    middle = np.exp(np.nanmean(np.log(curves), axis=0)) if len(steps) else steps
+    axis.plot(steps, middle, **style)
+    if len(runs) > 1 and len(steps):
+        axis.fill_between(
+            steps, np.nanmin(curves, axis=0), np.nanmax(curves, axis=0), color=style["color"], alpha=0.15
+        )
+    for run in runs:
+        if run.diverged_at is not None and run.losses:
+            axis.plot(run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9)
+
+
+def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:
+    """Average loss curves over windows of steps.
+
+    Args:
+        runs: Runs of the same length, except for those that diverged.
+
+    Returns:
+        The middle step of each window, shape (W,), and the means, shape (number of runs, W), NaN in windows
+        that a run did not reach. At least one run reaches each window; W is 0 if no run made a step.
+    """
+    length = max(len(run.losses) for run in runs)
+    width = max(1, math.ceil(length / WINDOWS))
+    windows = math.ceil(length / width)
+    means = np.full((len(runs), windows), np.nan)
+    for curve, run in zip(means, runs, strict=True):
+        for window in range(math.ceil(len(run.losses) / width)):
+            # A mean of logarithms: one batch of a diverging run must not fill the window.
+            values = np.asarray(run.losses[window * width : (window + 1) * width])
+            curve[window] = np.exp(np.mean(np.log(np.maximum(values, np.finfo(float).tiny))))
+    steps = np.minimum((np.arange(windows) + 0.5) * width, length)
+    return steps, means
+
+
+def limit_losses(axis: Axes, comparison: Comparison) -> None:
+    """Show no more than ten times the loss of the start, where all runs begin."""
+    # Diverging runs pass through enormous values.
+    values = [
+        loss for row in comparison.rows for run in row.runs for loss in averaged([run])[1][0] if run.losses
+    ]
+    begin = [run.losses[0] for row in comparison.rows for run in row.runs if run.losses]
+    finite = [value for value in values if math.isfinite(value)]
+    if begin and finite:
+        low, high = min(finite), min(max(finite), 10 * max(begin))
+        axis.set_ylim(low / 1.3, max(high * 1.3, low * 2))

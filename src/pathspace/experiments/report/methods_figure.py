@@ -1,0 +1,72 @@
+"""The figure of a comparison from a single start: the methods' curves, and their choices of learning rate, together."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.compare import Comparison
+from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.curves import draw_losses, limit_losses
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that differ to colour-blind eyes too (Okabe and Ito), and three more.
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31", "#7f7f7f", "#5e3c99",
+    "#a6761d",
+)  # fmt: skip
+
+
+def draw_methods(figure: Figure, comparison: Comparison) -> None:
+    """Draw one line per method, solid for those that are invariant: losses, and errors over the learning rate.
+
+    Args:
+        figure: Empty; its size is set.
+        comparison: From one start.
+    """
+    panels = 2 if comparison.choices else 1
+    figure.set_size_inches(3.2 + 4.4 * panels, 4.2)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    for number, row in enumerate(comparison.rows):
+        draw_losses(axes[0], row.runs, label=METHODS[row.method].label, **_style(number, row.method))
+        if comparison.choices:
+            _rates(axes[1], comparison, number, row.method)
+    axes[0].set(yscale="log", xlabel="step", ylabel="training loss")
+    limit_losses(axes[0], comparison)
+    if comparison.choices:
+        # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
+        rates = comparison.settings.learning_rates
+        axes[1].set_xlim(min(rates) / 1.5, max(rates) * 1.5)
+        axes[1].set(xscale="log", xlabel="learning rate (ring: chosen; cross: diverged)")
+        axes[1].set_ylabel(f"validation {comparison.metric}")
+        if comparison.metric != "error, %":  # perplexities and squared errors span decades
+            axes[1].set_yscale("log")
+    for axis in axes:
+        axis.grid(alpha=0.25, which="both")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+def _style(number: int, method: str) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linewidth": 2.0 if METHODS[method].invariant else 1.4,
+        "linestyle": "-" if METHODS[method].invariant else (0, (4, 1.5)),
+    }
+
+
+def _rates(axis: Axes, comparison: Comparison, number: int, method: str) -> None:
+    (start,) = comparison.settings.starts
+    choice, style = comparison.choices[method, start], _style(number, method)
+    rates, errors = zip(*sorted(choice.scores.items()), strict=True)
+    shown = [error if math.isfinite(error) else math.nan for error in errors]
+    axis.plot(rates, shown, marker="o", markersize=3, **style)
+    lost = [rate for rate, error in zip(rates, errors, strict=True) if not math.isfinite(error)]
+    # At the upper edge, first method above: a rate that diverged has no error to be drawn at.
+    height = [0.98 - 0.025 * number] * len(lost)
+    axis.plot(lost, height, "x", markersize=5, color=style["color"], transform=axis.get_xaxis_transform())
+    if not choice.all_diverged:
+        chosen = choice.learning_rate, choice.scores[choice.learning_rate]
+        axis.plot(*chosen, "o", markersize=8, color=style["color"], fillstyle="none")
