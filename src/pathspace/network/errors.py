@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class UntraceableError(ValueError):
     """A model contains an operation that node-wise rescaling does not commute with, or that has no rule.
@@ -17,10 +19,31 @@ class UntraceableError(ValueError):
     def __init__(self, operation: str, module: str, reason: str, advice: str | None = None) -> None:
         self.operation, self.module, self.reason = operation, module, reason
         place = f"module '{module}'" if module else "the model's own forward"
-        advice = advice or (
-            f"Replace it, or leave that part to the plain rule with outside=['{module or '...'}']."
+        super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
+
+
+def _advice(module: str) -> str:
+    owner, parametrized, _ = module.partition(".parametrizations.")
+    if parametrized:
+        return (
+            "Remove it first (torch.nn.utils.parametrize.remove_parametrizations), or leave "
+            f"'{owner}' to the plain rule with outside=['{owner}']"
         )
-        super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice}")
+    if not module:
+        return "Replace it, or put that part into a module of its own and leave it to the plain rule with outside=[...]"
+    return f"Replace it, or leave that part to the plain rule with outside=['{module}']."
+
+
+def expect_network(network: Any) -> None:
+    """Refuse what is no traced network, most often the model itself.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not hasattr(type(network), "check_current"):
+        raise TypeError(
+            f"this needs a traced network, got {type(network).__name__}: network = ps.trace(model, example_input)"
+        )
 
 
 class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing attempts, not a user's error

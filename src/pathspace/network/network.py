@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathspace.network.errors import expect_network
 from pathspace.network.program import Program
 from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels, UnitClass
@@ -147,6 +148,34 @@ class Network:
         size = sum(p.numel() for p in self.parameters.values())
         outside = f", {len(self.outside)} parameters outside" if self.outside else ""
         return f"Network({size} weights in {len(self.parameters)} parameters, {self.num_classes} unit classes{outside})"
+
+
+def current_values(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
+    """The values to compute with: the given ones, or those of the model.
+
+    Args:
+        network: a traced network.
+        parameters: a value for each of the network's parameters, by name; the model's own if None.
+
+    Raises:
+        TypeError: ``network`` is no traced network.
+        RuntimeError: a parameter of the model was replaced after tracing.
+        KeyError: ``parameters`` lacks a parameter.
+        ValueError: one of them has another shape than the network's.
+    """
+    expect_network(network)
+    if parameters is None:
+        network.check_current()
+        return network.parameters
+    for name, own in network.parameters.items():
+        if name not in parameters:
+            raise KeyError(
+                f"parameters lacks '{name}': give a value for each of {', '.join(network.parameters)}"
+            )
+        if parameters[name].shape != own.shape:
+            given = tuple(parameters[name].shape)
+            raise ValueError(f"'{name}' has shape {given}, the network's {tuple(own.shape)}")
+    return parameters
 
 
 def scale_of(scales: Tensor, labels: Tensor) -> Tensor:

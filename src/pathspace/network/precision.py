@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pathspace.network.errors import expect_network
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,7 +26,14 @@ def in_full_precision(function: Function) -> Function:
 
     @functools.wraps(function)
     def run(network: Any, *args: Any, **kwargs: Any) -> Any:
-        with full_precision(next(iter(network.parameters.values()))):
+        expect_network(network)
+        parameter = next(iter(network.parameters.values()))
+        if parameter.is_meta:
+            raise RuntimeError(
+                "the model is on the meta device, where weights have no values: give it memory and values "
+                "(model.to_empty(device=...), then a start or load_state_dict), and trace it again"
+            )
+        with full_precision(parameter):
             return function(network, *args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -115,6 +115,24 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(["bmm", "baddbmm", "bilinear"], _GATED),
     **dict.fromkeys(
+        [
+            "gt",
+            "lt",
+            "ge",
+            "le",
+            "eq",
+            "ne",
+            "__bool__",
+            "isfinite",
+            "isnan",
+            "argmax",
+            "argmin",
+            "topk",
+            "sort",
+        ],
+        "what it returns depends on the data, so the forward pass has no single graph",
+    ),
+    **dict.fromkeys(
         ("max", "min"), "it also returns indices that depend on the data; for a maximum, use amax"
     ),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",

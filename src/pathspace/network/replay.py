@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.arguments import arguments_of, widened
 from pathspace.network.follower import Follower
-from pathspace.network.network import Network
+from pathspace.network.network import Network, current_values
 from pathspace.network.observed import Key, Node, Use
 
 
@@ -56,7 +56,7 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Re
     Raises:
         UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
     """
-    network.check_current()
+    current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
     shadow, leaves = _shadow(network, differentiable)
     mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +58,8 @@ def trace(
 
     Raises:
         UntraceableError: an operation has no place in path geometry; the message names it, its module and the reason.
-        ValueError: the model has no parameters, a name in ``outside`` is no module of it, or a parameter has not
-            been initialised.
+        ValueError: the model has no parameters, a name in ``outside`` is no module of it, one in ``states`` no
+            argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
 
     Example:
         >>> import torch, pathspace as ps
@@ -134,6 +134,7 @@ class _Plan:
         program = Program(tuple(recorder.operations), slots)
         call = self._call(batch_dim)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
+        _check_types(network.parameters, torch.is_floating_point)
         return network, coverage(recorder)
 
     def _call(self, batch_dim: int | None) -> Call:
@@ -169,7 +170,17 @@ def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[
     return names
 
 
+def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tensor], bool]) -> None:
+    for name, parameter in parameters.items():
+        if not allowed(parameter):
+            raise ValueError(
+                f"parameter '{name}' is of type {parameter.dtype}: only real numbers can be rescaled. "
+                "Keep tables that are not trained as buffers (register_buffer)"
+            )
+
+
 def _check_model(model: nn.Module, outside: set[str]) -> None:
+    _check_types(dict(model.named_parameters()), lambda p: not p.is_complex())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"'{name}' has no shape yet: call the model once before tracing it")
@@ -228,6 +239,19 @@ def _arguments(
     first = next((t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("example_input holds no tensor")
+    if batch_dim is not None and batch_dim > max(1, first.dim() - 1):  # 1 is tried unasked
+        raise ValueError(
+            f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
+        )
+    places = (
+        list(given)
+        if isinstance(given, dict)
+        else list(range(1 if isinstance(given, Tensor) else len(given)))
+    )
+    if not states.issubset(places):
+        raise ValueError(
+            f"states={sorted(states, key=str)} names no argument of the example input; its arguments are {places}"
+        )
     examples = first.shape[batch_dim] if batch_dim is not None and batch_dim < first.dim() else None
 
     def empty(tensor: Tensor) -> tuple[Tensor, int | None]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
 from pathspace.nn.ddp_measure import Place, path_measures
@@ -82,7 +83,7 @@ def ddp_normalize(
         raise ValueError(
             f"the network is not a trace of this {type(model).__name__}: call ps.trace(model, example)"
         )
-    network.check_current()
+    current_values(network)
     places = _places(network)
     if not places:
         raise ValueError(

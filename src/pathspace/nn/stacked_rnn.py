@@ -40,6 +40,7 @@ class StackedReLURNN(nn.Module):
         bias: whether layers have biases.
 
     Raises:
+        TypeError: ``hidden_sizes`` is one number.
         ValueError: a size is not positive, there is no layer, or a probability is not in [0, 1).
 
     Example:
@@ -64,6 +65,8 @@ class StackedReLURNN(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        if isinstance(hidden_sizes, int):
+            raise TypeError(f"hidden_sizes must be a sequence, one size per layer, got {hidden_sizes}")
         sizes = [input_size, *hidden_sizes]
         if len(sizes) < 2 or any(size < 1 for size in sizes):
             raise ValueError(

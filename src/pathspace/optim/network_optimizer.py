@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.errors import expect_network
 from pathspace.optim.path_metric import parameter_names
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -29,6 +32,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
+        expect_network(network)
         self.network = network
         super().__init__(params, defaults)
         network.check_current()
@@ -70,6 +74,53 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 )
         return active
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
+        parameters to half precision.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
+        kind, groups = type(self).__name__, state_dict["param_groups"]
+        for group in groups:
+            missing = sorted(self.defaults.keys() - group.keys())
+            if missing:
+                raise ValueError(
+                    f"this is not the state of {kind}: its groups lack {', '.join(map(repr, missing))}"
+                )
+        saved = [index for group in groups for index in group["params"]]
+        ours = [p for group in self.param_groups for p in group["params"]]
+        names = self.network.names_by_id
+        for index, p in zip(saved, ours, strict=False):  # torch tells if they are not as many
+            if id(p) in names and (state := state_dict["state"].get(index)):
+                self._check_state(names[id(p)], index, state)
+        super().load_state_dict(state_dict)
+        for index, p in zip(saved, ours, strict=True):
+            state = self.state.get(p, {})
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
+                    state[key] = value.to(p.device)
+
+    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+        """Look at the saved state of a parameter of the network.
+
+        Raises:
+            ValueError: it does not fit the parameter.
+        """
+        rows = self.network.parameters[name].shape[:1].numel()
+        for key in ("exp_avg", "momentum_buffer", "gauge_rows"):
+            kept = state.get(key)
+            if isinstance(kept, Tensor) and kept.shape[:1].numel() not in (
+                rows,
+                1 if key == "gauge_rows" else rows,
+            ):
+                raise ValueError(
+                    f"the state of parameter {index} belongs to a tensor with {kept.shape[:1].numel()} rows, and "
+                    f"'{name}' has {rows}: was the model the same?"
+                )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
         made = memo[id(self)] = type(self).__new__(type(self))
@@ -103,11 +154,27 @@ def check_not_negative(**options: float) -> None:
     """Refuse negative options.
 
     Raises:
-        ValueError: an option is negative or not a number.
+        TypeError: an option is no number.
+        ValueError: an option is negative, NaN or infinite.
     """
     for name, value in options.items():
+        if not isinstance(value, (Real, Tensor)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
+        if value == math.inf:
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_counts(**options: int) -> None:
+    """Refuse what does not count anything.
+
+    Raises:
+        ValueError: an option is no whole number, or less than 1.
+    """
+    for name, value in options.items():
+        if not (isinstance(value, Integral) and value >= 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, got {value}")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
@@ -116,5 +183,5 @@ def check_betas(betas: tuple[float, float]) -> None:
     Raises:
         ValueError: one of the two is.
     """
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+    if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.coordinates import CoordinateOptimizer
 from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
 from pathspace.optim.newton_schulz import muon_direction
 from pathspace.optim.path_optimizer import Normalization
 
@@ -106,8 +106,7 @@ class PathMuon(CoordinateOptimizer):
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         if adjust_lr not in ("match_rms_adamw", "original"):
             raise ValueError(f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}")
-        if ns_steps < 1:
-            raise ValueError(f"ns_steps must be at least 1, got {ns_steps}")
+        check_counts(ns_steps=ns_steps)
         self.adjust_lr, self.ns_steps, self.ns_dtype = adjust_lr, ns_steps, ns_dtype
         defaults = {
             "lr": lr,

@@ -24,6 +24,7 @@ from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
     Parameters,
+    check_counts,
     check_not_negative,
     evaluated,
 )
@@ -73,8 +74,7 @@ class PathOptimizer(NetworkOptimizer):
         check_not_negative(damping=damping)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
-        if refresh_every < 1:
-            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+        check_counts(refresh_every=refresh_every)
         if normalization not in ("refreshed", "frozen", "none"):
             raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
         self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
@@ -112,20 +112,13 @@ class PathOptimizer(NetworkOptimizer):
                 self._advance(active, self._metrics(names))
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
-
-        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
-        parameters to half precision.
-        """
-        super().load_state_dict(state_dict)
-        saved = (index for group in state_dict["param_groups"] for index in group["params"])
-        ours = (p for group in self.param_groups for p in group["params"])
-        for index, p in zip(saved, ours, strict=True):
-            state = self.state.get(p, {})
-            for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
-                    state[key] = value.to(p.device)
+    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+        if "normalizer" not in state:
+            raise ValueError(
+                f"this is not the state of {type(self).__name__}: that of '{name}' has no 'normalizer', so its moments "
+                "belong to other coordinates"
+            )
+        super()._check_state(name, index, state)
 
     def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Metric]:
         """The metric of every parameter of the network, computed afresh when it is due."""

@@ -14,7 +14,7 @@ from pathspace.network import Network
 from pathspace.optim.coordinates import CoordinateOptimizer
 from pathspace.optim.eigenbasis import soap_direction
 from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
 from pathspace.optim.path_optimizer import Normalization
 
 
@@ -92,8 +92,7 @@ class PathSOAP(CoordinateOptimizer):
     ) -> None:
         check_betas(betas)
         check_not_negative(eps=eps, max_precondition_size=max_precondition_size)
-        if precondition_frequency < 1:
-            raise ValueError(f"precondition_frequency must be at least 1, got {precondition_frequency}")
+        check_counts(precondition_frequency=precondition_frequency)
         self.precondition_frequency = precondition_frequency
         self.max_precondition_size = max_precondition_size
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}

@@ -312,13 +312,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
         super().load_state_dict(state_dict)
-        saved = (index for group in state_dict["param_groups"] for index in group["params"])
-        ours = (p for group in self.param_groups for p in group["params"])
-        for index, p in zip(saved, ours, strict=True):
-            state = self.state.get(p, {})
-            for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
-                    state[key] = value.to(p.device)  # float32, where torch rounds it to half precision
         kept = copy.deepcopy(state_dict["path_space"])
         if "edges" in kept:
             device = next(iter(self.network.parameters.values())).device

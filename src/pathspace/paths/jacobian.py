@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.paths.kappa import first_term
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
@@ -50,7 +51,7 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
         >>> ps.paths.path_jacobian(ps.trace(model, torch.zeros(1, 1)))
         tensor([[3., 2.]], dtype=torch.float64)
     """
-    network.check_current()
+    current_values(network)
     paths = enumerate_paths(network, limit) if paths is None else paths
     w = paths.reduction.flatten({n: p.detach().double().cpu() for n, p in network.parameters.items()})
     factors = torch.cat([w, w.new_ones(1)])[paths.weights]  # [P, L]
@@ -117,7 +118,7 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
         >>> ps.paths.degrees_of_freedom(network, torch.randn(50, 2))
         2
     """
-    network.check_current()
+    current_values(network)
     if data is not None:
         return path_rank(_output_jacobian(network, data))
     graph = reduction_graph(network)
@@ -210,7 +211,7 @@ def _output_jacobian(network: Network, data: Any) -> Tensor:
 
 def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs of a float64 copy of the model in evaluation form, and the copy's parameters."""
-    network.check_current()
+    current_values(network)
     if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     model = copy.deepcopy(network.model).to("cpu", torch.float64).eval()

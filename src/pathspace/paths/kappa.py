@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.norm import widened
@@ -45,6 +46,8 @@ def kappa(
     Raises:
         FloatingPointError: kappa is not finite even in float64.
         KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of ``parameters`` has another shape than the network's.
+        TypeError: ``network`` is no traced network.
 
     Example:
         >>> import torch, pathspace as ps
@@ -52,8 +55,7 @@ def kappa(
         >>> ps.paths.kappa(ps.trace(model, torch.zeros(1, 2)))
         {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
     """
-    if parameters is None:
-        network.check_current()
+    current_values(network, parameters)
     return kappa_of(network, list(network.parameters), second_term=second_term, parameters=parameters)
 
 

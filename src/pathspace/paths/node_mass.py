@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.network.squares import Square
 from pathspace.paths.norm import widened
 
@@ -52,7 +53,7 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
     Raises:
         FloatingPointError: a mass is not finite in float64.
     """
-    source = network.parameters if parameters is None else parameters
+    source = current_values(network, parameters)
     with torch.inference_mode(False), torch.no_grad():
         q = {n: Square(widened(source[n]), dtype=torch.float64) for n in network.parameters}
         slots = [node.slot for node in network.nodes]
@@ -73,7 +74,9 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
     into, out_of = into[1:], out_of[1:]
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
+        worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
         raise FloatingPointError(
-            "the path mass of a unit class is not finite in float64: the weights are too large"
+            "the path mass of a unit class is not finite in float64: "
+            + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
         )
     return NodeMass(into, out_of)

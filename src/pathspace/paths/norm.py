@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 
 
@@ -30,6 +31,8 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
 
     Raises:
         KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of ``parameters`` has another shape than the network's.
+        TypeError: ``network`` is no traced network.
 
     Example:
         >>> import torch, pathspace as ps
@@ -38,9 +41,7 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
         >>> ps.paths.squared_path_norm(ps.trace(model, torch.zeros(1, 2))).item()
         18.0
     """
-    if parameters is None:
-        network.check_current()
-    source = network.parameters if parameters is None else parameters
+    source = current_values(network, parameters)
     squared = {name: widened(source[name]).square() for name in network.parameters}
     return network.squared(squared)
 

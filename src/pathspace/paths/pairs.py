@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, dense
 from pathspace.network.tape import Tap
@@ -43,9 +44,10 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     Raises:
         FloatingPointError: a value is not finite even in float64.
         KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of ``parameters`` has another shape than the network's.
+        TypeError: ``network`` is no traced network.
     """
-    if parameters is None:
-        network.check_current()
+    current_values(network, parameters)
 
     def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
         found = pairs_term(network, given)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.network.network import current_values
 from pathspace.paths.condensation import condensation, cover
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 
@@ -214,7 +215,7 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
     """
     if rule not in RULES:
         raise ValueError(f"rule must be 'largest', 'cyclic' or 'random', got {rule!r}")
-    network.check_current()
+    current_values(network)
     graph = reduction_graph(network)
     arcs = _Arcs.of(graph, network)
     logs = graph.flatten(network.parameters).detach().double().abs().log().cpu()

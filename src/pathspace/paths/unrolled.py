@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.errors import UntraceableError
-from pathspace.network.network import Call
+from pathspace.network.network import Call, current_values
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.unroll import Unroller
 
@@ -196,7 +196,7 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
 
 def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
-    network.check_current()
+    current_values(network)
     call = network.call
     model = copy.deepcopy(network.model).to("cpu", torch.float64).eval()
     unroller = Unroller(reduction_graph(network), with_edges=with_edges)

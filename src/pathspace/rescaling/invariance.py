@@ -79,6 +79,7 @@ def check_invariance(
 
     Raises:
         UntraceableError: the model cannot be traced.
+        ValueError: ``steps`` is less than 1, or the loss is not one number.
 
     Example:
         >>> import torch, pathspace as ps
@@ -152,7 +153,11 @@ def _step(
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         output = _call(model, example_input)
-    loss(output).backward()
+    value = loss(output)
+    if value.numel() != 1:
+        shape = tuple(value.shape)
+        raise ValueError(f"loss must return a tensor of one number, got one of shape {shape}; take its mean")
+    value.backward()
     optimizer.step()
     # A model may also return hidden states, which do change with the scale: its outputs come first.
     return next(t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)).detach().reshape(-1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.network import current_values
 
 
 @torch.no_grad()
@@ -23,8 +24,9 @@ def rescale_(network: Network, factors: Tensor) -> None:
         ValueError: ``factors`` has another shape, or an element that is not positive and finite.
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
         RuntimeError: a parameter of the model was replaced after tracing.
+        TypeError: ``network`` is no traced network.
     """
-    network.check_current()
+    current_values(network)
     factors = torch.as_tensor(factors)
     if factors.shape != (network.num_classes,):
         raise ValueError(
@@ -71,6 +73,7 @@ def random_rescale_(
         ValueError: not 0 < low <= high, or no power of two lies between them.
         OverflowError: see :func:`rescale_`.
     """
+    current_values(network)
     if not 0 < low <= high < float("inf"):
         raise ValueError(f"need 0 < low <= high, got low={low}, high={high}")
     ends = torch.log2(torch.tensor([low, high], dtype=torch.float64))

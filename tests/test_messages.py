@@ -1,0 +1,221 @@
+"""What wrong calls say: what is wrong, where, and what to do. One line for each mistake that a user may make."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+from cases import mlp
+
+X = torch.zeros(1, 4)
+HALF = 0.5
+
+
+def model():
+    torch.manual_seed(0)
+    return mlp(4, 8, 2)
+
+
+def traced():
+    made = model()
+    return made, ps.trace(made, X)
+
+
+def optimizer(kind="PathSGD", **options):
+    made, network = traced()
+    return getattr(ps.optim, kind)(made.parameters(), network, **options)
+
+
+def stepped(kind="PathSGD", **options):
+    found = optimizer(kind, **options)
+    for p in found.network.parameters.values():
+        p.grad = torch.ones_like(p)
+    found.step()
+    return found
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.a(x)
+        return y if y.sum() > 0 else 2 * y
+
+
+class Table(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.ones(4, dtype=dtype), requires_grad=False)
+
+    def forward(self, x):
+        return self.a(x) * self.table
+
+
+def with_nan():
+    made, network = traced()
+    with torch.no_grad():
+        made[0].weight[0, 0] = torch.nan
+    return network
+
+
+def loading(into, state):
+    found = optimizer(into)
+    found.load_state_dict(state)
+
+
+def wider():
+    made = mlp(4, 9, 2)
+    return ps.optim.PathSGD(made.parameters(), ps.trace(made, X))
+
+
+def weight_normed():
+    made = model()
+    nn.utils.parametrizations.weight_norm(made[2])
+    return made
+
+
+MISTAKES = {
+    # --- tracing
+    "a gated layer alone": (
+        lambda: ps.trace(nn.GRU(4, 4), torch.zeros(2, 1, 4)),
+        "put that part into a module of its own and leave it to the plain rule with outside=",
+    ),
+    "a branch on data": (lambda: ps.trace(Branch(), X), "depends on the data"),
+    "weight normalization": (
+        lambda: ps.trace(weight_normed(), X),
+        r"remove_parametrizations.*or leave '2' to the plain rule with outside=\['2'\]",
+    ),
+    "a batch dimension too far": (
+        lambda: ps.trace(model(), X, batch_dim=7),
+        "batch_dim=7, but the first tensor of the example input has 2 dimensions",
+    ),
+    "states by a wrong name": (
+        lambda: ps.trace(model(), X, states=["h"]),
+        r"states=\['h'\] names no argument of the example input; its arguments are \[0\]",
+    ),
+    "a table of integers": (
+        lambda: ps.trace(Table(torch.long), X),
+        "parameter 'table' is of type torch.int64.*register_buffer",
+    ),
+    "complex weights": (
+        lambda: ps.trace(Table(torch.cfloat), X),
+        "parameter 'table' is of type torch.complex64",
+    ),
+    # --- a network is asked for
+    "kappa of a model": (
+        lambda: ps.paths.kappa(model()),
+        r"got Sequential.*ps\.trace\(model, example_input\)",
+    ),
+    "the norm of a model": (
+        lambda: ps.paths.squared_path_norm(model()),
+        "needs a traced network, got Sequential",
+    ),
+    "rescaling a model": (
+        lambda: ps.rescaling.rescale_(model(), torch.ones(8)),
+        "needs a traced network, got Sequential",
+    ),
+    "random rescaling of a model": (
+        lambda: ps.rescaling.random_rescale_(model()),
+        "needs a traced network, got Sequential",
+    ),
+    "balancing a model": (lambda: ps.rescaling.balance_(model()), "needs a traced network, got Sequential"),
+    "a skeleton of a model": (lambda: ps.paths.skeleton(model()), "needs a traced network, got Sequential"),
+    "a rate in the network's place": (
+        lambda: ps.optim.PathSGD(model().parameters(), 0.1),
+        "needs a traced network, got float",
+    ),
+    "a model in the network's place": (
+        lambda: ps.optim.GSGD(model().parameters(), model()),
+        "needs a traced network, got Sequential",
+    ),
+    # --- values by name
+    "a missing parameter": (
+        lambda: ps.paths.kappa(traced()[1], parameters={}),
+        r"parameters lacks '0\.weight'",
+    ),
+    "a parameter of another shape": (
+        lambda: ps.paths.squared_path_norm(
+            traced()[1], parameters={**dict(model().named_parameters()), "2.weight": torch.ones(3)}
+        ),
+        r"'2\.weight' has shape \(3,\), the network's \(2, 8\)",
+    ),
+    "weights that are no numbers": (lambda: ps.rescaling.balance_(with_nan()), r"'0\.weight' is not finite"),
+    "weights without values": (
+        lambda: ps.paths.kappa(ps.trace(model().to("meta"), X)),
+        "on the meta device.*to_empty.*trace",
+    ),
+    # --- options
+    "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
+    "an infinite rate": (lambda: optimizer(lr=float("inf")), "lr must be finite"),
+    "one beta": (
+        lambda: optimizer("PathAdam", betas=0.9),
+        r"betas must be two numbers in \[0, 1\), got 0\.9",
+    ),
+    "a refresh every 2.5 steps": (
+        lambda: optimizer(refresh_every=2.5),
+        "refresh_every must be a whole number, at least 1, got 2.5",
+    ),
+    "a basis never updated": (
+        lambda: optimizer("PathSOAP", precondition_frequency=0),
+        "precondition_frequency must be a whole number, at least 1, got 0",
+    ),
+    "half an iteration": (lambda: optimizer("PathMuon", ns_steps=HALF), "ns_steps must be a whole number"),
+    "sizes of a stack as a number": (
+        lambda: ps.nn.StackedReLURNN(4, 8),
+        r"hidden_sizes must be a sequence, one size per layer, got 8",
+    ),
+    # --- states of other optimizers
+    "SGD's state": (
+        lambda: loading("PathSGD", torch.optim.SGD(model().parameters(), 0.1).state_dict()),
+        "not the state of PathSGD: its groups lack 'path_decay'",
+    ),
+    "another rule's state": (
+        lambda: loading("PathAdam", stepped().state_dict()),
+        "not the state of PathAdam: its groups lack",
+    ),
+    "a state of plain moments": (
+        lambda: loading("PathAdam", plain_adam_state()),
+        "not the state of PathAdam: .*no 'normalizer'",
+    ),
+    "a state of other shapes": (
+        lambda: wider().load_state_dict(stepped().state_dict()),
+        r"state of parameter 0 belongs to a tensor with 8 rows, and '0\.weight' has 9",
+    ),
+    # --- checking invariance
+    "a loss for each example": (
+        lambda: ps.rescaling.check_invariance(
+            model(), torch.randn(3, 4), lambda out: out, lambda m, n: ps.optim.PathSGD(m.parameters(), n)
+        ),
+        r"loss must return a tensor of one number, got one of shape \(3, 2\)",
+    ),
+}
+
+
+def plain_adam_state():
+    made = model()
+    adam = torch.optim.Adam(made.parameters())
+    made(torch.ones(2, 4)).sum().backward()
+    adam.step()
+    return adam.state_dict()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_says_what_is_wrong_and_what_to_do(mistake):
+    call, message = MISTAKES[mistake]
+    with pytest.raises(Exception, match=re.compile(message, re.DOTALL)):
+        call()
+
+
+def test_a_refused_state_changes_nothing():
+    found = stepped(momentum=0.9)
+    before = copy.deepcopy(found.state_dict())
+    for state in (torch.optim.SGD(model().parameters(), 0.1).state_dict(), plain_adam_state()):
+        with pytest.raises(ValueError, match="not the state of PathSGD"):
+            found.load_state_dict(state)
+    torch.testing.assert_close(found.state_dict(), before, rtol=0, atol=0)
