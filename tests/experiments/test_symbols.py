@@ -131,8 +131,23 @@ def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pyte
 def test_the_best_of_several_starts_counts() -> None:
     cell = Cell("CNN, QDH+RBP", "music", 4)
     alone = [compute(cell, protocol_from(("a test", {**TINY, "seed": 1000 + k}))) for k in range(3)]
-    together = compute(cell, protocol_from(("a test", {**TINY, "restarts": 3})))
+    together = compute(cell, protocol_from(("a test", {**TINY, "restarts": {"music": 3}})))
     assert together.test == min(alone, key=lambda score: score.validation).test
+
+
+def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> None:
+    cell, few, more = Cell("CNN, QDH+RBP", "music", 4), {"music": 2}, {"music": 6}
+    short = [
+        compute(
+            cell, protocol_from(("a test", {**TINY, "passes": few, "seed": 1000 + k, "texts": ["music"]}))
+        )
+        for k in range(3)
+    ]
+    leader = min(range(3), key=lambda k: short[k].validation)
+    settings = {**TINY, "passes": more, "texts": ["music"]}
+    alone = compute(cell, protocol_from(("a test", {**settings, "seed": 1000 + leader})))
+    heated = compute(cell, protocol_from(("a test", {**settings, "restarts": {"music": 3}, "heat": 2})))
+    assert (heated.test, heated.validation, heated.passes) == (alone.test, alone.validation, 6)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +163,9 @@ def test_the_best_of_several_starts_counts() -> None:
         ({"states": []}, "'states' is empty"),
         ({"passes": 3}, "'passes' in a test is 3: give a table"),
         ({"passes": {"music": 0}}, "'passes' has 0"),
-        ({"restarts": 0}, "'restarts' has 0"),
+        ({"restarts": {"anbn": 0}}, "'restarts' has 0"),
+        ({"restarts": 8}, "'restarts' in a test is 8: give a table"),
+        ({"heat": -1}, "'heat' has -1"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:

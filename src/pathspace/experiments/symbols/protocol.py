@@ -29,7 +29,8 @@ class Protocol:
         connectivity: Edges that leave each unit, its loop included.
         passes: Passes over the training text, for each text.
         patience: Passes without a better validation text after which a training ends.
-        restarts: Networks of each size to choose from.
+        restarts: Networks of each size to choose from, for each text; 1 where a text is missing.
+        heat: Passes after which the better quarter of the restarts goes on alone; 0 lets all go on.
         states: Sizes of hidden Markov model to choose from.
         iterations: Of the hidden Markov model.
         depths: Longest contexts of the context trees to choose from.
@@ -44,7 +45,8 @@ class Protocol:
     connectivity: int = 3
     passes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(TEXTS, 100))
     patience: int = 300
-    restarts: int = 1
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    heat: int = 0
     states: tuple[int, ...] = (8, 16)
     iterations: int = 50
     depths: tuple[int, ...] = (8, 16)
@@ -54,8 +56,8 @@ class Protocol:
     def __post_init__(self) -> None:
         for name, known in (("texts", TEXTS), ("rows", ROWS)):
             _check_names(getattr(self, name), known, name)
-        for name in ("lengths", "passes"):
-            _check_names(tuple(getattr(self, name)), TEXTS, name, may_be_empty=name == "lengths")
+        for name in ("lengths", "passes", "restarts"):
+            _check_names(tuple(getattr(self, name)), TEXTS, name, may_be_empty=name != "passes")
             for value in getattr(self, name).values():
                 _check_whole(name, value, 1)
         for name, least in (("units", self.connectivity), ("states", 1), ("depths", 1)):
@@ -65,7 +67,7 @@ class Protocol:
                 _check_whole(name, value, least)
         for name, least in (
             ("patience", 1),
-            ("restarts", 1),
+            ("heat", 0),
             ("iterations", 1),
             ("data_seed", 0),
             ("seed", 0),
@@ -95,7 +97,7 @@ def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
         for name, value in layer.items():
             if name not in known:
                 raise unknown_name("setting", name, known, where)
-            if name in ("lengths", "passes"):
+            if name in ("lengths", "passes", "restarts"):
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(
                         f"The setting {name!r} in {where} is {value!r}: give a table of texts."

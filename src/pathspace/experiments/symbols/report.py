@@ -68,8 +68,8 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
         f"stopped the training and chose the size (networks {units} units, HMM {states} states, contexts {depths}), "
         "and the test text was scored once. All rows have seen the training text.",
         f"Networks: {protocol.connectivity} edges leave a unit; at most so many passes: {passes}; "
-        f"{protocol.restarts} start{'s' * (protocol.restarts > 1)} of each size. The RNN takes the quasi-diagonal "
-        "form of its metrics. Seconds: of all sizes.",
+        f"{_starts(protocol)}. The RNN takes the quasi-diagonal form of its metrics. Seconds: processor time of all "
+        "sizes.",
     ]
     if broken:
         found.append(
@@ -81,6 +81,15 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
     if published is not None:
         found.append(f"Published: {published.source} {published.setting}")
     return tuple(found)
+
+
+def _starts(protocol: Protocol) -> str:
+    starts = [protocol.restarts.get(text, 1) for text in protocol.texts]
+    if max(starts) == 1:
+        return "1 start of each size"
+    told = ", ".join(f"{text} {count}" for text, count in zip(protocol.texts, starts, strict=True))
+    heat = f", of which the better quarter went on after {protocol.heat} passes" if protocol.heat else ""
+    return f"starts of each size: {told}{heat}"
 
 
 def print_table(table: Table, console: Console) -> None:
