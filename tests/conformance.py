@@ -151,6 +151,7 @@ REGISTRY = [
     _path_sgd("weight decay", weight_decay=0.1),
     _path_sgd("path decay", path_decay=1e-3, steps=40),
     _path_sgd("clipped", clip_norm=0.05),
+    _path_sgd("short steps", clip_step=0.05, momentum=0.9, lr=0.02, refresh_every=3),
     _path_sgd("stale", refresh_every=7),
     _path_sgd("second term", second_term=True, steps=40),
     _path_sgd("damped", damping=1e-2, steps=40),

@@ -45,6 +45,7 @@ class Plain:
             "weight_decay": 0.0,
             "path_decay": 0.0,
             "clip_norm": math.inf,
+            "clip_step": math.inf,
         } | options
         self.velocity, self.metric = {}, PlainMetric(case, model, options)
 
@@ -61,6 +62,12 @@ class Plain:
         squares = [(g**2 / metric[name]).nan_to_num(0.0).sum() for name, g in gradients.items()]
         norm = math.sqrt(sum(squares))
         shrink = min(1.0, options["clip_norm"] / norm)
+        # the step as it looks on the weights of the balanced network
+        balanced = [
+            (self.metric.gauge[name] * shrink * g / metric[name]).nan_to_num(0.0)
+            for name, g in gradients.items()
+        ]
+        shrink *= min(1.0, options["clip_step"] / math.sqrt(sum(d.square().sum() for d in balanced)))
         for name, p in self.model.named_parameters():
             d = (shrink * gradients[name] / metric[name]).nan_to_num(0.0)
             v = self.velocity[name] = options["momentum"] * self.velocity.get(name, 0.0) + d
@@ -83,6 +90,10 @@ OPTIONS = {
     "clipped": {"clip_norm": 0.02},
     "clipped raw": {"clip_norm": 0.02, "normalization": "none", "lr": 0.01},
     "clipped far away": {"clip_norm": 1e6},
+    "short steps": {"clip_step": 0.02},
+    "short steps, raw": {"clip_step": 0.02, "normalization": "none", "lr": 0.01},
+    "short steps, clipped": {"clip_step": 0.02, "clip_norm": 0.1, "momentum": 0.8},
+    "short steps, stale": {"clip_step": 0.02, "refresh_every": 3},
     "stale": {"refresh_every": 3},
     "stale and frozen": {"refresh_every": 2, "normalization": "frozen"},
     "second term": {"second_term": True},
@@ -211,6 +222,7 @@ def test_clipping_bounds_the_invariant_length():
         {"path_decay": -1.0},
         {"clip_norm": 0.0},
         {"clip_norm": -1.0},
+        {"clip_step": 0.0},
         {"refresh_every": 0},
         {"damping": -1e-3},
         {"normalization": "sometimes"},

@@ -104,9 +104,12 @@ def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
 
 
 def _in_path_space(
-    name: str, *, least_damping: float = 0.0, **options: Any
+    name: str, *, least_damping: float = 0.0, clips: str = "clip_norm", **options: Any
 ) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
-    """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike."""
+    """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike.
+
+    Its option `clips` is what the clipping norm goes to.
+    """
 
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
         import pathspace.optim
@@ -117,9 +120,9 @@ def _in_path_space(
             network,
             lr=hyper.learning_rate,
             weight_decay=hyper.weight_decay,
-            clip_norm=hyper.clip_norm,
             refresh_every=hyper.refresh_every,
             damping=max(hyper.damping, least_damping),
+            **{clips: hyper.clip_norm},
             **momentum,
             **options,
         )
@@ -168,6 +171,7 @@ METHODS = {
     "soap": Method("SOAP", _soap, learning_rate=0.003),
     "muon": Method("Muon", _muon, learning_rate=0.003),
     "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
+    "path-sgd-short": _path("Path-SGD, short steps", "PathSGD", 0.1, clips="clip_step"),
     "path-sgd-both": _path("Path-SGD, both terms", "PathSGD", 0.1, second_term=True),
     "path-adam": _path("Path-Adam", "PathAdam", 0.003),
     "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),

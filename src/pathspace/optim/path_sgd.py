@@ -14,8 +14,8 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import parameter_names, safe_divisor_
-from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer
-from pathspace.optim.steepest import Steepest, shrinking
+from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
+from pathspace.optim.steepest import Steepest, shrinking, squared_length
 from pathspace.paths.kappa import first_term
 
 
@@ -43,7 +43,12 @@ class PathSGD(PathOptimizer):
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
         clip_norm: largest norm of g / sqrt(kappa / c) over all parameters (of g, outside the network); longer
-            gradients are scaled down to it. The norm does not depend on the scaling of the weights.
+            gradients are scaled down to it. The norm does not depend on the scaling of the weights. It lets a weight
+            of little kappa move far: by up to lr sqrt(c / kappa).
+        clip_step: largest length of d over all parameters, measured in the gauge in which the network was balanced at
+            the first step (as it is, outside the network), which does not depend on the scaling of the weights
+            either. What clipping gradients does for SGD on the balanced network: without momentum no step there is
+            longer than lr clip_step. Takes effect after ``clip_norm``.
         refresh_every: steps between two computations of kappa; stale values stay invariant.
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
         normalization: ``"refreshed"``: c is the present mean of kappa, seen in the gauge in which the network was
@@ -78,6 +83,7 @@ class PathSGD(PathOptimizer):
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
         clip_norm: float | None = None,
+        clip_step: float | None = None,
         refresh_every: int = 1,
         second_term: bool = False,
         normalization: Normalization = "refreshed",
@@ -87,6 +93,9 @@ class PathSGD(PathOptimizer):
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
+        if clip_step is not None and not clip_step > 0:
+            raise ValueError(f"clip_step must be positive or None, got {clip_step}")
+        self.clip_step = clip_step
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -104,6 +113,7 @@ class PathSGD(PathOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
+            needs_gauge=clip_step is not None,
         )
 
     factored = True
@@ -118,6 +128,9 @@ class PathSGD(PathOptimizer):
             for (p, group), g in zip(active, gradients, strict=True)
         ]
         factor = shrinking(steps, self.clip_norm)
+        if self.clip_step is not None:
+            gauges = [gauge_of(self.state[s.p]) if s.metric is not None else None for s in steps]
+            factor *= clip_factor(factor**2 * squared_length(steps, gauges), self.clip_step)
         for step in steps:
             update_(step, factor, self.state[step.p])
 

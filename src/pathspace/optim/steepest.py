@@ -1,11 +1,11 @@
 """The direction of steepest descent in kappa's geometry, d = c g / kappa, and its length.
 
-Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer.
+Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer, w_e a gauge (see ``path_metric``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network.squares import Outer
+from pathspace.optim.path_metric import Gauge
 from pathspace.optim.path_optimizer import Metric, clip_factor
+from pathspace.paths.norm import widened
 
 
 @dataclass(slots=True)
@@ -70,3 +72,13 @@ def shrinking(steps: Iterable[Steepest], largest: float | None) -> float:
     for step in steps:
         square += float(torch.dot(step.g.reshape(-1), step.direction().reshape(-1)))
     return clip_factor(square, largest)
+
+
+def squared_length(steps: Sequence[Steepest], gauges: Sequence[Gauge | None]) -> float:
+    """Sum over all parameters of d^2 / w_e, the squared length of the direction in the gauge; of g^2 without one."""
+    square = 0.0
+    for step, gauge in zip(steps, gauges, strict=True):
+        d = step.direction().to(widened(step.p).dtype)
+        balanced = d if gauge is None else d * gauge.damping(d.shape)
+        square += float(torch.dot(balanced.reshape(-1), d.reshape(-1)))
+    return square
