@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.paths.data_dependent import Estimator, kappa_shares
+from pathspace.network.replay import replay
+from pathspace.paths.data_dependent import Estimator, Request, kappa_shares
 from pathspace.paths.node_measure import Statistic
 
 
@@ -116,15 +117,8 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def data(estimator: Estimator, count: int = 128) -> Tensor:
-        shares = kappa_shares(
-            network,
-            x[:count],
-            alpha=0.5,
-            statistic=statistic,
-            sharing="parameters",
-            estimator=estimator,
-            generator=generator,
-        )
+        request = Request(0.5, statistic, "parameters", estimator)
+        shares = kappa_shares(network, replay(network, x[:count]), request, generator)
         return torch.cat([t.reshape(-1) for t in shares.data.values()])
 
     exact = data("exact")

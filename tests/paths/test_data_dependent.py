@@ -17,8 +17,10 @@ from fixture_nets import NETS, load
 from oracles.data import OnData
 from pathspace.network import UnmatchedForwardError
 from pathspace.network.replay import replay
-from pathspace.paths.data_dependent import path_share, random_signs
+from pathspace.network.squares import dense
+from pathspace.paths.data_dependent import path_share
 from pathspace.paths.edge_statistics import Seeded, statistics
+from pathspace.paths.signs import Pairs, random_signs, sign_seeds
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 KNOWN = json.loads((Path(__file__).parents[1] / "data" / "data_dependent.json").read_text())
@@ -218,25 +220,62 @@ def test_unit_measure_knows_recurrent_units():
 # --- random signs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statistic", STATISTICS)
-def test_signs_are_unbiased(statistic):
-    """The mean over all patterns of signs is the exact value, so a random one is unbiased."""
-    net = load("fig2_mlp_2-2-2-1_nobias")
+def all_matchings(count):
+    """Every way to pair examples, of an odd number with one left out."""
+
+    def of(members):
+        if len(members) < 2:
+            yield []
+        elif len(members) % 2:
+            for i in range(len(members)):
+                yield from of(members[:i] + members[i + 1 :])
+        else:
+            for j in range(1, len(members)):
+                for rest in of(members[1:j] + members[j + 1 :]):
+                    yield [(members[0], members[j]), *rest]
+
+    result = []
+    for pairs in of(list(range(count))):
+        left_out = [i for i in range(count) if all(i not in pair for pair in pairs)]
+        first, second = torch.tensor(pairs).t()
+        result.append(Pairs(first, second, torch.tensor(left_out), count))
+    return result
+
+
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+@pytest.mark.parametrize(
+    ("name", "statistic"),
+    [
+        ("fig2_mlp_2-2-2-1_nobias", "second_moment"),
+        ("fig2_mlp_2-2-2-1_nobias", "covariance"),
+        ("conv1d", "covariance"),
+    ],
+)
+def test_signs_are_unbiased(name, statistic, sharing):
+    """The mean over uncorrelated patterns of signs, and all ways to pair examples, is the exact value.
+
+    What a pair gives depends on products of its own signs alone, so patterns that all examples share are enough, and
+    the rows of a Hadamard matrix, which have these products' means.
+    """
+    net = load(name)
+    matchings = [None] if statistic == "second_moment" else all_matchings(len(net.x))
     network = ps.trace(net.model, net.x)
     found = replay(network, net.x)
     path, psi = path_share(network, found, 0.3, statistic)
     units = [(key, i) for key, p in psi.items() for i in range(p.numel())]
     mean = dict.fromkeys(path, 0.0)
-    patterns = list(itertools.product((-1.0, 1.0), repeat=len(units)))
+    order = 2 ** len(units).bit_length()
+    patterns = [[(-1.0) ** (j & (k + 1)).bit_count() for k in range(len(units))] for j in range(order)]
     for pattern in patterns:
         seeds = {key: torch.zeros_like(p) for key, p in psi.items()}
         for (key, i), sign in zip(units, pattern, strict=True):
             seeds[key].view(-1)[i] = sign * psi[key].view(-1)[i].sqrt()
         seeds = {key: seed.expand(found.nodes[key].value.shape) for key, seed in seeds.items()}
-        data = statistics(Seeded.of(found, seeds), statistic, "parameters")
-        mean = {name: mean[name] + data[name] / len(patterns) for name in mean}
-    exact = ps.paths.data_dependent_kappa(network, net.x, alpha=0.3, statistic=statistic)
-    assert_close({name: path[name] + 0.3 * mean[name] for name in path}, exact, **TIGHT)
+        for pairs in matchings:
+            data = statistics(Seeded.of(found, seeds, pairs), statistic, sharing)
+            mean = {name: mean[name] + data[name] / (len(patterns) * len(matchings)) for name in mean}
+    exact = ps.paths.data_dependent_kappa(network, net.x, alpha=0.3, statistic=statistic, sharing=sharing)
+    assert_close({name: dense(path[name]) + 0.3 * mean[name] for name in path}, exact, **TIGHT)
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
@@ -264,13 +303,62 @@ def test_average_of_estimates_comes_near(name, statistic):
 
 
 def test_signs_are_fair_and_independent():
-    shapes = [torch.Size([1000, 7]), torch.Size([3])]
-    signs = random_signs(shapes, torch.Generator().manual_seed(0))
-    assert [s.shape for s in signs] == shapes
-    flat = signs[0].double()
-    assert set(flat.unique().tolist()) == {-1.0, 1.0}
-    assert flat.mean().abs() < 0.05
-    assert (flat.t() @ flat / 1000 - torch.eye(7, dtype=torch.float64)).abs().max() < 0.15
+    signs = random_signs((1001, 7), torch.Generator().manual_seed(0)).double()
+    assert signs.shape == (1001, 7)
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert signs.mean().abs() < 0.05
+    assert (signs.t() @ signs / 1001 - torch.eye(7, dtype=torch.float64)).abs().max() < 0.15
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_seeds_of_examples_are_uncorrelated_but_in_pairs(statistic):
+    """Over many draws eps^i_o eps^j_p is zero for other units, and so are products of two examples' products."""
+    model, x = mlp(2, 3, 2).double(), torch.randn(7, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    found = replay(network, x)
+    _, psi = path_share(network, found, 0.5, statistic)
+    generator = torch.Generator().manual_seed(0)
+    key = next(iter(psi))
+    root = psi[key].sqrt()
+    products = []
+    for _ in range(400):
+        seeds, pairs = sign_seeds(found, psi, statistic, generator)
+        signs = seeds[key] / root
+        if statistic == "second_moment":
+            assert pairs is None
+            assert signs.abs().eq(1).all()
+        else:
+            assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(range(7))
+            assert torch.equal(signs[pairs.first], signs[pairs.second])
+            assert signs[pairs.left_out].eq(0).all()
+            signs = signs[pairs.first]
+        products.append(signs[:, 0] * signs[:, 1])
+    products = torch.stack(products)  # of two units, by example or pair
+    expected = torch.eye(products.shape[1], dtype=torch.float64)
+    assert products.mean(0).abs().max() < 0.2
+    assert (products.t() @ products / len(products) - expected).abs().max() < 0.2
+
+
+def test_pairs_beat_signs_that_all_examples_share():
+    torch.manual_seed(0)
+    model, x = mlp(5, 8, 8, 3).double(), torch.randn(64, 5, dtype=torch.float64)
+    network = ps.trace(model, x)
+    found = replay(network, x)
+    exact = statistic_of(ps.paths.data_dependent_kappa(network, x, alpha=1.0, statistic="covariance"))
+    _, psi = path_share(network, found, 1.0, "covariance")
+    generator = torch.Generator().manual_seed(0)
+    errors = {"pairs": [], "shared": []}
+    for _ in range(10):
+        seeds, pairs = sign_seeds(found, psi, "covariance", generator)
+        one = {key: seed[pairs.first[:1]].expand_as(seed) for key, seed in seeds.items()}
+        for name, seeded in (("pairs", Seeded.of(found, seeds, pairs)), ("shared", Seeded.of(found, one))):
+            found_one = statistic_of(statistics(seeded, "covariance", "parameters"))
+            errors[name].append(float((found_one - exact).norm() / exact.norm()))
+    assert sum(errors["pairs"]) < 0.6 * sum(errors["shared"])
+
+
+def statistic_of(values):
+    return torch.cat([value.reshape(-1) for value in values.values()])
 
 
 # --- what is refused -----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
-from pathspace.network.replay import Replay
-from pathspace.paths.data_dependent import Estimator, kappa_shares, require_finite
+from pathspace.network.replay import Replay, replay
+from pathspace.paths.data_dependent import Estimator, Request, kappa_shares, require_finite
 from pathspace.paths.node_measure import Statistic, check_options
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -84,15 +84,11 @@ def quasi_diagonal_metric(
         raise ValueError("alpha must be positive: without data the metric has no column of the bias")
     shares = kappa_shares(
         network,
-        inputs,
-        alpha=alpha,
-        statistic=statistic,
-        sharing="parameters",
-        estimator=estimator,
-        generator=torch.Generator().manual_seed(0) if generator is None else generator,
-        pairs=biases,
+        replay(network, inputs),
+        Request(alpha, statistic, "parameters", estimator, biases),
+        torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    diagonal = require_finite({n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()})
+    diagonal = require_finite({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
     cross = {name: value.mul_(alpha) for name, value in shares.cross.items()}
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 

@@ -66,18 +66,31 @@ class Follower(TorchFunctionMode):
         if name == "batch_norm" and self._depends(tensors):
             return taken_apart.batch_norm(self, func, args, kwargs)
         result = func(*args, **kwargs)
+        self.note(name, func, args, kwargs, tensors, result)
+        return result
+
+    def note(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        result: Any,
+    ) -> None:
+        """Match an operation that was done with the traced one, and remember what it shows."""
         made = (
             [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
             if result is not None
             else list(args[:1])
         )
         if not made:
-            return result
+            return
         data = any(id(t) in self.data for t in tensors)
         if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:
             self.next(name)
             self._cut[id(made[0])] = made[0]
-            return result
+            return
         if any(id(t) in self._cut for t in tensors):
             raise UnmatchedForwardError(
                 f"'{name}' uses an activation that was detached: the path through it carries values but no gradients, "
@@ -97,7 +110,6 @@ class Follower(TorchFunctionMode):
                 self._weights.append(t)
                 if name in MOVEMENTS and id(tensors[0]) in self.views:
                     self.views.add(id(t))
-        return result
 
     def _depends(self, tensors: list[Tensor]) -> bool:
         return any(t.requires_grad for t in tensors)

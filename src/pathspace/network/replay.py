@@ -82,7 +82,11 @@ def _shadow(network: Network, differentiable: bool) -> tuple[nn.Module, dict[str
             leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
         memo[id(buffer)] = widened(buffer.detach()).clone()
-    return copy.deepcopy(network.model, memo).eval(), leaves
+    shadow = copy.deepcopy(network.model, memo).eval()
+    for module in shadow.modules():  # hooks on gradients are for the user's own
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return shadow, leaves
 
 
 @contextmanager

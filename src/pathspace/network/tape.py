@@ -8,7 +8,7 @@ gamma_net^2. It is recorded once, while tracing, and replayed whenever parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,53 @@ class Inside:
     recurrent: list[str]  # names of the recurrent parameters
     states: list[Tensor]  # [T, H] each
     deltas: list[Tensor | None]
+
+
+@dataclass
+class Blend:
+    """Values that are mixed with given ones, h = own + (1 - alpha) h, and dG/dh of the mixed values once known.
+
+    Attributes:
+        alpha: the share of the given values.
+        own: slot -> alpha times the given value.
+        gradients: slot -> dG/dh, where a path leads from it to an output.
+    """
+
+    alpha: float
+    own: Mapping[int, Tensor]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+    def mix_(self, slots: dict[int, Any], made: Sequence[int]) -> None:
+        """Mix the values that were just made; a shape stands for one that nobody needs."""
+        for slot in made:
+            own = self.own.get(slot)
+            if own is None:
+                continue
+            value = slots[slot]
+            shape = value.shape if isinstance(value, Tensor) else torch.Size(value)
+            check_shape(own.shape, shape)
+            if isinstance(value, Tensor):
+                slots[slot] = torch.add(own, value, alpha=1 - self.alpha)
+
+    def unmix_(self, gradients: dict[int, Any], made: Sequence[int]) -> None:
+        """Keep dG/dh of the mixed values, and go on to what was mixed."""
+        for slot in made:
+            if slot in self.own and slot in gradients:
+                self.gradients[slot] = dense(gradients[slot])
+                gradients[slot] = self.gradients[slot] * (1 - self.alpha)
+
+
+def check_shape(given: torch.Size, traced: torch.Size) -> None:
+    """Refuse values on data whose shape, for one example, is not the traced one.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if given != traced:
+        raise ValueError(
+            f"the inputs give a node the shape {tuple(given)} for one example; it was traced with {tuple(traced)}: use "
+            "inputs of the traced shape (but for the number of examples), or trace again"
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +212,11 @@ class Tape:
         return self._active_of[wanted]
 
     def gradient(
-        self, squared: Mapping[str, Square], live: Callable[[str], Tensor], names: Sequence[str]
+        self,
+        squared: Mapping[str, Square],
+        live: Callable[[str], Tensor],
+        names: Sequence[str],
+        blend: Blend | None = None,
     ) -> list[Tensor | Outer]:
         """dG/d(squared) for some parameters, by the instructions' own pullbacks.
 
@@ -177,13 +228,14 @@ class Tape:
             squared: parameters to be squared, by name.
             live: returns a buffer, or a parameter outside the network, of the model by name.
             names: whose gradients are wanted.
+            blend: mixes given values into some slots, none of them inside a recurrent layer.
 
         Returns:
             The gradients; they may share memory.
         """
         position = {leaf.name: leaf.slot for leaf in self.leaves if leaf.kind == "parameter"}
         wanted = frozenset(position[name] for name in names if name in position)
-        _, gradients, _ = self._sweep(squared, live, self._active(wanted))
+        _, gradients, _ = self._sweep(squared, live, self._active(wanted), blend=blend)
         found = [gradients.get(position.get(name, -1)) for name in names]
         zeros = (
             squared[n].like().new_zeros(squared[n].shape) if g is None else g
@@ -209,12 +261,17 @@ class Tape:
         live: Callable[[str], Tensor],
         active: frozenset[int],
         watch: frozenset[int] = frozenset(),
+        blend: Blend | None = None,
     ) -> tuple[dict[int, Any], dict[int, Any], list[Any]]:
         """Forward and backward: values and gradients of slots, the latter where active, and what was saved."""
         like = next(iter(squared.values())).like()
         slots = self._leaves(squared, live, like)
         last = self._last - watch
-        saved = [self._forward(instruction, slots, active, last) for instruction in self.instructions]
+        saved = []
+        for instruction in self.instructions:
+            saved.append(self._forward(instruction, slots, active, last))
+            if blend is not None:
+                blend.mix_(slots, instruction.outputs)
         gradients: dict[int, Any] = {}
 
         def accumulate(slot: int, gradient: Tensor | Outer) -> None:
@@ -225,6 +282,8 @@ class Tape:
         for slot in self.outputs:
             accumulate(slot, one.expand(slots[slot] if isinstance(slots[slot], tuple) else slots[slot].shape))
         for instruction, kept in zip(reversed(self.instructions), reversed(saved), strict=True):
+            if blend is not None:
+                blend.unmix_(gradients, instruction.outputs)
             outgoing = [gradients.get(i) for i in instruction.outputs]
             needed = [i in active for i in instruction.inputs]
             if all(g is None for g in outgoing) or not (any(needed) or instruction.recurrent):

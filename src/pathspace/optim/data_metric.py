@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import copy
 import math
-import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, first_examples
-from pathspace.network.replay import Replay
+from pathspace.network.replay import Replay, replay
+from pathspace.network.squares import memory_for
+from pathspace.optim.latest_batch import LatestBatch
 from pathspace.optim.moments import in_type
 from pathspace.optim.path_optimizer import PathOptimizer
-from pathspace.paths.data_dependent import Estimator, kappa_shares
+from pathspace.paths.data_dependent import Estimator, Request, Shares, kappa_shares
 from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options
 from pathspace.paths.safe_type import Measure, Surveyed, survey
@@ -27,57 +29,13 @@ from pathspace.paths.safe_type import Measure, Surveyed, survey
 _AVERAGED = 0.9  # for random signs, if nothing else is asked for
 
 
-class LatestBatch:
-    """Remembers what a model was last called with, by a forward pre-hook that only looks.
+@dataclass(frozen=True)
+class Prepared:
+    """The terms of kappa found while the model ran, and what they hold for."""
 
-    Only calls with gradients enabled count, so evaluation is not seen. A copy of the model carries a hook that does
-    nothing. The batch is kept as it is, without a copy, until the next one.
-    """
-
-    only_looks = True
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self.inputs: Arguments | None = None
-        self._handle = None
-        if model is not None:
-            self._handle = model.register_forward_pre_hook(_Look(weakref.ref(self)), with_kwargs=True)
-            weakref.finalize(self, self._handle.remove)
-
-    @property
-    def looks(self) -> bool:
-        """Whether it still looks."""
-        return self._handle is not None
-
-    def remove(self) -> None:
-        """Stop looking, and forget the batch."""
-        self.inputs = None
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-
-class _Look:
-    """The hook itself; it keeps nothing alive."""
-
-    only_looks = True
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        target = self._target()
-        if target is not None and torch.is_grad_enabled():
-            target.inputs = Arguments(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Look:
-        return _Look(_nothing)
-
-    def __reduce__(self) -> Any:
-        return _Look, (_nothing,)
-
-
-def _nothing() -> None:
-    return None
+    shares: Shares
+    draws: int
+    versions: tuple[tuple[int, int], ...]
 
 
 class DataMetric(PathOptimizer):
@@ -113,7 +71,7 @@ class DataMetric(PathOptimizer):
         self.examples = examples
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
-        self._latest = LatestBatch(self.network.model if watch and alpha > 0 else None)
+        self._latest = LatestBatch(self.network, self._is_due, self._prepare, look=watch and alpha > 0)
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
@@ -122,7 +80,7 @@ class DataMetric(PathOptimizer):
             args: what the model is called with.
             kwargs: likewise.
         """
-        self._latest.inputs = Arguments(args, kwargs)
+        self._latest.give(Arguments(args, kwargs))
 
     def close(self) -> None:
         """Remove the hook by which the optimizer sees batches; from then on they come by :meth:`observe` alone."""
@@ -131,7 +89,8 @@ class DataMetric(PathOptimizer):
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         if name != "_latest":
             return super()._copied(name, value, memo)
-        return LatestBatch(copy.deepcopy(self.network, memo).model if value.looks else None)
+        made = memo[id(self)]
+        return LatestBatch(copy.deepcopy(self.network, memo), made._is_due, made._prepare, look=value.looks)
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -142,38 +101,73 @@ class DataMetric(PathOptimizer):
                 "give the batch with observe(inputs)"
             )
         states = {name: self.state[self.network.parameters[name]] for name in names}
-        draws = max((state.get("draws", 0) for state in states.values()), default=0)
-        parameter = next(iter(self.network.parameters.values()))
-        # a seed has 32 bits on a CPU; the odd factor takes those of different runs far apart
-        seed = (self.seed * 2654435761 + draws) % 2**32
-        generator = torch.Generator(parameter.device).manual_seed(seed)
-        shares = kappa_shares(
-            self.network,
-            first_examples(self.network, self._latest.inputs, self.examples),
-            alpha=self.alpha,
-            statistic=self.statistic,
-            sharing=self.sharing,
-            estimator=self.estimator,
-            generator=generator,
-            names=names,
-            pairs=self._pairs,
-        )
+        draws = self._draws(names)
+        prepared, self._latest.prepared = self._latest.prepared, None
+        if (
+            isinstance(prepared, Prepared)
+            and (prepared.draws, prepared.versions) == (draws, self._versions())
+            and all(name in prepared.shares.data for name in names)
+        ):
+            shares = prepared.shares
+        else:
+            inputs = first_examples(self.network, self._latest.inputs, self.examples)
+            shares = self._shares(replay(self.network, inputs), names, draws)
         order = {name: i for i, name in enumerate(self.network.parameters)}  # a state cannot hold strings
         decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
         kappa = {}
         for name, state in states.items():
             state["draws"] = draws + 1
             data, weight = _averaged(state, "data", shares.data[name], decay)
-            kappa[name] = torch.add(shares.path[name], data, alpha=self.alpha / weight)
+            out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
+            kappa[name] = shares.kappa(name, data, self.alpha / weight, out)
             if name in shares.cross:
                 cross, weight = _averaged(state, "cross", shares.cross[name], decay)
                 state["bias"], state["cross"] = order[shares.bias_of[name]], cross * (self.alpha / weight)
         found = survey(dict(kappa), measure)
         if not all(math.isfinite(high) for bounds in found.bounds.values() for _, high in bounds):
+            for state in states.values():  # averages of what is not finite would stay so
+                for key in ("data_average", "data_weight", "cross_average", "cross_weight"):
+                    state.pop(key, None)
             raise FloatingPointError(
                 "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
             )
         return found
+
+    def _draws(self, names: Sequence[str]) -> int:
+        """How often signs were drawn."""
+        states = (self.state.get(self.network.parameters[name], {}) for name in names)
+        return max((state.get("draws", 0) for state in states), default=0)
+
+    def _shares(self, found: Replay, names: Sequence[str], draws: int) -> Shares:
+        device = next(iter(self.network.parameters.values())).device
+        # a seed has 32 bits on a CPU; the odd factor takes those of different runs far apart
+        generator = torch.Generator(device).manual_seed((self.seed * 2654435761 + draws) % 2**32)
+        request = Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs)
+        return kappa_shares(self.network, found, request, generator, names, self._memory)
+
+    # -- the model's own call -------------------------------------------------------------------------------------
+
+    def _own_names(self) -> list[str]:
+        known = self.network.names_by_id
+        given = (p for group in self.param_groups for p in group["params"])
+        return [known[id(p)] for p in given if id(p) in known]
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        """What changes when a parameter of the network does."""
+        return tuple((p._version, p.data_ptr()) for p in self.network.parameters.values())
+
+    def _is_due(self, inputs: Arguments) -> bool:
+        """Whether the next step will look at the whole of this batch."""
+        if first_examples(self.network, inputs, self.examples) is not inputs:
+            return False
+        states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
+        return any(state.get("age", 0) % self.refresh_every == 0 for state in states)
+
+    def _prepare(self, found: Replay) -> Prepared:
+        """Compute the metric from the graph of the model's own call."""
+        names = self._own_names()
+        draws = self._draws(names)
+        return Prepared(self._shares(found, names, draws), draws, self._versions())
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""

@@ -13,9 +13,9 @@ layered networks only.) For a recurrent network half the Hessian is the Fisher p
 here it is always the square of the first derivative: that of the parameter (``"parameters"``, the Fisher), or that of
 each of its edges (``"edges"``).
 
-One backward pass estimates the second term: seed every node o of every example i with eps_o^i sqrt(psi_o), eps = +-1.
-For R = M the signs of examples are independent; for R = C all examples have the same signs, and the squared mean is
-subtracted. Both are unbiased.
+One backward pass estimates the second term: it seeds every node o of every example i with eps_o^i sqrt(psi_o),
+eps = +-1. For R = C the two examples of a random pair have the same signs, and their difference is squared. Both are
+unbiased (see ``signs``).
 
 Letters: u -> v an edge, o node, i example, n examples, h activation, z value before it.
 """
@@ -33,10 +33,13 @@ from pathspace.network import Network
 from pathspace.network.observed import Key
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
+from pathspace.network.squares import Outer, Square
+from pathspace.network.tape import Blend
 from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
-from pathspace.paths.node_measure import Statistic, check_options, measure
+from pathspace.paths.node_measure import Statistic, check_options, measure, spread
 from pathspace.paths.norm import widened
+from pathspace.paths.signs import Pairs, sign_seeds
 
 Estimator = Literal["exact", "signs", "auto"]
 
@@ -95,14 +98,11 @@ def data_dependent_kappa(
         return kappa_of(network, list(network.parameters))
     shares = kappa_shares(
         network,
-        inputs,
-        alpha=alpha,
-        statistic=statistic,
-        sharing=sharing,
-        estimator=estimator,
-        generator=torch.Generator().manual_seed(0) if generator is None else generator,
+        replay(network, inputs),
+        Request(alpha, statistic, sharing, estimator),
+        torch.Generator().manual_seed(0) if generator is None else generator,
     )
-    return require_finite({n: torch.add(p, shares.data[n], alpha=alpha) for n, p in shares.path.items()})
+    return require_finite({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
 
 
 def require_finite(kappa: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -123,61 +123,88 @@ class Shares:
     """The two terms of kappa, path + alpha data, by parameter name; the first may share memory.
 
     Attributes:
-        path: (1 - alpha) psi_v gamma_u^2.
+        path: (1 - alpha) psi_v gamma_u^2; nothing where it is zero.
         data: the sum over nodes o.
         cross: the same sum for products with the derivative in another parameter, the bias.
         bias_of: which other one.
         drawn: whether the sums were estimated.
     """
 
-    path: dict[str, Tensor]
+    path: dict[str, Tensor | Outer]
     data: dict[str, Tensor]
     cross: dict[str, Tensor]
     bias_of: dict[str, str]
     drawn: bool
 
+    def kappa(self, name: str, data: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
+        """Path + factor data of a parameter, with data of any origin."""
+        path = self.path.get(name)
+        if path is None:
+            return torch.mul(data, factor, out=out)
+        if isinstance(path, Outer):
+            return torch.addr(
+                data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor, out=out
+            )
+        return torch.add(path, data, alpha=factor, out=out)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What :func:`kappa_shares` is to compute; see :func:`data_dependent_kappa`.
+
+    Attributes:
+        alpha: share of the data, positive.
+        statistic: mean square or variance.
+        sharing: edges added before or after it.
+        estimator: how the sum over nodes is found.
+        pairs: finds for which parameters, and with which others, products are wanted.
+    """
+
+    alpha: float
+    statistic: Statistic
+    sharing: Sharing
+    estimator: Estimator
+    pairs: Callable[[Network, Replay], dict[str, str]] | None = None
+
 
 def kappa_shares(
     network: Network,
-    inputs: Any,
-    *,
-    alpha: float,
-    statistic: Statistic,
-    sharing: Sharing,
-    estimator: Estimator,
+    found: Replay,
+    request: Request,
     generator: torch.Generator,
     names: Sequence[str] | None = None,
-    pairs: Callable[[Network, Replay], dict[str, str]] | None = None,
+    memory: dict[str, Tensor] | None = None,
 ) -> Shares:
     """The two terms of :func:`data_dependent_kappa`, path + alpha data.
 
     Args:
         network: a traced network.
-        inputs: a batch; also a pair of positional and keyword arguments.
-        alpha: share of the data, positive.
-        statistic: see :func:`data_dependent_kappa`, like the options that follow.
-        sharing: likewise.
-        estimator: likewise.
+        found: a forward pass of it on data.
+        request: what is wanted.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
-        pairs: finds for which parameters, and with which others, products are wanted.
+        memory: memory for squares and statistics, kept by the caller from one call to the next, which may overwrite
+            what was returned.
 
     Returns:
         Both terms, not yet checked with :func:`require_finite`.
     """
-    found = replay(network, inputs)
+    statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
     wanted = list(network.parameters) if names is None else list(names)
-    path, psi = path_share(network, found, alpha, statistic, wanted)
+    path, psi = path_share(network, found, request.alpha, statistic, wanted, memory)
     exact = estimator == "exact"
     if estimator == "auto":
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
-    bias_of = {} if pairs is None else {w: b for w, b in pairs(network, found).items() if w in wanted}
-    seedings = _one_by_one(found, psi) if exact else [(sign_seeds(found, psi, statistic, generator), 1.0)]
+    bias_of = {}
+    if request.pairs is not None:
+        bias_of = {w: b for w, b in request.pairs(network, found).items() if w in wanted}
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
-    for seeds, weight in seedings:
-        seeded = Seeded.of(found, seeds)
-        _add(data, statistics(seeded, statistic, sharing, wanted), weight)
+    for seeds, pairs, weight in (
+        _one_by_one(found, psi) if exact else _at_once(found, psi, statistic, generator)
+    ):
+        seeded = Seeded.of(found, seeds, pairs)
+        _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
@@ -194,23 +221,56 @@ def _add(total: dict[str, Tensor], values: dict[str, Tensor], weight: float) -> 
 
 
 def path_share(
-    network: Network, found: Replay, alpha: float, statistic: Statistic, wanted: Sequence[str] | None = None
-) -> tuple[dict[str, Tensor], dict[Key, Tensor]]:
-    """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes where it is not zero (one example)."""
+    network: Network,
+    found: Replay,
+    alpha: float,
+    statistic: Statistic,
+    wanted: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
+    """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes, for one example; without what is zero."""
+    names = list(network.parameters) if wanted is None else list(wanted)
+    if any(len(key) > 1 for key in found.nodes):
+        return _path_share_by_steps(network, found, alpha, statistic, names)
+    with torch.inference_mode(False), torch.no_grad():
+        q = {name: Square(widened(p.detach()), memory, name) for name, p in network.parameters.items()}
+        own = {key[0]: alpha * spread(node, statistic) for key, node in found.nodes.items()}
+        blend = Blend(alpha, own)
+        gradients = network.tape.gradient(q, network.live, names, blend)
+    psi = {(slot,): g for slot, g in blend.gradients.items()}
+    if alpha == 1:  # then psi is zero at all nodes but outputs
+        return {}, {key: g for key, g in psi.items() if key[0] in network.tape.outputs}
+    return dict(zip(names, gradients, strict=True)), psi
+
+
+def _path_share_by_steps(
+    network: Network, found: Replay, alpha: float, statistic: Statistic, names: Sequence[str]
+) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
+    """The same by autograd, which goes through the steps of recurrent layers."""
     with torch.inference_mode(False), torch.enable_grad():
         q = {name: widened(p.detach()).square().requires_grad_() for name, p in network.parameters.items()}
         result = measure(network, q, found, alpha, statistic)
-        keys, names = list(result.nodes), list(q) if wanted is None else list(wanted)
+        keys = list(result.nodes)
         gradients = torch.autograd.grad(
             result.net, [*(result.nodes[k] for k in keys), *(q[n] for n in names)], allow_unused=True
         )
     psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
-    rest = gradients[len(keys) :]
-    path = {n: torch.zeros_like(q[n]) if g is None else g for n, g in zip(names, rest, strict=True)}
-    return {n: p.detach() for n, p in path.items()}, psi
+    return {n: g for n, g in zip(names, gradients[len(keys) :], strict=True) if g is not None}, psi
 
 
-def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[tuple[dict[Key, Tensor], float]]:
+Seeding = tuple[dict[Key, Tensor], Pairs | None, float]
+"""Seeds, the pairs of examples with the same ones, and the weight of what they give."""
+
+
+def _at_once(
+    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, generator: torch.Generator
+) -> Iterator[Seeding]:
+    """Random signs at all units."""
+    if psi:
+        yield *sign_seeds(found, psi, statistic, generator), 1.0
+
+
+def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
     """A seed of one for every unit o by itself, with psi_o."""
     for key, weights in psi.items():
         node = found.nodes[key]
@@ -218,29 +278,4 @@ def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[tuple[dict[Ke
             if weight:
                 one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
                 one[position] = 1
-                yield {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}, weight
-
-
-def sign_seeds(
-    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, generator: torch.Generator
-) -> dict[Key, Tensor]:
-    """eps_o sqrt(psi_o) at every node o: for R = M of every example, for R = C the same for all examples."""
-    nodes = {key: found.nodes[key] for key in psi}
-    shapes = [n.value.shape if statistic == "second_moment" else n.shape_of_one() for n in nodes.values()]
-    signs = random_signs(shapes, generator)
-    return {
-        key: (psi[key].reshape(node.shape_of_one()).to(node.value.dtype).sqrt() * eps.to(node.value)).expand(
-            node.value.shape
-        )
-        for (key, node), eps in zip(nodes.items(), signs, strict=True)
-    }
-
-
-def random_signs(shapes: Sequence[torch.Size], generator: torch.Generator) -> list[Tensor]:
-    """Independent signs +-1, int8; a random word makes 62 of them."""
-    sizes = [shape.numel() for shape in shapes]
-    count = sum(sizes)
-    words = torch.randint(0, 2**62, (-(-count // 62), 1), generator=generator, device=generator.device)
-    bits = words.bitwise_right_shift(torch.arange(62, device=words.device)).bitwise_and_(1)
-    signs = bits.to(torch.int8).mul_(2).sub_(1).reshape(-1)[:count]
-    return [part.reshape(shape) for part, shape in zip(signs.split(sizes), shapes, strict=True)]
+                yield {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}, None, weight

@@ -3,8 +3,14 @@
     J_p^i  = sum over the edges e = (u -> v) of p of h_u^i delta_v^i       delta_v^i = d(seeded values)/dz_v^i
     "parameters": stat_i[J_p^i];      "edges": sum over e of stat_i[h_u^i delta_v^i]
 
-For a matrix that is used once on every example, stat is a product of two matrices, (1/n) (delta o delta)^T (h o h); for
-others the J of single examples are formed, a chunk of them at a time.
+A variance is the second moment less the squared mean or, where examples were seeded in pairs (see ``signs``), the mean
+of (J^i - J^j)^2 / 2 over the pairs. For a matrix that is used once on every example no J is formed: with the half sums
+s, u and half differences t, v of delta and h in a pair,
+
+    mean square: (1/n) (delta o delta)^T (h o h)
+    pairs:       (J^i - J^j)^2 = 4 (s v + t u)^2 = 4 (s^2 v^2 + t^2 u^2 + 2 (s t) (u v))
+
+For others the J of single examples are formed, a chunk of them at a time.
 
 Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions or times, p parameter, J of all examples
 ``[n, *p.shape]``.
@@ -12,12 +18,11 @@ Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
@@ -25,11 +30,16 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.observed import Use
 from pathspace.network.replay import Replay
+from pathspace.network.squares import memory_for
+from pathspace.paths.layer_data import Examples, lead, sequences
 from pathspace.paths.node_measure import Statistic
+from pathspace.paths.signs import Pairs
 
 Sharing = Literal["parameters", "edges"]
+UseOf = tuple[Use, Tensor, Tensor]  # the use, which of its arguments, delta at its result
 
-_CHUNK = 2**22  # elements of J at a time
+_CHUNK = 2**20  # elements of J at a time: they stay in the cache
+
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
     + [
@@ -49,26 +59,17 @@ _BILINEAR = frozenset(
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares
 
 
-_CONVOLUTION = (
-    None,
-    None,
-    None,
-    1,
-    0,
-    1,
-    1,
-)  # defaults: input, weight, bias, stride, padding, dilation, groups
-
-
 @dataclass(frozen=True)
 class Seeded:
     """The uses of parameters with the gradients delta of one seeding of the nodes."""
 
     found: Replay
     deltas: list[Tensor | None]  # of each use's result
+    pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
+    squares: dict[int, Tensor] = field(default_factory=dict)  # (delta o delta) / n by the identity of delta
 
     @staticmethod
-    def of(found: Replay, seeds: dict[tuple[int, ...], Tensor]) -> Seeded:
+    def of(found: Replay, seeds: Mapping[tuple[int, ...], Tensor], pairs: Pairs | None = None) -> Seeded:
         """Pull seeds at the nodes back to the results of all uses."""
         edges: dict[GradientEdge, int] = {}
         for use in found.uses:
@@ -93,11 +94,15 @@ class Seeded:
             else:
                 zero = torch.zeros_like(present)
                 deltas.append(torch.stack([zero if g is None else g for g in parts]).reshape(use.shape))
-        return Seeded(found, deltas)
+        return Seeded(found, deltas, pairs)
 
 
 def statistics(
-    seeded: Seeded, statistic: Statistic, sharing: Sharing, names: Sequence[str] | None = None
+    seeded: Seeded,
+    statistic: Statistic,
+    sharing: Sharing,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Stat of every parameter's J, or the sum of stat over its edges.
 
@@ -106,6 +111,7 @@ def statistics(
         statistic: mean square or variance over the examples.
         sharing: whether the edges of a parameter are added before or after the statistic.
         names: the parameters to return; all if None.
+        memory: memory for matrices, kept by the caller from one call to the next.
 
     Returns:
         Parameter name -> tensor of its shape.
@@ -113,61 +119,76 @@ def statistics(
     Raises:
         UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
     """
-    compute = _of_edges if sharing == "edges" else _of_parameter
     leaves = seeded.found.leaves
+    names = list(leaves) if names is None else names
     with torch.no_grad():
-        return {
-            name: compute(seeded, leaves[name], statistic) for name in (leaves if names is None else names)
-        }
+        uses = _uses(seeded, names)
+        if sharing == "edges":
+            return {name: _of_edges(seeded, leaves[name], uses[name], statistic) for name in names}
+        return {name: _of_parameter(seeded, name, uses[name], statistic, memory) for name in names}
 
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
     """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
-    n = seeded.found.count
-    leaf, bias = seeded.found.leaves[name], seeded.found.leaves[other]
+    found, pairs = seeded.found, seeded.pairs
+    n, leaf, bias = found.count, found.leaves[name], found.leaves[other]
+    rows = (-1,) + (1,) * (leaf.dim() - 1)
     with torch.no_grad():
-        uses, biases = list(_uses_of(seeded, leaf)), list(_uses_of(seeded, bias))
+        both = _uses(seeded, (name, other))
+        uses, biases = both[name], both[other]
         if not uses or not biases:
             return torch.zeros_like(leaf)
-        product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
-        rows = (-1,) + (1,) * (leaf.dim() - 1)
-        chunk = max(1, _CHUNK // max(1, leaf.numel()))
         single = len(uses) == len(biases) == 1 and uses[0][1] is leaf and biases[0][1] is bias
         once = _used_once(*uses[0]) if single else None
         bias_once = _used_once(*biases[0]) if once is not None else None
         if once is not None and bias_once is not None and once[0] is not None:
-            h, delta = once[0], once[1]
-            product = ((delta * bias_once[1]).t() @ h).reshape(leaf.shape)
-            mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), bias_once[1].sum(0)
+            h, delta, delta_0 = once[0], once[1], bias_once[1]
+            if pairs is not None:
+                i, j = pairs.first, pairs.second
+                difference = delta_0[i] - delta_0[j]
+                left = torch.cat([delta[i] * difference, delta[j] * -difference])
+                return (left.t() @ h[torch.cat([i, j])]).mul_(pairs.weight).reshape(leaf.shape)
+            product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
+            mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), delta_0.sum(0)
         else:
-            for first in range(0, n, chunk):
-                examples = slice(first, min(first + chunk, n))
+            product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
+            for examples in _chunks(seeded, leaf):
                 J, J0 = (
-                    torch.stack([_example_gradients(u, w, d, p, examples) for u, w, d in found]).sum(0)
-                    for found, p in ((uses, leaf), (biases, bias))
+                    _summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias))
                 )
-                product += (J * J0.reshape(len(J0), *rows[:1], *rows[1:])).sum(0)
+                product += (J * J0.reshape(len(J0), *rows)).sum(0)
                 mean += J.sum(0)
                 bias_mean += J0.sum(0)
+            if pairs is not None:
+                return product * pairs.weight
         if statistic == "second_moment":
             return product / n
         return product / n - (mean / n) * (bias_mean / n).reshape(rows)
 
 
-def _uses_of(seeded: Seeded, leaf: Tensor) -> Iterator[tuple[Use, Tensor, Tensor]]:
-    """The uses of a parameter, or of what is made of it: (use, the argument, delta)."""
-    made_of: dict[int, bool] = {}
+def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
+    """The uses of some parameters, or of what is made of them."""
+    leaves = seeded.found.leaves
+    name_of = {id(leaves[name]): name for name in names}
+    result: dict[str, list[UseOf]] = {name: [] for name in names}
+    makers: dict[int, list[str]] = {}
     for use, delta in zip(seeded.found.uses, seeded.deltas, strict=True):
+        if delta is None:
+            continue
         for weight in use.weights:
-            if id(weight) not in made_of:
-                made_of[id(weight)] = weight is leaf or _depends(weight, leaf)
-            if delta is not None and made_of[id(weight)]:
-                yield use, weight, delta
+            if weight.is_leaf:
+                name = name_of.get(id(weight))
+                of = [] if name is None else [name]
+            else:
+                if id(weight) not in makers:
+                    makers[id(weight)] = [name for name in names if _depends(weight, leaves[name])]
+                of = makers[id(weight)]
+            for name in of:
+                result[name].append((use, weight, delta))
+    return result
 
 
 def _depends(made: Tensor, leaf: Tensor) -> bool:
-    if made.is_leaf:
-        return False
     return (
         torch.autograd.grad(made, leaf, torch.zeros_like(made), retain_graph=True, allow_unused=True)[0]
         is not None
@@ -177,24 +198,25 @@ def _depends(made: Tensor, leaf: Tensor) -> bool:
 # -- edges added first --------------------------------------------------------------------------------------------
 
 
-def _of_parameter(seeded: Seeded, leaf: Tensor, statistic: Statistic) -> Tensor:
-    uses = list(_uses_of(seeded, leaf))
-    n = seeded.found.count
+def _of_parameter(
+    seeded: Seeded, name: str, uses: list[UseOf], statistic: Statistic, memory: dict[str, Tensor] | None
+) -> Tensor:
+    leaf, n, pairs = seeded.found.leaves[name], seeded.found.count, seeded.pairs
     if not uses:
         return torch.zeros_like(leaf)
     if len(uses) == 1 and uses[0][1] is leaf:
         once = _used_once(*uses[0])
         if once is not None:
-            return _from_product(*once, n, statistic).reshape(leaf.shape)
+            out = None if memory is None or leaf.dim() != 2 else memory_for(leaf, memory, f"{name}, data")
+            return _from_product(seeded, uses[0][2], *once, statistic, out).reshape(leaf.shape)
     square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
-    chunk = max(1, _CHUNK // max(1, leaf.numel()))
-    for first in range(0, n, chunk):
-        examples = slice(first, min(first + chunk, n))
-        J = sum(_example_gradients(use, weight, delta, leaf, examples) for use, weight, delta in uses)
-        assert isinstance(J, Tensor)
-        square += J.square().sum(0)
-        if statistic == "covariance":
+    for examples in _chunks(seeded, leaf):
+        J = _summed_gradients(uses, leaf, examples, pairs)
+        if statistic == "covariance" and pairs is None:
             mean += J.sum(0)
+        square += J.square_().sum(0)
+    if pairs is not None:
+        return square.mul_(pairs.weight)
     return _combined(square / n, mean / n, statistic)
 
 
@@ -203,81 +225,86 @@ def _combined(second: Tensor, mean: Tensor, statistic: Statistic) -> Tensor:
     return second if statistic == "second_moment" else (second - mean.square()).clamp_min_(0)
 
 
-def _lead(tensor: Tensor, batch: int | None) -> Tensor:
-    return tensor.unsqueeze(0) if batch is None else tensor.movedim(batch, 0)
-
-
-def _sequences(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
-    """H ``[n, P, in]`` (None for a bias) and delta ``[n, P, out]`` of a linear or convolutional layer."""
-    if use.kwargs or not isinstance(use.args[0], Tensor):
-        return None
-    x, matrix = use.args[0], use.args[1]
-    batch = use.batches.get(id(x))
-    if batch != use.batch or not isinstance(matrix, Tensor):
-        return None
-    is_matrix = weight is matrix
-    if use.name == "linear" and matrix.dim() == 2:
-        d = _lead(delta, use.batch)
-        d = d.reshape(d.shape[0], -1, matrix.shape[0])
-        if not is_matrix:
-            return None, d
-        h = _lead(x, batch)
-        return h.reshape(h.shape[0], -1, matrix.shape[1]), d
-    if use.name in ("conv1d", "conv2d", "conv3d") and batch == 0 and x.dim() == matrix.dim():
-        d = delta.flatten(2).transpose(1, 2)
-        if not is_matrix:
-            return None, d
-        h = _patches(use)
-        return None if h is None else (h, d)
-    return None
-
-
-def _patches(use: Use) -> Tensor | None:
-    """What every output of a convolution reads, ``[n, P, in * taps]``; None for what the unfolding does not know."""
-    given: list[Any] = [*use.args, *_CONVOLUTION[len(use.args) :]]
-    x, matrix, _, stride, padding, dilation, groups = given
-    if groups != 1 or isinstance(padding, str) or matrix.dim() == 5:
-        return None
-    sizes = [(n, n) if isinstance(n, int) else tuple(n) for n in (padding, stride, dilation)]
-    kernel = tuple(matrix.shape[2:])
-    if matrix.dim() == 3:  # one dimension as two
-        x, kernel = x.unsqueeze(2), (1, *kernel)
-        sizes = [(first, n[-1]) for first, n in zip((0, 1, 1), sizes, strict=True)]
-    return F.unfold(x, kernel, dilation=sizes[2], padding=sizes[0], stride=sizes[1]).transpose(1, 2)
-
-
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
     """H ``[n, in]`` and delta ``[n, out]`` where J is their outer product; None where it is not."""
-    found = _sequences(use, weight, delta)
+    if weight is use.args[1] and use.name != "linear" and delta.shape[2:].numel() > 1:
+        return None  # a convolution: no need to look at what it reads
+    found = sequences(use, weight, delta)
     if found is None:
         return None
     h, d = found
     if h is None:
-        return None, d.sum(1)
+        return None, d[:, 0] if d.shape[1] == 1 else d.sum(1)
     return (h[:, 0], d[:, 0]) if d.shape[1] == 1 else None
 
 
-def _from_product(h: Tensor | None, delta: Tensor, n: int, statistic: Statistic) -> Tensor:
-    """Stat of delta h^T: (1/n) (delta o delta)^T (h o h), less the squared mean."""
-    if h is None:
-        h = delta.new_ones(len(delta), 1)
-    second = (delta.square().t() @ h.square()).div_(n)
+def _from_product(
+    seeded: Seeded, whole: Tensor, h: Tensor | None, delta: Tensor, statistic: Statistic, out: Tensor | None
+) -> Tensor:
+    """Stat of delta h^T, as one product of matrices; ``whole`` is the tensor that delta is a view of."""
+    n, pairs = seeded.found.count, seeded.pairs
+    if pairs is not None:
+        return _of_pairs(*_halves(h, delta, pairs), pairs.weight, out)
+    square = seeded.squares.get(id(whole))
+    if square is None:
+        square = seeded.squares[id(whole)] = delta.square().div_(n)
+    second = square.sum(0) if h is None else torch.mm(square.t(), h.square(), out=out)
     if statistic == "second_moment":
         return second
-    return _combined(second, (delta.t() @ h).div_(n), statistic)
+    mean = (delta.sum(0) if h is None else delta.t() @ h).div_(n)
+    return _combined(second, mean, statistic)
 
 
-def _example_gradients(use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, examples: slice) -> Tensor:
-    """J of some examples, ``[m, *leaf.shape]``."""
-    found = _sequences(use, weight, delta)
-    if found is not None:
-        h, d = found[0], found[1][examples]
-        J = d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h[examples]).reshape(-1, *weight.shape)
-    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
-        J = delta[examples] if weight is not use.args[1] else delta[examples] * use.args[0][examples]
-        J = J.flatten(2).sum(2) if J.dim() > 2 else J
+def _halves(
+    h: Tensor | None, delta: Tensor, pairs: Pairs
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    """Twice the half sums and half differences of pairs of rows: u, v of h and s, t of delta."""
+    i, j = pairs.first, pairs.second
+    a, b = delta[i], delta[j]
+    if h is None:
+        return None, None, a + b, a - b
+    c, d = h[i], h[j]
+    return c + d, c - d, a + b, a - b
+
+
+def _of_pairs(
+    u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float, out: Tensor | None = None
+) -> Tensor:
+    """The sum of (J^i - J^j)^2 over pairs, times a weight."""
+    if u is None or v is None:
+        return t.square().sum(0).mul_(weight)
+    # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
+    left = torch.cat([s.square(), t.square(), (s * t).mul_(2)])
+    right = torch.cat([v.square(), u.square(), u * v])
+    product = torch.mm(left.mul_(weight / 4).t(), right, out=out)
+    return product.clamp_min_(0)  # rounding
+
+
+def _chunks(seeded: Seeded, leaf: Tensor) -> Iterator[Examples]:
+    """Examples, or numbers of pairs, a chunk at a time."""
+    total = seeded.found.count if seeded.pairs is None else len(seeded.pairs.first)
+    size = max(1, _CHUNK // max(1, leaf.numel()))
+    for first in range(0, total, size):
+        yield slice(first, min(first + size, total))
+
+
+def _summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
+    """J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``; memory of its own."""
+    parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _gradients(
+    use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, examples: Examples, pairs: Pairs | None
+) -> Tensor:
+    if pairs is None:
+        J = _of_examples(use, weight, delta, examples)
     else:
-        J = _by_operation(use, weight, delta, examples)
+        J = _of_examples(use, weight, delta, pairs.first[examples])
+        _of_examples(use, weight, delta, pairs.second[examples], minuend=J)
     if weight is leaf:
         return J
     return torch.autograd.grad(
@@ -285,7 +312,28 @@ def _example_gradients(use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, ex
     )[0]
 
 
-def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: slice) -> Tensor:
+def _of_examples(
+    use: Use, weight: Tensor, delta: Tensor, examples: Examples, minuend: Tensor | None = None
+) -> Tensor:
+    """J of some examples, ``[m, *weight.shape]``; taken from ``minuend``, in place, if there is one."""
+    found = sequences(use, weight, delta, examples)
+    if found is not None:
+        h, d = found
+        if h is not None:
+            d = d.transpose(1, 2)
+            if minuend is not None:
+                return minuend.view(*d.shape[:2], -1).baddbmm_(d, h, alpha=-1)
+            return torch.bmm(d, h).reshape(-1, *weight.shape)
+        J = d.sum(1)
+    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
+        J = delta[examples] if weight is not use.args[1] else delta[examples] * use.args[0][examples]
+        J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
+    else:
+        J = _by_operation(use, weight, delta, examples)
+    return J if minuend is None else minuend.sub_(J)
+
+
+def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
     """J of any operation: its own gradient, one example at a time, all at once."""
     leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
     data = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and id(x) in use.batches]
@@ -305,24 +353,23 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: slice) -> T
             d if use.batch is None else d.unsqueeze(use.batch)
         )[0]
 
-    chosen = [_lead(leaves[i], b)[examples] for i, b in zip(data, batches, strict=True)]
+    chosen = [lead(leaves[i], b)[examples] for i, b in zip(data, batches, strict=True)]
     if use.batch is None:
         return one(delta).unsqueeze(0)
-    return torch.func.vmap(one)(_lead(delta, use.batch)[examples], *chosen)
+    return torch.func.vmap(one)(lead(delta, use.batch)[examples], *chosen)
 
 
 # -- every edge by itself -----------------------------------------------------------------------------------------
 
 
-def _of_edges(seeded: Seeded, leaf: Tensor, statistic: Statistic) -> Tensor:
+def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
     result = torch.zeros_like(leaf)
-    n = seeded.found.count
-    for use, weight, delta in _uses_of(seeded, leaf):
-        found = _sequences(use, weight, delta)
+    for use, weight, delta in uses:
+        found = sequences(use, weight, delta)
         if found is not None:
-            value = _edges_of_layer(*found, n, statistic).reshape(weight.shape)
+            value = _edges_of_layer(seeded, *found, statistic).reshape(weight.shape)
         elif statistic == "second_moment" and use.name in _BILINEAR:
-            value = _squared_operation(use, weight, delta) / n
+            value = _squared_operation(use, weight, delta) / seeded.found.count
         else:
             raise UnmatchedForwardError(
                 f"sharing='edges' with statistic={statistic!r} is not known for '{use.name}'; use sharing='parameters'"
@@ -338,8 +385,14 @@ def _of_edges(seeded: Seeded, leaf: Tensor, statistic: Statistic) -> Tensor:
     return result
 
 
-def _edges_of_layer(h: Tensor | None, delta: Tensor, n: int, statistic: Statistic) -> Tensor:
+def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic) -> Tensor:
     """Sum over positions of stat of delta h^T."""
+    n, pairs = seeded.found.count, seeded.pairs
+    if pairs is not None:  # a pair at every position
+        u, v, s, t = _halves(h, delta, pairs)
+        if u is not None and v is not None:
+            u, v = u.flatten(0, 1), v.flatten(0, 1)
+        return _of_pairs(u, v, s.flatten(0, 1), t.flatten(0, 1), pairs.weight)
     if h is None:
         h = delta.new_ones(*delta.shape[:2], 1)
     second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)

@@ -20,7 +20,7 @@ from pathspace.network import Network
 from pathspace.network.observed import Key, Node
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
-from pathspace.network.tape import Tap
+from pathspace.network.tape import Tap, check_shape
 from pathspace.paths.norm import widened
 
 Statistic = Literal["second_moment", "covariance"]
@@ -74,11 +74,8 @@ def measure(
         node = found.nodes.get(key)
         if node is None:
             return path
-        if len(key) == 1 and node.shape_of_one() != path.shape:
-            raise ValueError(
-                f"the inputs give a node the shape {tuple(node.shape_of_one())} for one example; it was traced with "
-                f"{tuple(path.shape)}: use inputs of the traced shape (but for the number of examples), or trace again"
-            )
+        if len(key) == 1:
+            check_shape(node.shape_of_one(), path.shape)
         # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
         nodes[key] = alpha * spread(node, statistic).to(path.dtype).reshape(path.shape) + (1 - alpha) * path
         return nodes[key]

@@ -1,0 +1,112 @@
+"""Follows a forward pass that the user makes, so that quantities on its data need no second one.
+
+The pass is followed only where it is what a replay would run: float32 or float64 without autocast, all parameters of
+the network in the graph, nothing drawn at random, no layer that a replay takes apart. Everything else is left to
+:func:`pathspace.network.replay.replay`, which also says what is wrong if the pass is not the traced one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network.arguments import Arguments, arguments_of
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.follower import Follower
+from pathspace.network.functions import METADATA, RANDOM, short_name
+from pathspace.network.network import Network
+from pathspace.network.replay import Replay
+
+_OTHERWISE = frozenset(
+    ["batch_norm", "instance_norm", "rnn_relu", "rnn_relu_cell"]
+)  # in training, or taken apart
+_HOOKS = frozenset(
+    ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]
+)  # a second pass runs them
+
+
+class Witness(TorchFunctionMode):
+    """Looks on while a model runs; entered before the forward pass and left after it.
+
+    Args:
+        network: a traced network; its model is the one that runs.
+        inputs: what it is called with.
+    """
+
+    def __init__(self, network: Network, inputs: Arguments) -> None:
+        super().__init__()
+        self.network = network
+        self._given = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor)]
+        count = arguments_of(network, inputs)[2]
+        self._follower: Follower | None = Follower(
+            network, dict(network.parameters), count, False, self._given
+        )
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._follower is None:
+            return result
+        name = short_name(func)
+        if name in METADATA:
+            return result
+        if name in _OTHERWISE or name in _HOOKS or _draws(name, args, kwargs):
+            self._follower = None
+            return result
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        try:
+            self._follower.note(name, func, args, kwargs, tensors, result)
+        except UnmatchedForwardError:
+            self._follower = None
+        return result
+
+    def found(self, result: Any) -> Replay | None:
+        """What was seen, given what the model returned; None if the pass cannot stand for a replay."""
+        follower, self._follower = self._follower, None
+        if follower is None:
+            return None
+        try:
+            follower.finish(self.network.returned(result))
+        except UnmatchedForwardError:
+            return None
+        return Replay(
+            follower.nodes, follower.uses, dict(self.network.parameters), follower.count, follower.views
+        )
+
+
+def can_witness(network: Network, inputs: Arguments) -> bool:
+    """Whether a call of the model may stand for a replay, as far as can be said before it."""
+    model, parameters = network.model, network.parameters.values()
+    device = next(iter(parameters)).device.type
+    given = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor)]
+    if not given or network.call.outside or network.call.states:
+        return False
+    if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    if torch.compiler.is_compiling() or any(t.requires_grad or t.is_inference() for t in given):
+        return False
+    if any(not p.requires_grad or p.dtype not in (torch.float32, torch.float64) for p in parameters):
+        return False
+    # a second backward pass would run these hooks once more
+    if any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+        return False
+    try:
+        network.check_current()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _draws(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation takes part in training only, as dropout does, or draws random numbers."""
+    if "dropout" not in name:
+        return name in RANDOM
+    training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+    return bool(training)

@@ -1,0 +1,155 @@
+"""What a model was last called with, and what was found while it ran.
+
+A forward pre-hook looks at calls with gradients enabled. When an optimizer is about to need quantities on the batch,
+the call itself is followed, and they are computed from its graph at its end, before the loss's backward pass frees it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode
+
+from pathspace.network import Network
+from pathspace.network.arguments import Arguments
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.replay import Replay
+from pathspace.network.witness import Witness, can_witness
+
+
+class LatestBatch:
+    """Remembers the latest call of a network's model; a copy of the model carries a hook that does nothing.
+
+    The batch is kept as it is, without a copy, until the next one.
+
+    Args:
+        network: the traced network.
+        wanted: a bound method: whether a call with these arguments is to be followed.
+        prepare: a bound method: what is made of a call that was followed.
+        look: whether to look at all; if not, batches come by :meth:`give`.
+
+    Attributes:
+        inputs: what the model was last called with.
+        prepared: what ``prepare`` returned for that call; None if it was not followed.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        wanted: Callable[[Arguments], bool],
+        prepare: Callable[[Replay], Any],
+        *,
+        look: bool,
+    ) -> None:
+        self.inputs: Arguments | None = None
+        self.prepared: Any = None
+        self._network = network
+        self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
+        self._witness: Witness | None = None
+        self._end: Any = None  # the hook at the end of a call that is followed
+        self._handle = None
+        if look:
+            hook = _Look(weakref.ref(self))
+            self._handle = network.model.register_forward_pre_hook(hook, with_kwargs=True)
+            weakref.finalize(self, self._handle.remove)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it still looks."""
+        return self._handle is not None
+
+    def give(self, inputs: Arguments) -> None:
+        """Take a batch as if the model had been called with it."""
+        self.inputs, self.prepared = inputs, None
+
+    def remove(self) -> None:
+        """Stop looking, and forget the batch."""
+        self.inputs = self.prepared = None
+        self._leave()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def begin(self, model: nn.Module, inputs: Arguments) -> None:
+        """A call of the model begins."""
+        self.give(inputs)
+        self._leave()  # a call that was interrupted, or that this one is inside
+        wanted = self._wanted()
+        if wanted is None or not wanted(inputs) or not can_witness(self._network, inputs):
+            return
+        try:
+            self._witness = Witness(self._network, inputs)
+        except (ValueError, UnmatchedForwardError):
+            return
+        self._end = model.register_forward_hook(_End(weakref.ref(self)), always_call=True)
+        self._witness.__enter__()
+
+    def end(self, result: Any) -> None:
+        """It ends; with None if it raised."""
+        witness, self._witness = self._witness, None
+        if witness is None:
+            return
+        _pop(witness)
+        if result is None:
+            return  # torch goes through the hooks now: the next call removes this one
+        self._leave()
+        found, prepare = witness.found(result), self._prepare()
+        if found is None or prepare is None:
+            return
+        try:
+            self.prepared = prepare(found)
+        except (ValueError, RuntimeError):
+            self.prepared = None  # the step will run the model once more, and say what is wrong
+
+    def _leave(self) -> None:
+        witness, self._witness = self._witness, None
+        if witness is not None:
+            _pop(witness)
+        if self._end is not None:
+            self._end.remove()
+            self._end = None
+
+
+def _pop(witness: Witness) -> None:
+    if _get_current_function_mode() is witness:
+        witness.__exit__(None, None, None)
+
+
+class _Look:
+    """The hook itself; it keeps nothing alive."""
+
+    only_looks = True
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        target = self._target()
+        if target is not None and torch.is_grad_enabled():
+            if torch.compiler.is_compiling():
+                target.give(Arguments(args, kwargs))
+            else:
+                target.begin(model, Arguments(args, kwargs))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Look:
+        return type(self)(_nothing)
+
+    def __reduce__(self) -> Any:
+        return type(self), (_nothing,)
+
+
+class _End(_Look):
+    """The hook at the end of a call."""
+
+    def __call__(self, _model: nn.Module, _args: Any, result: Any) -> None:  # type: ignore[override]
+        target = self._target()
+        if target is not None:
+            target.end(result)
+
+
+def _nothing() -> None:
+    return None

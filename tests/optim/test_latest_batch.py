@@ -1,0 +1,274 @@
+"""The model's own forward pass stands for a second one, where it can; and looking on changes nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import pathspace as ps
+from cases import ZOO, call, mlp, trace
+from pathspace.optim import data_metric
+
+
+def made(*layers, x=None):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(layer() for layer in layers)).double()
+        x = torch.randn(8, 3, dtype=torch.float64) if x is None else x
+    return model, x
+
+
+def plain():
+    return made(lambda: nn.Linear(3, 5), nn.ReLU, lambda: nn.Linear(5, 4), nn.ReLU, lambda: nn.Linear(4, 12))
+
+
+def watched(model, x, **options):
+    model.eval()
+    network = ps.trace(model, x)
+    model.train()
+    return ps.optim.DDPSGD(model.parameters(), network, lr=0.05, **options)
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How many second forward passes were made."""
+    count = []
+
+    def counted(network, inputs):
+        count.append(inputs)
+        return original(network, inputs)
+
+    original = data_metric.replay
+    monkeypatch.setattr(data_metric, "replay", counted)
+    return count
+
+
+FOLLOWED = [
+    "mlp",
+    "dense block",
+    "in place",
+    "skip",
+    "tied autoencoder",
+    "hand-written loop",
+    "siamese by keyword",
+]
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+@pytest.mark.parametrize("case", [case for case in ZOO if case.name != "rnn with a learned start"], ids=str)
+def test_own_pass_gives_what_a_second_one_gives(case, statistic, replays):
+    found = []
+    for look in (True, False):
+        model, example = case.model(torch.float64), case.example(4, torch.float64)
+        optimizer = ps.optim.DDPSGD(
+            model.parameters(),
+            trace(case, model),
+            lr=0.05,
+            statistic=statistic,
+            watch=look,
+            estimator="signs",
+        )
+        if not look:
+            given = (example,) if isinstance(example, torch.Tensor) else example
+            optimizer.observe(**given) if isinstance(given, dict) else optimizer.observe(*given)
+        case.loss(call(model, example)).backward()
+        optimizer.step()
+        found.append([p.detach().clone() for p in model.parameters()])
+        if case.name in FOLLOWED:
+            assert len(replays) == (0 if look else 1)
+    assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+
+
+def test_only_the_call_before_a_refresh_is_followed(replays):
+    model, x = plain()
+    optimizer = watched(model, x, refresh_every=2)
+    followed = []
+    for _ in range(4):
+        loss = model(x).square().mean()
+        followed.append(optimizer._latest.prepared is not None)
+        loss.backward()
+        optimizer.step()
+        assert not model._forward_hooks
+    assert followed == [True, False, True, False]
+    assert not replays
+
+
+# --- what is left to a second pass ----------------------------------------------------------------------
+
+
+def frozen(model, x):
+    model[0].weight.requires_grad_(False)
+    return model(x)
+
+
+def for_inputs(model, x):
+    return model(x.clone().requires_grad_())
+
+
+def in_autocast(model, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(x).double()
+
+
+def backward_hook(model, x):
+    model[2].register_full_backward_hook(lambda *_: None)
+    return model(x)
+
+
+def functional(model, x):
+    return torch.func.functional_call(model, {n: p * 1 for n, p in model.named_parameters()}, (x,))
+
+
+def changed_afterwards(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "forward", [frozen, for_inputs, in_autocast, backward_hook, functional, changed_afterwards]
+)
+def test_other_passes_are_left_to_a_second_one(forward, replays):
+    found = []
+    for look in (True, False):
+        model, x = plain()
+        optimizer = watched(model, x, watch=look)
+        if not look:
+            optimizer.observe(x)
+        forward(model, x).square().mean().backward()
+        if forward is changed_afterwards:
+            with torch.no_grad():
+                model[2].weight.mul_(2)
+        optimizer.step()
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert len(replays) == 2
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Dropout(0.5),
+        lambda: nn.BatchNorm1d(5),
+    ],
+    ids=["dropout", "batch norm"],
+)
+def test_layers_of_another_training_form_are_left_to_a_second_pass(layer, replays):
+    model, x = made(lambda: nn.Linear(3, 5), layer, nn.ReLU, lambda: nn.Linear(5, 12))
+    optimizer = watched(model, x)
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert len(replays) == 1
+
+
+# --- looking on changes nothing ---------------------------------------------------------------------------
+
+
+class Hooked(nn.Module):
+    """Counts how often gradients pass an activation, and keeps one."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.seen = nn.Linear(3, 5), nn.Linear(5, 12), 0
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        if self.training:
+            h.register_hook(self.count)
+            h.retain_grad()
+            self.h = h
+        return self.b(h)
+
+    def count(self, _):
+        self.seen += 1
+
+
+def test_hooks_on_activations_run_once(replays):
+    model, x = Hooked().double(), torch.randn(8, 3, dtype=torch.float64)
+    optimizer = watched(model, x)
+    model(x).square().mean().backward()
+    assert model.seen == 1
+    twin = copy.deepcopy(Hooked().double())
+    twin.load_state_dict(model.state_dict())
+    twin(x).square().mean().backward()
+    assert_close(model.h.grad, twin.h.grad, rtol=0, atol=0)
+    assert_close(model.a.weight.grad, twin.a.weight.grad, rtol=0, atol=0)
+    model.h = None
+    optimizer.step()
+    assert len(replays) == 1
+
+
+def test_gradients_and_random_state_are_those_of_a_model_nobody_looks_at():
+    model, x = plain()
+    twin = copy.deepcopy(model)
+    optimizer = watched(model, x)
+    state = torch.get_rng_state()
+    loss = model(x).square().mean()
+    assert all(p.grad is None for p in model.parameters())
+    loss.backward()
+    assert optimizer._latest.prepared is not None
+    assert torch.equal(state, torch.get_rng_state())
+    twin(x).square().mean().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.fail = nn.Linear(3, 12), None
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.fail is not None:
+            raise self.fail
+        return y
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt("mine")])
+def test_a_pass_that_raises_leaves_nothing_behind(error, replays):
+    model, x = Failing().double(), torch.randn(8, 3, dtype=torch.float64)
+    optimizer = watched(model, x)
+    model.fail = error
+    with pytest.raises(type(error), match="mine"):
+        model(x)
+    model.fail = None
+    model(x).square().mean().backward()
+    assert _get_current_function_mode() is None
+    assert not model._forward_hooks
+    optimizer.step()
+    assert not replays
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.a, self.b, self.reentrant = mlp(3, 5, 5), nn.Linear(5, 2), reentrant
+
+    def forward(self, x):
+        h = checkpoint(self.a, x, use_reentrant=self.reentrant) if self.training else self.a(x)
+        return self.b(torch.relu(h))
+
+
+def test_checkpointed_models_train():
+    found = []
+    for training in (True, False):
+        torch.manual_seed(0)
+        model, x = Checkpointed(False).double(), torch.randn(8, 3, dtype=torch.float64)
+        optimizer = watched(model, x)
+        model.train(training)
+        model(x).square().mean().backward()
+        optimizer.step()
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+
+
+def test_compiled_models_train():
+    model, x = plain()
+    optimizer = watched(model, x)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x).square().mean().backward()
+    optimizer.observe(x)
+    optimizer.step()
