@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, call, mlp, trace
+from cases import BY_NAME, ZOO, Case, call, mlp, trace
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import PathValues, as_skeleton
 
@@ -96,6 +96,37 @@ def test_every_basis_path_takes_a_gradient_step(case, rule):
     follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5), steps=2, skeleton_rule=rule)
 
 
+ONE_CLASS = Case(  # every column of the second matrix leaves the same unit class
+    "one channel",
+    lambda: torch.nn.Sequential(
+        torch.nn.Conv2d(1, 1, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4, 2)
+    ),
+    lambda n: torch.randn(n, 1, 3, 3),
+    1,
+)
+TALL = Case(  # matrices of more rows than are summed at a time, and two that leave the same classes
+    "tall", lambda: Skipping(3, 40, 2), lambda n: torch.randn(n, 3), 80
+)
+
+
+class Skipping(torch.nn.Module):
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__()
+        self.read, self.up = torch.nn.Linear(inputs, hidden), torch.nn.Linear(hidden, hidden)
+        self.out, self.across = torch.nn.Linear(hidden, outputs), torch.nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        h = self.read(x).relu()
+        return self.out(self.up(h).relu()) + self.across(h)
+
+
+@pytest.mark.parametrize("block", [7 * 40, 2**16])
+@pytest.mark.parametrize("case", [ONE_CLASS, TALL], ids=str)
+def test_sums_over_what_leaves_a_class_are_whole(case, block, monkeypatch):
+    monkeypatch.setattr("pathspace.paths.leaving._BLOCK", block)
+    follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))
+
+
 SOME = [BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")]
 
 
@@ -168,6 +199,52 @@ def test_units_give_every_path_a_rate_that_stays():
     assert (rates[0][both] > 0).all()
     assert_close(rates[0][both], rates[1][both], rtol=1e-6, atol=0)
     assert_close(rates[0][both], rates[2][both], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_steps_are_the_same_with_deterministic_algorithms(make):
+    def weights():
+        torch.manual_seed(0)
+        model = mlp(3, 6, 5, 2)
+        model[2].weight = torch.nn.Parameter(model[2].weight.detach().t().contiguous().t())
+        x = torch.randn(8, 3)
+        optimizer = make(model.parameters(), ps.trace(model, x), lr=0.05)
+        for _ in range(3):
+            one_step(optimizer, model, x)
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+    expected = weights()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_close(weights(), expected, rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_gradients_may_come_and_go(make):
+    """The frames of steps with other sets of parameters do not disturb one another."""
+
+    def weights(together):
+        torch.manual_seed(0)
+        model = mlp(3, 6, 5, 2).double()
+        x = torch.randn(8, 3, dtype=torch.float64)
+        skeleton = ps.paths.skeleton(ps.trace(model, x))
+        optimizer = make(model.parameters(), ps.trace(model, x), lr=0.05, skeleton=skeleton)
+        optimizer.choose_skeleton(skeleton)
+        for step in range(9):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            if step % 3 == 1:
+                model[0].weight.grad = None
+            if step % 3 == 2:
+                model[4].bias.grad = None
+            if not together:
+                optimizer._frames.clear()
+            optimizer.step()
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+    assert_close(weights(True), weights(False), rtol=0, atol=0)
 
 
 # --- the skeleton --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.moments import in_type
 from pathspace.optim.network_optimizer import Parameters, check_not_negative
 from pathspace.optim.path_space import PathSpaceOptimizer, Units
 from pathspace.paths.skeleton import Rule, Skeleton
@@ -119,5 +120,6 @@ class GSGD(PathSpaceOptimizer):
         if "momentum_buffer" not in state:
             velocity = state["momentum_buffer"] = g.clone()
         else:
+            in_type(state, g.dtype, ("momentum_buffer",))
             velocity = state["momentum_buffer"].mul_(momentum).add_(g)
         return g.add(velocity, alpha=momentum) if group["nesterov"] else velocity

@@ -25,18 +25,20 @@ from pathspace.optim.network_optimizer import (
     check_not_negative,
     evaluated,
 )
-from pathspace.optim.path_metric import parameter_names
 from pathspace.optim.path_optimizer import clip_factor
-from pathspace.paths.chart import Chart, chart
+from pathspace.paths.chart import Measure, chart
 from pathspace.paths.condensation import cover
-from pathspace.paths.frame import Frame, Measure
+from pathspace.paths.frame import Frame
 from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 from pathspace.paths.reduction import reduction_graph
 from pathspace.paths.skeleton import RULES, Rule, Skeleton, skeleton
+from pathspace.paths.slots import Scratch
 
 Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
+
+_FRAMES = 16  # sets of parameters with a gradient whose frames are kept
 
 
 class PathSpaceOptimizer(NetworkOptimizer):
@@ -69,8 +71,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
-        self._charts: dict[frozenset[str], tuple[Chart, Tensor]] = {}
-        self._scratch: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
+        self._frames: dict[tuple[str, ...], Frame] = {}
+        self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, defaults)
         if isinstance(self._wanted, Skeleton):
@@ -121,27 +123,30 @@ class PathSpaceOptimizer(NetworkOptimizer):
         pace = torch.ones_like(fixed)
         self._adopt(chosen)
         if self.units == "balanced":
-            weights = {name: widened(p) for name, p in network.parameters.items()}
+            weights = {name: p.double() for name, p in network.parameters.items()}
             whole = chart(network, chosen, weights, gauge.device)
-            lengths = Frame(whole, weights, Measure(fixed, units, pace)).lengths(weights, gauge)
+            lengths = Frame(whole, Measure(fixed, units, pace), weights).look(weights).lengths(weights, gauge)
             whole.classes.put_(pace, math.sqrt(self.skeleton_rate) / lengths)
         none = torch.zeros((), dtype=torch.long, device=gauge.device)
         self._start = {"fixed": fixed, "units": units, "pace": pace, "clamped": none, "flipped": none.clone()}
 
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
-        self._charts = {}
+        self._frames = {}
 
     def _frame(self, weights: dict[str, Tensor]) -> Frame:
         """Path space at the present weights, with those parameters held that are not among ``weights``."""
-        assert self.skeleton is not None
-        start = self._start
-        measure = Measure(start["fixed"], start["units"], start["pace"])
-        names = frozenset(weights)
-        if names not in self._charts:
-            found = chart(self.network, self.skeleton, names, measure.fixed.device)
-            self._charts[names] = found, measure.rates(found)
-        return Frame(self._charts[names][0], weights, measure, self._charts[names][1], self._scratch)
+        key = tuple(weights)
+        frame = self._frames.get(key)
+        if frame is None or frame.dtypes != [w.dtype for w in weights.values()]:
+            assert self.skeleton is not None
+            start = self._start
+            measure = Measure(start["fixed"], start["units"], start["pace"])
+            found = chart(self.network, self.skeleton, weights, measure.fixed.device)
+            if len(self._frames) == _FRAMES:
+                self._frames.clear()
+            frame = self._frames[key] = Frame(found, measure, weights, self._scratch)
+        return frame.look(weights)
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -163,30 +168,32 @@ class PathSpaceOptimizer(NetworkOptimizer):
         return loss
 
     def _advance(self, active: Active) -> None:
-        names = parameter_names(self.network, (p for p, _ in active))
         self.network.check_current()
-        if names and self.skeleton is None:
-            wanted = self._wanted
-            self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))
+        names = self.network.names_by_id
         weights: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
         inside: Inside = {}
         outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
         for p, group in active:
             assert p.grad is not None
-            g = widened(p.grad)
-            g = -g if group["maximize"] else g
-            if p in names:
-                name = names[p]
-                weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
-            else:
+            g = -widened(p.grad) if group["maximize"] else widened(p.grad)
+            name = names.get(id(p))
+            if name is None:
                 outside.append((p, group, g))
+            else:
+                weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
+        if inside and self.skeleton is None:
+            wanted = self._wanted
+            self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))
+        frame = self._frame(weights) if inside else None
         factor = 1.0
-        if self.clip_norm is None and all(self._descends(group) for _, group in inside.values()):
-            if inside:
-                self._descend(inside, weights, gradients)
+        if (
+            frame is not None
+            and self.clip_norm is None
+            and all(self._descends(g) for _, g in inside.values())
+        ):
+            self._descend(frame, inside, weights, gradients)
         else:
-            frame = self._frame(weights) if inside else None
             if frame is not None:
                 gradients = frame.gradients(weights, gradients)
             if self.clip_norm is not None:
@@ -194,24 +201,25 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 factor = clip_factor(sum(float(torch.dot(g, g)) for g in every), self.clip_norm)
             if frame is not None:
                 self._move(frame, inside, weights, gradients, factor)
+        for name, (p, _) in inside.items():
+            if weights[name] is not p:
+                p.copy_(weights[name])
         for p, group, g in outside:
             lr = float(group["lr"])
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])
             direction = self._direction(g if factor == 1 else g * factor, group, self.state[p])
             p.add_(direction.to(p.dtype), alpha=-lr)
-        for name, (p, _) in inside.items():
-            if weights[name] is not p:
-                p.copy_(weights[name])
 
     def _descends(self, group: dict[str, Any]) -> bool:
         """Whether a group's direction is the gradient itself."""
         del group
         return False
 
-    def _descend(self, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+    def _descend(
+        self, frame: Frame, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
         """Step along the gradient."""
-        frame = self._frame(weights)
         lrs = {name: float(group["lr"]) for name, (_, group) in inside.items()}
         shrinking = _shrinking(inside)
         ratios = self._clamped(frame.gradient_ratios(weights, gradients, lrs, shrinking))
@@ -239,8 +247,14 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self._start["flipped"] += (ratios < 0).sum()
             return ratios
         kept = ratios.clamp(1 / self.clamp, self.clamp)
-        self._start["clamped"] += (kept != ratios).count_nonzero()
+        if kept.is_cuda or not torch.equal(kept, ratios):  # the GPU need not be waited for
+            self._start["clamped"] += (kept != ratios).count_nonzero()
         return kept
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name in ("_frames", "_scratch"):  # memory, made anew when it is needed
+            return type(value)()
+        return super()._copied(name, value, memo)
 
     # --- the state ---------------------------------------------------------------------------------------
 
@@ -319,7 +333,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self._start = {key: value.to(device) for key, value in kept.items()}
             self._adopt(found)
         else:
-            self.skeleton, self._start, self._charts = None, {}, {}
+            self.skeleton, self._start, self._frames = None, {}, {}
 
 
 def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:

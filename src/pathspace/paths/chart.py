@@ -24,51 +24,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.paths.condensation import cover
 from pathspace.paths.skeleton import Skeleton
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Index:
-    """Places in a vector; where they are consecutive, entries are read and written without copying.
-
-    Attributes:
-        places: int64 ``[n]``.
-        first: the first, where they count up by one; -1 otherwise.
-        count: n.
-    """
-
-    places: Tensor
-    first: int
-    count: int
-
-    @staticmethod
-    def of(places: Tensor, device: torch.device) -> Index:
-        """The index of places, given on the CPU."""
-        count = len(places)
-        first = int(places[0]) if count else 0
-        run = torch.equal(places, torch.arange(first, first + count))
-        return Index(places.to(device), first if run else -1, count)
-
-    def take(self, values: Tensor) -> Tensor:
-        """The entries; a view where possible."""
-        return (
-            values.index_select(0, self.places)
-            if self.first < 0
-            else values.narrow(0, self.first, self.count)
-        )
-
-    def put_(self, values: Tensor, entries: Tensor) -> None:
-        """Overwrite the entries."""
-        if self.first < 0:
-            values.index_copy_(0, self.places, entries)
-        else:
-            values.narrow(0, self.first, self.count).copy_(entries)
-
-    def add_(self, values: Tensor, entries: Tensor) -> None:
-        """Add to the entries, as often as each occurs."""
-        if self.first < 0:
-            values.index_add_(0, self.places, entries.to(values.dtype))
-        else:
-            values.narrow(0, self.first, self.count).add_(entries)
+from pathspace.paths.slots import Index, Slots
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,21 +53,14 @@ class Ends:
         last = nodes.shape[-1] == nodes.numel()
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
 
-    def take(self, values: Tensor, known: dict[Ends, Tensor] | None = None) -> Tensor:
-        """The entries of a vector over nodes, broadcastable to the parameter; looked up in ``known`` before."""
-        if known is not None and self in known:
-            return known[self]
-        entries = self.nodes.take(values)
-        if not self.last:
-            entries = entries.view(self.shape)
-        if known is not None:
-            known[self] = entries
-        return entries
+    def at(self, slots: Slots) -> Tensor:
+        """The entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
+        entries = slots.at(self.nodes)
+        return entries if self.last else entries.view(self.shape)
 
-    def add_to(self, sums: Tensor, terms: Tensor) -> None:
-        """Add to every node's sum the elements of ``terms``, of the parameter's shape, that belong to it."""
-        matrix = self.last and terms.dim() == 2
-        self.nodes.add_(sums, terms.sum(0) if matrix else terms.sum_to_size(self.shape).reshape(-1))
+    def sum_to(self, terms: Tensor) -> Tensor:
+        """The sums of ``terms``, of the parameter's shape, over all elements with one node at this end, ``[n]``."""
+        return terms.sum_to_size(self.shape).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -170,22 +119,25 @@ class Chart:
     links: tuple[tuple[Tensor, Tensor], ...]
     like: Tensor | None
 
-    def products(self, weights: Tensor, fixed: Tensor) -> Tensor:
-        """A and B at every node.
 
-        Args:
-            weights: the weights of the K skeleton edges.
-            fixed: products of the nodes that do not move, ``[1 + 2 C]``.
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """What steps are measured in, and the products that do not move: float64 ``[1 + 2 C]`` each.
 
-        Returns:
-            A new tensor ``[1 + 2 C]``.
-        """
-        # A_c = w A_u for I(c) = (u -> c); B_c = w B_v for O(c) = (c -> v)
-        result = fixed.clone()
-        for level in self.levels:
-            product = level.edges.take(weights)
-            level.nodes.put_(result, product if level.starts is None else product * level.starts.take(result))
-        return result
+    Attributes:
+        fixed: products of all nodes; those of the classes that move are not looked at.
+        units: a and b of every node.
+        pace: at classes, the factor of a_e for the coordinates at I(c): a_e = pace a_u b_c.
+    """
+
+    fixed: Tensor
+    units: Tensor
+    pace: Tensor
+
+    def rates(self, chart: Chart) -> Tensor:
+        """The constant part of a_e / v_e at e = I(c) = (u -> c), for the P classes: pace a_u / a_c."""
+        result = chart.classes.take(self.pace) / chart.classes.take(self.units)
+        return result if chart.starts is None else result * chart.starts.take(self.units)
 
 
 def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device) -> Chart:

@@ -22,65 +22,134 @@ dL/dx_e = g f_u f_v, and dw = dx f_u f_v. Factors are numbered like the products
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pathspace.paths.chart import Chart, Ends, Place
+from pathspace.paths.chart import Chart, Measure, Place
+from pathspace.paths.leaving import Leaving
+from pathspace.paths.slots import Scratch, Slots, gatherer, put_
+
+_ALMOST_ZERO = 1e-300
 
 
-@dataclass(frozen=True, eq=False)
-class Measure:
-    """What steps are measured in, and the products that do not move: float64 ``[1 + 2 C]`` each.
+class _Vectors:
+    """What a frame knows of nodes and skeleton edges, in one type; a step copies it from float64 in one go."""
 
-    Attributes:
-        fixed: products of all nodes; those of the classes that move are not looked at.
-        units: a and b of every node.
-        pace: at classes, the factor of a_e for the coordinates at I(c): a_e = pace a_u b_c.
-    """
+    def __init__(self, values: Tensor, nodes: int, edges: int) -> None:
+        self.values = values
+        parts = values.split([nodes, nodes, nodes, edges])
+        # f, its square, 1 / R; weights of the K skeleton edges
+        self.factors, self.squares, self.inverse, self.edges = (Slots(part) for part in parts)
 
-    fixed: Tensor
-    units: Tensor
-    pace: Tensor
+    def copy_(self, wide: Tensor) -> None:
+        if self.values is not wide:
+            self.values.copy_(wide)
+        for slots in (self.factors, self.squares, self.inverse, self.edges):
+            slots.refresh()
 
-    def rates(self, chart: Chart) -> Tensor:
-        """The constant part of a_e / v_e at e = I(c) = (u -> c), for the P classes: pace a_u / a_c."""
-        result = chart.classes.take(self.pace) / chart.classes.take(self.units)
-        return result if chart.starts is None else result * chart.starts.take(self.units)
+
+class _Part:
+    """One parameter's entries of the vectors of its type; None or left out where they are 1 for all elements."""
+
+    def __init__(self, place: Place, vectors: _Vectors) -> None:
+        both = [ends for ends in (place.sources, place.targets) if ends is not None]
+        self.factors = [ends.at(vectors.factors) for ends in both]
+        self.squares = [ends.at(vectors.squares) for ends in both]
+        self.inverse = None if place.sources is None else place.sources.at(vectors.inverse)
+        self.places = place.skeleton
+        self.skeleton = None if place.skeleton is None else vectors.edges.at(place.among)
+
+    def finish_(self, w: Tensor) -> None:
+        """Divide by R_u, and set the skeleton edges."""
+        if self.inverse is not None:
+            w.mul_(self.inverse)
+        if self.places is not None and self.skeleton is not None:
+            put_(w, self.places, self.skeleton)
 
 
 class Frame:
-    """Path space at the present weights.
+    """Path space at the present weights: made once for a chart, and brought up to date by :meth:`look`.
+
+    A step of a small network costs what its calls cost, and the first call of an operation several times what others
+    do: hence the memory that is kept here, and operations of few kinds.
 
     Args:
         chart: the chart.
-        weights: name -> weights of the chart's parameters.
         measure: what steps are measured in.
-        rates: ``measure.rates(chart)``.
-        scratch: memory that frames of later steps may use again.
+        weights: name -> weights of the chart's parameters; their types and shapes are looked at.
+        scratch: memory for a moment.
 
     Attributes:
-        factors: f at every node, float64 ``[1 + 2 C]``; 0 where a product is 0.
+        dtypes: the types of the weights, in their order.
     """
 
     def __init__(
         self,
         chart: Chart,
-        weights: Mapping[str, Tensor],
         measure: Measure,
-        rates: Tensor | None = None,
-        scratch: dict[tuple[torch.dtype, torch.Size], Tensor] | None = None,
+        weights: Mapping[str, Tensor],
+        scratch: Scratch | None = None,
     ) -> None:
         self.chart = chart
-        self._scratch = {} if scratch is None else scratch
-        self._weights = self._gather(weights)
-        products = chart.products(self._weights, measure.fixed)
-        self.factors = torch.where(products == 0, 0.0, measure.units / products)
+        fixed, nodes = measure.fixed, len(measure.fixed)
+        edges = sum(place.among.count for place in chart.places.values())
+        self.dtypes = [w.dtype for w in weights.values()]
+        self._scratch = Scratch() if scratch is None else scratch
+        self._inverse_units, self._rates = measure.units.reciprocal(), measure.rates(chart)
+        self._wide = _Vectors(fixed.new_ones(3 * nodes + edges), nodes, edges)
+        self._vectors = {
+            t: self._wide if t == fixed.dtype else _Vectors(self._wide.values.to(t), nodes, edges)
+            for t in set(self.dtypes)
+        }
+        self._parts = {n: _Part(p, self._vectors[weights[n].dtype]) for n, p in chart.places.items()}
+        # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c), q
+        self._products = fixed.clone()
+        self._leaving = Leaving(chart.places, weights, fixed, self._scratch)
+        self._gradients, self._terms = fixed.new_empty(edges), Slots(fixed.new_empty(edges))
+        self._one = torch.ones_like(self._rates)
+        self._slopes, self._q = torch.empty_like(self._one), torch.empty_like(self._one)
+        # what is read and written at every step of these vectors
+        self._at_classes = self._wide.factors.at(chart.classes), self._wide.factors.at(chart.inverses)
+        self._at_skeleton = self._terms.at(chart.into), self._terms.at(chart.out_of)
+        self._own_sums = self._leaving.sums.at(chart.classes)
+        self._own_weights = self._wide.edges.at(chart.into)
+        self._own_inverse = chart.classes.view(self._wide.inverse.values)
+        self._moved = None if chart.moved is None else chart.into.places[chart.moved]
+        self._levels = [
+            (level, self._wide.edges.at(level.edges), level.nodes.view(self._products))
+            for level in chart.levels
+        ]
+        found = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
+        self._weights_of = gatherer(found, weights, self._wide.edges.values)
+        self._gradients_of = gatherer(found, weights, self._gradients)
+
+    def look(self, weights: Mapping[str, Tensor]) -> Frame:
+        """Bring the frame to these weights, in place.
+
+        Args:
+            weights: name -> weights of the chart's parameters.
+
+        Returns:
+            The frame.
+        """
+        self._weights_of(weights)
+        self._wide.edges.refresh()
+        # A_c = w A_u for I(c) = (u -> c); B_c = w B_v for O(c) = (c -> v)
+        for level, w, nodes in self._levels:
+            product = w if level.starts is None else w * level.starts.take(self._products)
+            if nodes is None:
+                self._products.index_copy_(0, level.nodes.places, product)
+            else:
+                nodes.copy_(product)
+        # f = 1 / r for r = A / a, and 0 where r = 0
+        r, squares = self._wide.factors.values, self._wide.squares.values
+        torch.mul(self._products, self._inverse_units, out=r)
+        torch.div(r, torch.mul(r, r, out=squares).add_(_ALMOST_ZERO), out=r)
+        self._wide.factors.refresh()
         # a_e / v_e at e = I(c) = (u -> c), where v_e = A_c B_c
-        self._slopes = chart.classes.take(self.factors) * chart.inverses.take(self.factors)
-        self._slopes *= measure.rates(chart) if rates is None else rates
-        self._typed: dict[torch.dtype, Tensor] = {}
+        torch.mul(*self._at_classes, out=self._slopes).mul_(self._rates)
+        return self
 
     # --- gradients ---------------------------------------------------------------------------------------
 
@@ -88,22 +157,25 @@ class Frame:
         """dL/dx of every basis path, at the element that it belongs to; 0 at edges O.
 
         Args:
-            weights: those that the frame was made of.
+            weights: those that the frame looks at.
             gradients: dL/dw, by name.
 
         Returns:
             Name -> new tensor of the parameter's shape.
         """
-        sums = torch.zeros_like(self.factors)
+        at_skeleton = torch.zeros_like(self._gradients)
+        self._put_moved(at_skeleton, self._moments(weights, gradients) * self._slopes)
+        self._convert()
         result = {}
-        for name, place in self.chart.places.items():
+        for name, part in self._parts.items():
+            # dL/dx = g f_u f_v
             g = gradients[name]
-            if place.sources is not None:
-                place.sources.add_to(sums, weights[name] * g)
-            result[name] = self._scaled(place, g)
-        at_skeleton = self._at_skeleton(self._slopes * self._moments(self._gather(gradients), sums))
-        for name, place in self.chart.places.items():
-            put_(result[name], place, at_skeleton)
+            for i, factor in enumerate(part.factors):
+                g = g * factor if i == 0 else g.mul_(factor)
+            result[name] = g if part.factors else g.clone()
+            if part.places is not None:
+                own = self.chart.places[name].among.take(at_skeleton)
+                put_(result[name], part.places, own.to(g.dtype))
         return result
 
     def lengths(self, weights: Mapping[str, Tensor], gauge: Tensor) -> Tensor:
@@ -116,61 +188,37 @@ class Frame:
         The sum is S_c with w_e^2 for w_e g_e.
 
         Args:
-            weights: those that the frame was made of.
+            weights: those that the frame looks at, float64.
             gauge: the scale at which every node stands, float64 ``[1 + 2 C]``.
 
         Returns:
             l of the P classes; those whose R is another's have no use for it.
         """
-        sums = torch.zeros_like(self.factors)
+        squares = Slots(gauge.square())
         scaled = {}
         for name, place in self.chart.places.items():
-            g = weights[name].double()
+            g = weights[name]
             for ends in (place.sources, place.targets):
                 if ends is not None:
-                    g = g * ends.take(gauge).square()
+                    g = g * ends.at(squares)
             scaled[name] = g
-            if place.sources is not None:
-                place.sources.add_to(sums, weights[name] * g)
-        g = self._gather(scaled)
-        own = self.chart.into.take(self._weights * g)
-        return (2 - self._moments(g, sums) / own).clamp(min=1).sqrt()
+        moments = self._moments(weights, scaled)
+        return (2 - moments / self._at_skeleton[0]).clamp(min=1).sqrt()
 
-    def _moments(self, gradients: Tensor, sums: Tensor) -> Tensor:
+    def _moments(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
         """q_c of the P classes."""
         chart = self.chart
-        terms = self._weights * gradients
-        leaving = chart.out_of.take(terms)
+        self._leaving.sum_(weights, gradients)
+        self._gradients_of(gradients)
+        torch.mul(self._wide.edges.values, self._gradients, out=self._terms.values)
+        self._terms.refresh()
+        entering, leaving = self._at_skeleton
         if chart.single is not None:
             leaving = leaving * chart.single
-        q = chart.into.take(terms) + leaving
-        q -= chart.classes.take(sums)
+        q = torch.add(entering, leaving, out=self._q).add_(self._own_sums, alpha=-1)
         for classes, after in chart.links:
             q.index_add_(0, classes, q.index_select(0, after))
         return q
-
-    def _at_skeleton(self, values: Tensor) -> Tensor:
-        """Values of the P classes at I(c), where it is a coordinate, and 0 at the others of the K edges."""
-        result = torch.zeros_like(self._weights)
-        self._put_moved(result, values)
-        return result
-
-    def _put_moved(self, edges: Tensor, values: Tensor) -> None:
-        chart = self.chart
-        if chart.moved is None:
-            chart.into.put_(edges, values)
-        else:
-            moved = chart.moved
-            edges.index_copy_(0, chart.into.places.index_select(0, moved), values.index_select(0, moved))
-
-    def _scaled(self, place: Place, values: Tensor) -> Tensor:
-        """Values f_u f_v, a new tensor."""
-        result = values
-        for ends in (place.sources, place.targets):
-            if ends is not None:
-                factor = ends.take(self._as(values.dtype))
-                result = result * factor if result is values else result.mul_(factor)
-        return result.clone() if result is values else result
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -181,7 +229,9 @@ class Frame:
             steps: dx of every basis path, by name.
             shrinking: factors that multiply all values v of a parameter's paths before the step; None for ones.
         """
-        return self._ratios(self.chart.into.take(self._gather(steps)) * self._slopes, shrinking)
+        self._gradients_of(steps)
+        # dv / v = dx a / v
+        return self._ratios(self.chart.into.take(self._gradients) * self._slopes, shrinking)
 
     def move_(
         self,
@@ -193,21 +243,19 @@ class Frame:
         """Change the weights, in place, so that the paths take the steps dx.
 
         Args:
-            weights: those that the frame was made of.
+            weights: those that the frame looks at.
             steps: dx by name; they are overwritten.
             ratios: R of the P classes.
             shrinking: see :meth:`ratios`.
         """
-        after = self._after(ratios)
-        for name, place in self.chart.places.items():
+        self._pass(ratios)
+        for name, part in self._parts.items():
             w, dw = weights[name], steps[name]
             if shrinking is not None and shrinking[name] != 1:
                 w.mul_(shrinking[name])
-            for ends in (place.sources, place.targets):
-                if ends is not None:
-                    dw.mul_(ends.take(self._as(dw.dtype)))
-            inverse, skeleton = (t.to(w.dtype) for t in after)
-            self._finish_(w.add_(dw), place, inverse, skeleton)
+            for factor in part.factors:
+                dw.mul_(factor)
+            part.finish_(w.add_(dw))
 
     def gradient_ratios(
         self,
@@ -217,15 +265,9 @@ class Frame:
         shrinking: Mapping[str, float] | None = None,
     ) -> Tensor:
         """R of the P classes for the steps dx = -lr dL/dx, without writing these down."""
-        sums = torch.zeros_like(self.factors)
-        for name, place in self.chart.places.items():
-            if place.sources is not None:
-                w = weights[name]
-                place.sources.add_to(sums, torch.mul(w, gradients[name], out=self._scratch_like(w)))
         # dv / v = -lr q (a / v)^2
-        step = self._moments(self._gather(gradients), sums).mul_(self._slopes).mul_(self._slopes)
-        lr = self._per_class(lrs)
-        return self._ratios(step.mul_(-lr), shrinking)
+        relative = self._moments(weights, gradients).mul_(self._slopes).mul_(self._slopes)
+        return self._ratios(relative.mul_(-self._per_class(lrs)), shrinking)
 
     def descend_(
         self,
@@ -238,115 +280,66 @@ class Frame:
         """:meth:`move_` for the steps dx = -lr dL/dx, in fewer passes over memory.
 
         Args:
-            weights: those that the frame was made of.
+            weights: those that the frame looks at.
             gradients: dL/dw by name, not changed.
             lrs: learning rates by name.
             ratios: R of the P classes.
             shrinking: see :meth:`ratios`.
         """
-        after = self._after(ratios)
-        squares = self.factors.square()
-        typed: dict[torch.dtype, list[Tensor]] = {}
-        seen: dict[torch.dtype, tuple[dict[Ends, Tensor], dict[Ends, Tensor]]] = {}
-        for name, place in self.chart.places.items():
-            w, g, lr = weights[name], gradients[name], lrs[name]
-            if w.dtype not in typed:
-                typed[w.dtype] = [t.to(w.dtype) for t in (squares, *after)]
-                seen[w.dtype] = {}, {}
-            square, inverse, skeleton = typed[w.dtype]
-            squares_at, inverse_at = seen[w.dtype]
+        self._pass(ratios)
+        for name, part in self._parts.items():
+            w, g, squares = weights[name], gradients[name], part.squares
             if shrinking is not None and shrinking[name] != 1:
                 w.mul_(shrinking[name])
             # dw = -lr g (f_u f_v)^2
-            sources, targets = place.sources, place.targets
-            if sources is not None and targets is not None:
-                g = torch.mul(g, sources.take(square, squares_at), out=self._scratch_like(w))
-            last = sources if targets is None else targets
-            if last is None:
-                w.add_(g, alpha=-lr)
+            if not squares:
+                w.add_(g, alpha=-lrs[name])
             else:
-                w.addcmul_(g, last.take(square, squares_at), value=-lr)
-            self._finish_(w, place, inverse, skeleton, inverse_at)
-
-    def _scratch_like(self, tensor: Tensor) -> Tensor:
-        """Memory for a moment: fetching it anew at every step can cost more than the arithmetic."""
-        key = (tensor.dtype, tensor.shape)
-        if key not in self._scratch:
-            size, flat = tensor.numel(), (tensor.dtype, torch.Size())
-            if flat not in self._scratch or self._scratch[flat].numel() < size:
-                self._scratch.clear()
-                self._scratch[flat] = tensor.new_empty(size)
-            self._scratch[key] = self._scratch[flat][:size].view(tensor.shape)
-        return self._scratch[key]
+                if len(squares) == 2:
+                    g = torch.mul(g, squares[0], out=self._scratch.like(w))
+                w.addcmul_(g, squares[-1], value=-lrs[name])
+            part.finish_(w)
 
     def _ratios(self, relative: Tensor, shrinking: Mapping[str, float] | None) -> Tensor:
         """R = 1 + dv / v, for the relative steps of the paths at I(c)."""
-        ratios = relative.add_(1)
+        ratios = relative.add_(1.0)
         if shrinking is not None:
             ratios += self._per_class(shrinking) - 1
         return ratios if self.chart.like is None else ratios.index_select(0, self.chart.like)
 
     def _per_class(self, numbers: Mapping[str, float]) -> Tensor | float:
         """Numbers of the parameters that own I(c), for the P classes; one number where all are alike."""
-        owners = [(numbers[name], place) for name, place in self.chart.places.items() if place.among.count]
-        if len({number for number, _ in owners}) == 1:
-            return owners[0][0]
-        edges = torch.zeros_like(self._weights)
-        for number, place in owners:
-            place.among.put_(edges, edges.new_full((place.among.count,), number))
+        if len(set(numbers.values())) == 1:
+            return next(iter(numbers.values()))
+        edges = torch.zeros_like(self._gradients)
+        for name, place in self.chart.places.items():
+            place.among.take(edges).fill_(numbers[name])
         return self.chart.into.take(edges)
 
-    def _after(self, ratios: Tensor) -> tuple[Tensor, Tensor]:
-        """1 / R at every node, and the new weights of the skeleton edges."""
-        chart = self.chart
-        inverse = torch.ones_like(self.factors)
-        chart.classes.put_(inverse, ratios.reciprocal())
-        skeleton = self._weights.clone()
-        change = ratios if chart.starts is None else ratios * chart.starts.take(inverse)
-        self._put_moved(skeleton, chart.into.take(skeleton) * change)
-        return inverse, skeleton
+    def _pass(self, ratios: Tensor) -> None:
+        """Put what holds after a step in the place of what held before: 1 / R, and weights of the skeleton edges."""
+        chart, wide = self.chart, self._wide
+        if self._own_inverse is not None:
+            torch.div(self._one, ratios, out=self._own_inverse)
+        else:
+            chart.classes.put_(wide.inverse.values, self._one / ratios)
+        # w <- w R_c / R_u for I(c) = (u -> c)
+        change = ratios if chart.starts is None else ratios * chart.starts.take(wide.inverse.values)
+        if self._moved is None and chart.into.first >= 0:
+            self._own_weights.mul_(change)  # a view
+        else:
+            self._put_moved(wide.edges.values, self._own_weights * change)
+        torch.mul(wide.factors.values, wide.factors.values, out=wide.squares.values)
+        self._convert()
 
-    def _finish_(
-        self,
-        w: Tensor,
-        place: Place,
-        inverse: Tensor,
-        skeleton: Tensor,
-        known: dict[Ends, Tensor] | None = None,
-    ) -> None:
-        """Divide by R_u, and set the skeleton edges."""
-        if place.sources is not None:
-            w.mul_(place.sources.take(inverse, known))
-        put_(w, place, skeleton)
+    def _convert(self) -> None:
+        """Bring the vectors to the types of the parameters."""
+        for vectors in self._vectors.values():
+            vectors.copy_(self._wide.values)
 
-    def _gather(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        parts = [
-            take(tensors[name], place.skeleton)
-            for name, place in self.chart.places.items()
-            if place.skeleton is not None
-        ]
-        if not parts:
-            return self.chart.classes.places.new_zeros(0, dtype=torch.float64)
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).double()
-
-    def _as(self, dtype: torch.dtype) -> Tensor:
-        """The factors in another type."""
-        if dtype not in self._typed:
-            self._typed[dtype] = self.factors.to(dtype)
-        return self._typed[dtype]
-
-
-def take(tensor: Tensor, indices: Tensor) -> Tensor:
-    """Elements by their flat indices."""
-    return tensor.view(-1).index_select(0, indices) if tensor.is_contiguous() else tensor.take(indices)
-
-
-def put_(tensor: Tensor, place: Place, values: Tensor) -> None:
-    """Overwrite a parameter's skeleton elements with their values among those of all K."""
-    if place.skeleton is None:
-        return
-    own = place.among.take(values).to(tensor.dtype)
-    if tensor.is_contiguous():
-        tensor.view(-1).index_copy_(0, place.skeleton, own)
-    else:
-        tensor.put_(place.skeleton, own)
+    def _put_moved(self, edges: Tensor, values: Tensor) -> None:
+        """Overwrite, of the K edges, those I(c) that are coordinates by values of the P classes."""
+        if self._moved is None or self.chart.moved is None:
+            self.chart.into.put_(edges, values)
+        else:
+            edges.index_copy_(0, self._moved, values.index_select(0, self.chart.moved))
