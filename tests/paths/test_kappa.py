@@ -461,11 +461,25 @@ def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype
         assert not any(looks)
 
 
+class _Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.again, self.out = nn.Linear(2, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.enter(x[:, 0]).relu()
+        for t in range(1, x.shape[1]):
+            h = (self.enter(x[:, t]) + self.again(h)).relu()
+        return self.out(h), None
+
+
 @pytest.mark.parametrize("exponent", [10, 20, 28])
-def test_second_term_does_not_lose_digits_to_the_scales_of_weights(exponent):
+@pytest.mark.parametrize(
+    "build", [lambda: nn.RNN(2, 6, 2, nonlinearity="relu", batch_first=True), _Loop], ids=["layers", "loop"]
+)
+def test_second_term_does_not_lose_digits_to_the_scales_of_weights(build, exponent):
     torch.manual_seed(0)
-    rnn = nn.RNN(2, 6, 2, nonlinearity="relu", batch_first=True)
-    network = ps.trace(rnn, torch.zeros(1, 12, 2), output=lambda r: r[0])
+    network = ps.trace(build(), torch.zeros(1, 12, 2), output=lambda r: r[0])
     before = ps.paths.kappa(network, second_term=True)
     factors = 2.0 ** (exponent * torch.tensor([1.0, -1.0]).double()).repeat(network.num_classes // 2)
     ps.rescaling.rescale_(network, factors)

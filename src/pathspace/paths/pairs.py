@@ -60,11 +60,15 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
 def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
     with torch.inference_mode(False), torch.enable_grad():
-        q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
-        taps: list[Tap] = []
-        total, _ = network.tape.run(q, network.live, taps=taps)
-        result: dict[str, Tensor] = {}
         uses = parameter_uses(network)
+        q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
+        # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave the type though q
+        # times it does not
+        repeated = {n: torch.ones_like(q[n]).requires_grad_() for n in q if uses[n] > 1}
+        scaled = {n: square.detach() * repeated[n] if n in repeated else square for n, square in q.items()}
+        taps: list[Tap] = []
+        total, _ = network.tape.run(scaled, network.live, taps=taps)
+        result: dict[str, Tensor] = {}
         closed = [tap for tap in taps if uses[tap.recurrent] == 1]
         if closed:
             deltas = torch.autograd.grad(total, [tap.entering for tap in closed], retain_graph=True)
@@ -73,16 +77,17 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
                 if tap.backwards:
                     before, delta = before.flip(0), delta.flip(0)
                 result[tap.recurrent] = recurrent_second_term(S, before, delta)
-        repeated = [name for name in q if uses[name] > 1]
         if repeated:
             first = torch.autograd.grad(
-                total, [q[n] for n in repeated], create_graph=True, materialize_grads=True
+                total, list(repeated.values()), create_graph=True, materialize_grads=True
             )
-            for name, gradient in zip(repeated, first, strict=True):
+            for (name, factor), gradient in zip(repeated.items(), first, strict=True):
                 if gradient.requires_grad:
-                    diagonal = _hessian_diagonal(gradient, q[name], batched=not taps)
+                    diagonal = _hessian_diagonal(gradient, factor, batched=not taps)
                     if diagonal is not None:
-                        result[name] = 2 * q[name].detach() * diagonal
+                        # 2 q d^2G/dq^2 = 2 (d^2G/df^2) / q, and nothing where q = 0
+                        own = q[name].detach()
+                        result[name] = torch.where(own > 0, 2 * diagonal / own, 0.0)
     return result
 
 
@@ -100,11 +105,11 @@ def parameter_uses(network: Network) -> Counter[str]:
     return count
 
 
-def _hessian_diagonal(gradient: Tensor, q: Tensor, *, batched: bool) -> Tensor | None:
-    """D gradient_i / d q_i for every element; None for zero. ``batched`` takes several at a time."""
+def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor | None:
+    """D gradient_i / d f_i for every element; None for zero. ``batched`` takes several at a time."""
     flat = gradient.reshape(-1)
     diagonal = torch.zeros_like(flat)
-    (probe,) = torch.autograd.grad(flat.sum(), q, retain_graph=True, allow_unused=True)
+    (probe,) = torch.autograd.grad(flat.sum(), f, retain_graph=True, allow_unused=True)
     if probe is None or not bool(probe.any()):  # not negative: no path has a pair of edges of this parameter
         return None
     chunk = _CHUNK if batched else 1
@@ -113,6 +118,6 @@ def _hessian_diagonal(gradient: Tensor, q: Tensor, *, batched: bool) -> Tensor |
         rows = torch.zeros(len(index), flat.numel(), dtype=flat.dtype, device=flat.device)
         rows[torch.arange(len(index), device=flat.device), index] = 1
         rows = rows if batched else rows[0]
-        (products,) = torch.autograd.grad(flat, q, rows, retain_graph=True, is_grads_batched=batched)
+        (products,) = torch.autograd.grad(flat, f, rows, retain_graph=True, is_grads_batched=batched)
         diagonal[index] = products.reshape(len(index), -1).gather(1, index[:, None])[:, 0]
-    return diagonal.reshape(q.shape)
+    return diagonal.reshape(f.shape)
