@@ -1,10 +1,12 @@
 """Cost of a whole training step relative to torch.optim: time, and peak memory.
 
 Both optimizers train copies of the same model in one process; their steps alternate, and the time is the median of the
-ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). Memory is what all
+ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). With ``--clock cpu``
+the time is the process's own, which others on the machine do not count in. Memory is what all
 tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
 
     python benchmarks/step_cost.py
+    python benchmarks/step_cost.py --fused --refresh-every 1 10
     python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
     python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
@@ -129,7 +131,12 @@ class Trial:
     step: Callable[[], float]
 
 
-def trial(case: Case, optimizer: str, options: dict[str, Any], device: str, variant: str) -> Trial:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def trial(
+    case: Case, optimizer: str, options: dict[str, Any], device: str, variant: str, clock: str = "wall"
+) -> Trial:
     """A fresh copy of a case with an optimizer, and a function that takes a step and returns its seconds."""
     torch.manual_seed(0)
     model = case.model().to(device)
@@ -150,18 +157,18 @@ def trial(case: Case, optimizer: str, options: dict[str, Any], device: str, vari
     elif variant == "graphs":
         run = torch.cuda.make_graphed_callables(model, (x,))
     loss = nn.CrossEntropyLoss()
-    cuda = x.is_cuda
+    cuda, now = x.is_cuda, CLOCKS[clock]
 
     def step() -> float:
         if cuda:
             torch.cuda.synchronize()
-        begin = time.perf_counter()
+        begin = now()
         rule.zero_grad(set_to_none=variant != "graphs")
         loss(run(x), y).backward()
         rule.step()
         if cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - begin
+        return now() - begin
 
     return Trial(network, sum(p.numel() * p.element_size() for p in model.parameters()), step)
 
@@ -201,10 +208,10 @@ def peak_bytes(case: Case, optimizer: str, options: dict[str, Any], device: str)
     return counted.peak, made.parameters
 
 
-def memory(name: str, optimizer: str, refresh_every: int, device: str) -> float:
+def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> float:
     """Peak memory of a step above the plain optimizer's, in units of the parameters."""
     case = CASES[name]
-    most, parameters = peak_bytes(case, optimizer, {"refresh_every": refresh_every}, device)
+    most, parameters = peak_bytes(case, optimizer, options, device)
     least, _ = peak_bytes(case, PLAIN[optimizer].__name__, {}, device)
     return round((most - least) / parameters, 3)
 
@@ -216,12 +223,14 @@ def measure(
     pairs: int | None = None,
     optimizer: str = "PathSGD",
     variant: str = "eager",
+    fused: bool = False,
+    clock: str = "wall",
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
     case, plain_name = CASES[name], PLAIN[optimizer].__name__
-    options = {"refresh_every": refresh_every}
-    plain = trial(case, plain_name, {}, device, variant).step
-    ours = trial(case, optimizer, options, device, variant).step
+    options = {"refresh_every": refresh_every, **({"fused": True} if fused else {})}
+    plain = trial(case, plain_name, {}, device, variant, clock).step
+    ours = trial(case, optimizer, options, device, variant, clock).step
     for _ in range(max(3, refresh_every)):
         plain()
         ours()
@@ -246,14 +255,16 @@ def measure(
         "optimizer": optimizer,
         "plain": plain_name,
         "variant": variant,
+        "fused": fused,
         "refresh_every": refresh_every,
         "device": device,
+        "clock": clock,
         "threads": torch.get_num_threads(),
         "pairs": count,
         "plain_milliseconds": round(1e3 * statistics.median(seconds), 3),
         "ratio": round(statistics.median(ratios), 4),
         "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
-        "peak_memory_in_parameters": memory(name, optimizer, refresh_every, device),
+        "peak_memory_in_parameters": memory(name, optimizer, options, device),
         "torch": torch.__version__,
         "pathspace": ps.__version__,
     }
@@ -267,6 +278,8 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["PathSGD"])
     parser.add_argument("--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
     parser.add_argument("--refresh-every", nargs="+", type=int, default=[1])
+    parser.add_argument("--fused", action="store_true", help="give our optimizer fused=True")
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -282,10 +295,22 @@ def main() -> None:
             for refresh in options.refresh_every:
                 for name in options.cases:
                     if options.memory_only:
-                        figure = memory(name, optimizer, refresh, options.device)
+                        given = {"refresh_every": refresh, **({"fused": True} if options.fused else {})}
+                        figure = memory(name, optimizer, given, options.device)
                         print(f"{name} {optimizer} refresh_every={refresh}: {figure}", flush=True)
                         continue
-                    figures.append(measure(name, refresh, options.device, options.pairs, optimizer, variant))
+                    figures.append(
+                        measure(
+                            name,
+                            refresh,
+                            options.device,
+                            options.pairs,
+                            optimizer,
+                            variant,
+                            options.fused,
+                            options.clock,
+                        )
+                    )
                     print(json.dumps(figures[-1]), flush=True)
     if options.output:
         temporary = options.output.with_suffix(".tmp")

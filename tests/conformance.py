@@ -10,6 +10,7 @@ import copy
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -169,6 +170,25 @@ REGISTRY = [
         second_term=True,
         damping=1e-3,
         normalization="frozen",
+    ),
+    *(
+        [
+            _path_sgd("fused", fused=True, plain={}, thorough=True),
+            _path_sgd(
+                "fused, everything",
+                fused=True,
+                lr=0.02,
+                momentum=0.5,
+                nesterov=True,
+                weight_decay=0.05,
+                clip_norm=0.5,
+                refresh_every=3,
+                normalization="frozen",
+                steps=40,
+            ),
+        ]
+        if find_spec("numba")  # an optional dependency
+        else []
     ),
     _adam_like("PathAdam", plain={}, thorough=True, steps=100),
     _adam_like("PathAdam", "raw", normalization="none", plain={}),

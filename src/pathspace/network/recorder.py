@@ -100,6 +100,7 @@ class Recorder:
         parameter: str = "",
         pullback: Pullback | None = None,
         forward: Callable[..., Any] | None = None,
+        form: Any = None,
     ) -> Tensor:
         """Record ``function`` of the squared inputs and return the (empty) tensor it makes.
 
@@ -117,6 +118,7 @@ class Recorder:
             pullback=pullback,
             forward=forward,
             shape=tuple(labels.shape) if forward is not None else None,
+            form=form,
         )
         self.instructions.append(instruction)
         tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
@@ -133,12 +135,14 @@ class Recorder:
         recurrent: bool = False,
         pullback: Pullback | None = None,
         forward: Callable[..., Any] | None = None,
+        form: Any = None,
     ) -> tuple[Tensor, ...]:
         """Record a function with several results; ``results`` have their slots already."""
         made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
+        where = self.where(name)
         self.instructions.append(
-            Instruction(function, used, made, self.where(name), of_parameter, recurrent, pullback, forward)
+            Instruction(function, used, made, where, of_parameter, recurrent, pullback, forward, form=form)
         )
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 

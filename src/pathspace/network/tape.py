@@ -41,6 +41,7 @@ class Instruction:
     # none the pullback gets the outputs
     forward: Callable[..., tuple[Tensor | tuple[Tensor, ...], Any]] | None = None
     shape: tuple[int, ...] | None = None  # of its output, where the pullback needs no more of it than that
+    form: Any = None  # what it is, for those that read the tape: "linear", "movement", or the form of a stack
 
 
 @dataclass(frozen=True)

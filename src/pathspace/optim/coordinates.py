@@ -59,7 +59,6 @@ class CoordinateOptimizer(PathOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
-            needs_gauge=power != 1,
         )
 
     @abstractmethod

@@ -134,7 +134,7 @@ def safe_divisor_(metric: Tensor) -> Tensor:
     return metric
 
 
-_FACTORS = 1e30  # g may be divided by one factor after the other if both are between this and its inverse
+_FACTORS = 1e18  # g may be divided by one factor after the other if both are between this and its inverse
 
 
 def divisor(kappa: Tensor | Outer, bounds: Sequence[tuple[float, float]]) -> Tensor | Outer:

@@ -20,6 +20,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
+from pathspace.optim.compiled import plan_of
 from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
@@ -55,7 +56,7 @@ class PathOptimizer(NetworkOptimizer):
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
         normalization: which c.
         damping: fraction of kappa's mean that is added to kappa in the balanced member of the rescaling class.
-        needs_gauge: whether the metric is made with the gauge even where c and the damping do without.
+        fused: whether to compute kappa by compiled loops, where the network has a plan for them.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PathOptimizer(NetworkOptimizer):
         second_term: bool,
         normalization: Normalization,
         damping: float,
-        needs_gauge: bool = False,
+        fused: bool = False,
     ) -> None:
         check_not_negative(damping=damping)
         if clip_norm is not None and not clip_norm > 0:
@@ -79,10 +80,15 @@ class PathOptimizer(NetworkOptimizer):
             raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
         self.clip_norm, self.refresh_every, self.second_term = clip_norm, refresh_every, second_term
         self.normalization, self.damping = normalization, damping
-        self._needs_gauge = needs_gauge or damping > 0 or normalization != "none"
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._gauges: dict[Tensor, Gauge] = {}
         super().__init__(params, network, defaults)
+        self._plan, self.not_fused_because = plan_of(network, second_term) if fused else (None, "fused=False")
+
+    @property
+    def fused(self) -> bool:
+        """Whether compiled loops compute kappa; ``not_fused_because`` says why not."""
+        return self._plan is not None
 
     factored = False
     """Whether the metric is kappa / c as it is, and ``_advance`` takes outer products as their factors."""
@@ -95,6 +101,11 @@ class PathOptimizer(NetworkOptimizer):
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         """Move the parameters; those without a metric are outside the network."""
 
+    def _taken(self, active: Active) -> bool:
+        """Whether a shorter way took the step."""
+        del active
+        return False
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
@@ -106,7 +117,7 @@ class PathOptimizer(NetworkOptimizer):
             The closure's loss, or None.
         """
         loss, active = evaluated(closure), self._active()
-        if active:
+        if active and not self._taken(active):
             names = parameter_names(self.network, (p for p, _ in active))
             with full_precision(active[0][0]):
                 self._advance(active, self._metrics(names))
@@ -126,28 +137,13 @@ class PathOptimizer(NetworkOptimizer):
         if not any(state.get("age", 0) % self.refresh_every == 0 for state in states.values()):
             for state in states.values():
                 state["age"] += 1
-            return {p: _kept(state) for p, state in states.items()}
+            return {p: kept(state) for p, state in states.items()}
         self.network.check_current()
-        due = self._means_due(names, states) if self._needs_gauge else []
-        factors: list[float] = []
-        counts: list[int] = []
-
-        def means(kappa: Mapping[str, Tensor | Outer]) -> list[Tensor]:
-            factors.clear()
-            counts.clear()
-            found: list[Tensor] = []
-            for p, name, _ in due:
-                parts, factor = self._gauges[p].mean(kappa[name])
-                found += parts
-                factors.append(factor)
-                counts.append(len(parts))
-            return found
-
-        result = self._kappa(list(names.values()), means)
-        read = iter(result.measured)
-        for (_, _, state), factor, count in zip(due, factors, counts, strict=True):
-            mean = factor * math.prod(next(read) for _ in range(count))
-            state["mean"] = mean if mean > 0 else 1.0
+        due = self._means_due(names, states)
+        result, means = self._surveyed(names)
+        for (p, state), mean in zip(states.items(), means, strict=True):
+            if p in due:
+                state["mean"] = mean if mean > 0 else 1.0
         self._normalize(names)
         kappa = result.values
         factored = self.factored and not self.damping
@@ -160,8 +156,35 @@ class PathOptimizer(NetworkOptimizer):
             else:
                 metrics[p] = self._metric(self._damped(p, own[name], state), state)
             if self.refresh_every > 1:
-                _keep(state, metrics[p])
+                keep(state, metrics[p])
         return metrics
+
+    def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
+        """Kappa, and the mean of each parameter's in the gauge."""
+        if self._plan is not None:
+            found = self._plan.run({name: self._gauges[p] for p, name in names.items()})
+            if found is not None:
+                return found
+        factors: list[float] = []
+        counts: list[int] = []
+
+        def measure(kappa: Mapping[str, Tensor | Outer]) -> list[Tensor]:
+            factors.clear()
+            counts.clear()
+            found: list[Tensor] = []
+            for p, name in names.items():
+                parts, factor = self._gauges[p].mean(kappa[name])
+                found += parts
+                factors.append(factor)
+                counts.append(len(parts))
+            return found
+
+        result = self._kappa(list(names.values()), measure)
+        read = iter(result.measured)
+        return result, [
+            factor * math.prod(next(read) for _ in range(count))
+            for factor, count in zip(factors, counts, strict=True)
+        ]
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         """Kappa of some parameters, and what ``measure`` finds in it."""
@@ -174,10 +197,8 @@ class PathOptimizer(NetworkOptimizer):
         for p in names:
             self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
 
-    def _means_due(
-        self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]]
-    ) -> list[tuple[Tensor, str, dict[str, Any]]]:
-        """The parameters whose mean of kappa is to be measured (see ``path_metric``); gauges at the first step."""
+    def _means_due(self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]]) -> Iterable[Tensor]:
+        """The parameters whose mean of kappa enters c (see ``path_metric``); gauges at the first step."""
         new = {p: name for p, name in names.items() if "gauge_rows" not in states[p]}
         found = gauges(self.network, new.values()) if new else {}
         for p, name in new.items():
@@ -186,9 +207,7 @@ class PathOptimizer(NetworkOptimizer):
             known = self._gauges.get(p)
             if known is None or known.rows is not state["gauge_rows"]:
                 self._gauges[p] = gauge_of(state)
-        return [
-            (p, name, states[p]) for p, name in names.items() if p in new or self.normalization == "refreshed"
-        ]
+        return names if self.normalization == "refreshed" else new
 
     def _damped(self, p: Tensor, kappa: Tensor, state: dict[str, Any]) -> Tensor:
         if self.damping:
@@ -198,7 +217,7 @@ class PathOptimizer(NetworkOptimizer):
         return kappa
 
 
-def _keep(state: dict[str, Any], metric: Metric) -> None:
+def keep(state: dict[str, Any], metric: Metric) -> None:
     """Keep a metric until the next is due."""
     state["age"] = 1
     if isinstance(metric.values, Outer):
@@ -209,7 +228,8 @@ def _keep(state: dict[str, Any], metric: Metric) -> None:
         state.pop("kappa_rows", None)
 
 
-def _kept(state: dict[str, Any]) -> Metric:
+def kept(state: dict[str, Any]) -> Metric:
+    """The metric that was kept."""
     if "kappa_rows" in state:
         return Metric(Outer(state["kappa_rows"], state["kappa_columns"]), state["normalizer"])
     return Metric(state["kappa"], state["normalizer"])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.compiled import fused_descent
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import parameter_names, safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
@@ -57,8 +58,11 @@ class PathSGD(PathOptimizer):
         damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
             (of the first step's mean, unless c is refreshed); stays invariant, unlike a constant.
         maximize: ascend instead.
+        fused: compute kappa and the step by compiled loops (Numba, on the CPU) where the network is a chain of linear
+            layers and ``nn.RNN`` layers; ``optimizer.fused`` tells whether it is. The same to rounding.
 
     Raises:
+        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -89,6 +93,7 @@ class PathSGD(PathOptimizer):
         normalization: Normalization = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
+        fused: bool = False,
     ) -> None:
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
         if nesterov and not momentum:
@@ -113,10 +118,20 @@ class PathSGD(PathOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
-            needs_gauge=clip_step is not None,
+            fused=fused,
         )
+        damped = damping > 0 or clip_step is not None  # what the loops do not do
+        self._direct = None if self._plan is None or damped else fused_descent(self, self._plan)
 
     factored = True
+
+    def _taken(self, active: Active) -> bool:
+        if self._direct is None:
+            return False
+        taken = self._direct.take(active)
+        if not taken:
+            self._direct.forget()
+        return taken
 
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
         return Metric(safe_divisor_(kappa), state["normalizer"])

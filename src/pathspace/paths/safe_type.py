@@ -17,7 +17,7 @@ Values = dict[str, Tensor | Outer]
 Measure = Callable[[Mapping[str, Tensor | Outer]], list[Tensor]]
 """From values to more numbers that are wanted of them, as 0-dim tensors; rescaling must not change these."""
 
-_MODERATE = 1e15
+MODERATE = 1e15
 """Means beyond this or below its inverse ask for float64, so that no rescaling by thousands can make the difference."""
 
 
@@ -49,7 +49,7 @@ class Surveyed:
     @property
     def moderate(self) -> bool:
         """Whether what was measured is far from the ends of float32, in every member of the rescaling class alike."""
-        return all(number == 0 or 1 / _MODERATE <= number <= _MODERATE for number in self.measured)
+        return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in self.measured)
 
 
 def survey(values: Values, measure: Measure | None = None) -> Surveyed:

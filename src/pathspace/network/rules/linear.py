@@ -71,6 +71,7 @@ def linear(
         batch=batch,
         pullback=linear_pullback if by_hand else None,
         forward=linear_forward if by_hand else None,
+        form="linear" if by_hand else None,
     )
     return recorder.note_linear(out)
 

@@ -69,6 +69,7 @@ def move_one(
         name=name,
         dtype=x.dtype,
         pullback=None if many else movement_pullback(move),
+        form="movement",
     )
     if not many:
         return out[0]
@@ -77,7 +78,7 @@ def move_one(
 
 def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
     """Gradient of a movement: each element's goes back to where the element came from."""
-    places: dict[torch.device, tuple[Tensor, str]] = {}
+    places: dict[torch.device, tuple[Tensor | None, str]] = {}
 
     def pullback(
         inputs: Sequence[Tensor],
@@ -91,12 +92,13 @@ def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
         if t.device not in places:
             index = torch.arange(t.numel(), device=t.device).reshape(t.shape)
             moved = _on_labels(move, index)
-            places[t.device] = (moved.reshape(-1), _kind_of_movement(index, moved))
+            kind = _kind_of_movement(index, moved)
+            places[t.device] = (moved.reshape(-1) if kind == "copy" else None, kind)
         index, kind = places[t.device]
         if kind == "order":  # a repeated value stays one
             return [g.reshape(t.shape)]
         back = torch.zeros(t.shape, dtype=g.dtype, device=g.device)
-        if kind == "view":
+        if index is None:
             move(back).copy_(g)
             return [back]
         return [back.view(-1).index_add_(0, index, g.reshape(-1)).view(t.shape)]

@@ -80,7 +80,7 @@ def rnn(
         final += outputs
 
     recurrent_names = [recorder.value(cell[1]).name for cell in cells]
-    stack = Stack(per_cell, tuple(starts), layers, directions)
+    stack = Stack(per_cell, tuple(starts), layers, directions, time_dim)
 
     def one_of(t: Tensor, dim: int) -> Tensor:
         """All examples are alike in the squared network."""
@@ -143,6 +143,7 @@ def rnn(
         recurrent=True,
         pullback=pullback,
         forward=forward,
+        form=stack,
     )
     return out[0], out[1]
 
@@ -161,6 +162,7 @@ class Stack:
     starts: tuple[bool, ...]  # whether a cell has an initial state
     layers: int
     directions: int
+    time_dim: int = 0  # of what enters
 
     def cells(self, slots: Sequence[T]) -> Iterator[tuple[int, Sequence[T], T | None]]:
         """(first slot, parameters, initial state) of every cell."""
