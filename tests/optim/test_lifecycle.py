@@ -104,6 +104,44 @@ def test_a_model_may_be_converted_from_half_precision_and_back(name):
     assert all(torch.isfinite(p).all() and p.dtype == torch.bfloat16 for p in after)
 
 
+class Mixed(nn.Module):
+    """Layers of two types; the values that go from one to the other are cast."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 12).to(first), nn.Linear(12, 3).to(second)
+
+    def forward(self, x):
+        return self.b(self.a(x.to(self.a.weight.dtype)).relu().to(self.b.weight.dtype))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name.startswith(("Path", "G"))])
+@pytest.mark.parametrize(
+    "types", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float32)]
+)
+def test_models_of_several_types(name, types):
+    outputs = []
+    for power in (0.0, 3.0):
+        model = Mixed(*types)
+        network = ps.trace(model, torch.zeros(1, 4))
+        ps.rescaling.rescale_(
+            network, 2.0 ** (power * torch.linspace(-1, 1, 12, dtype=torch.float64)).round()
+        )
+        optimizer = getattr(ps.optim, name)(model.parameters(), network, **OPTIONS[name])
+        for i in range(5):
+            x = torch.randn(16, 4, generator=torch.Generator().manual_seed(i))
+            outputs.append(model(x))
+            optimizer.zero_grad()
+            outputs[-1].float().square().mean().backward()
+            optimizer.step()
+        assert [p.dtype for p in model.parameters()] == [types[0]] * 2 + [types[1]] * 2
+    assert torch.isfinite(outputs[-1]).all()
+    assert not torch.equal(outputs[0], outputs[4])
+    alike = all(torch.equal(a, b) for a, b in zip(outputs[:5], outputs[5:], strict=True))
+    assert alike != (name == "PathGradientAdam")
+
+
 # --- groups ------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, Square, dense
-from pathspace.paths.norm import widened
+from pathspace.paths.norm import all_widened
 from pathspace.paths.pairs import pairs_term
 from pathspace.paths.safe_type import Measure, Surveyed, in_safe_type
 
@@ -40,7 +40,7 @@ def kappa(
 
     Returns:
         Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type (float32 for
-        half-precision parameters). Where that overflows, the computation is repeated in float64, and if a value
+        half-precision parameters; float64 for all, if a model mixes it with others). Where that overflows, the computation is repeated in float64, and if a value
         exceeds what the type can hold, all of kappa is returned in float64.
 
     Raises:
@@ -128,7 +128,8 @@ def factored_first_term(
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters) if names is None else names
     with torch.inference_mode(False), torch.no_grad():
-        q = {name: Square(widened(source[name]), memory, name) for name in network.parameters}
+        wide = all_widened(source, network.parameters)
+        q = {name: Square(p, memory, name) for name, p in wide.items()}
         return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,8 +42,16 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
         18.0
     """
     source = current_values(network, parameters)
-    squared = {name: widened(source[name]).square() for name in network.parameters}
+    squared = {name: p.square() for name, p in all_widened(source, network.parameters).items()}
     return network.squared(squared)
+
+
+def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """Some parameters, :func:`widened` and of one type: float64 if a model mixes it with others."""
+    wide = {name: widened(source[name]) for name in names}
+    if len({p.dtype for p in wide.values()}) > 1:
+        return {name: p.double() for name, p in wide.items()}
+    return wide
 
 
 def widened(parameter: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.network.squares import Outer, dense
 from pathspace.network.tape import Tap
-from pathspace.paths.norm import widened
+from pathspace.paths.norm import all_widened, widened
 from pathspace.paths.recurrent import recurrent_second_term
 from pathspace.paths.safe_type import in_safe_type
 
@@ -61,7 +61,8 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
     """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
     with torch.inference_mode(False), torch.enable_grad():
         uses = parameter_uses(network)
-        q = {n: widened(source[n].detach()).square().requires_grad_() for n in network.parameters}
+        wide = all_widened(source, network.parameters)
+        q = {n: p.detach().square().requires_grad_() for n, p in wide.items()}
         # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave the type though q
         # times it does not
         repeated = {n: torch.ones_like(q[n]).requires_grad_() for n in q if uses[n] > 1}

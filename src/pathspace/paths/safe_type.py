@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.squares import Outer, dense
-from pathspace.paths.norm import widened
+from pathspace.paths.norm import all_widened
 
 Values = dict[str, Tensor | Outer]
 Measure = Callable[[Mapping[str, Tensor | Outer]], list[Tensor]]
@@ -101,7 +101,7 @@ def in_safe_type(
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
-    source = {name: widened(source[name]) for name in network.parameters}
+    source = all_widened(source, network.parameters)
     result = survey(compute(source), measure)
     moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
