@@ -40,8 +40,9 @@ def kappa(
 
     Returns:
         Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type (float32 for
-        half-precision parameters; float64 for all, if a model mixes it with others). Where that overflows, the computation is repeated in float64, and if a value
-        exceeds what the type can hold, all of kappa is returned in float64.
+        half-precision parameters; float64 for all, if a model mixes it with others). Where that overflows, the
+        computation is repeated in float64, and if a value exceeds what the type can hold, all of kappa is returned
+        in float64.
 
     Raises:
         FloatingPointError: kappa is not finite even in float64.
