@@ -90,10 +90,38 @@ def g_sgd(**options):
     )
 
 
-@pytest.mark.parametrize("rule", ["largest", "cyclic"])
-@pytest.mark.parametrize("case", UNTIED, ids=str)
+MODELS = [
+    Case(
+        "recurrent cnn",
+        lambda: ps.nn.RecurrentCNN(1, 2, maps=2, layers=3, unfoldings=3),
+        lambda n: torch.randn(n, 1, 6, 6),
+        3 * 4,
+    ),
+    Case(
+        "stacked relu rnn",
+        lambda: ps.nn.StackedReLURNN(2, [3, 3, 6], weight_drop=0.3, hidden_dropout=0.3),
+        lambda n: torch.randn(n, 4, 2),
+        6,
+        output=lambda out: out[0],
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", ["largest", "cyclic", "random"])
+@pytest.mark.parametrize("case", [*UNTIED, *MODELS], ids=str)
 def test_every_basis_path_takes_a_gradient_step(case, rule):
-    follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5), steps=2, skeleton_rule=rule)
+    """v_e <- v_e - lr dL/dv_e, with a rate at which some path loses or gains a third of its value."""
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    skeleton = ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(2))
+    values = PathValues(network, skeleton)
+    case.loss(call(model, case.example(4, torch.float64, seed=0))).backward()
+    before, gradient = values.now(), values.gradient()
+    changing = before != 0
+    lr = 0.3 / float((gradient / before)[changing].abs().max())
+    ps.optim.GSGD(model.parameters(), network, lr=lr, skeleton=skeleton, **RAW).step()
+    assert_close(values.now(), before - lr * gradient, rtol=1e-10, atol=1e-12)
+    assert ((values.now() - before) / before)[changing].abs().max() > 0.25
 
 
 ONE_CLASS = Case(  # every column of the second matrix leaves the same unit class

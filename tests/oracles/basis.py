@@ -90,7 +90,8 @@ class PathValues:
         paths = ps.paths.basis_paths(network, skeleton)
         self.paths = [torch.tensor([self.graph.number(edge) for edge in path]) for path in paths]
         held = {self.graph.number(edge) for edge in skeleton.outgoing}
-        self.places = [number for number in range(self.graph.num_edges) if number not in held]
+        used = ps.paths.used_edges(network)
+        self.places = [e for e in range(self.graph.num_edges) if e not in held and used[e]]
         assert len(self.places) == len(self.paths)
 
     def _weights(self) -> Tensor:

@@ -73,7 +73,9 @@ def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     paths = ps.paths.basis_paths(network, skeleton)
     graph = skeleton.graph
     assert skeleton.incomplete == ()
-    assert len(set(paths)) == len(paths) == graph.num_edges - network.num_classes
+    assert len(set(paths)) == len(paths) == ps.paths.degrees_of_freedom(network)
+    if case.name != "bidirectional rnn":  # its backward loop takes one step to the output, and is on no path
+        assert len(paths) == graph.num_edges - network.num_classes
     counts = torch.zeros(len(paths), graph.num_edges, dtype=torch.float64)
     for row, path in zip(counts, paths, strict=True):
         for edge in path:
@@ -193,6 +195,39 @@ def test_a_network_of_zeros_has_no_skeleton():
     ]
 
 
+# --- weights on no path --------------------------------------------------------------------------------
+
+
+class OneStep(torch.nn.Module):
+    """Two layers on one pixel, of which convolutions see the middle alone, and channels that nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Conv2d(2, 3, 3, padding=1)
+        self.out = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(self.second(self.first(x).relu()[:, :2]).relu().flatten(1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_on_no_path_have_no_part_in_it(rule):
+    network = ps.trace(OneStep(), torch.zeros(1, 1, 1, 1))
+    skeleton = choose(network, rule)
+    chosen = [e for e in (*skeleton.incoming, *skeleton.outgoing) if e is not None]
+    assert {index[2:] for name, index in chosen if name != "out.weight"} == {(1, 1)}
+    assert skeleton.incomplete == (2, 3)
+    listed = ps.paths.enumerate_paths(network)
+    found = ps.paths.basis_paths(network, skeleton)
+    assert set(found) <= set(listed.edges)
+    rank = ps.paths.path_rank(ps.paths.path_jacobian(network, listed))
+    assert len(found) == rank == ps.paths.degrees_of_freedom(network) == 4 + 6 + 3 + 6 + 2 - 5
+    values = ps.paths.basis_values(network, skeleton)
+    assert sum(int((~v.isnan()).sum()) for v in values.values()) == rank + 5  # and A_c B_c at O(c)
+    expression = ps.paths.express(network, skeleton, listed)
+    assert torch.equal(expression.exponents @ expression.counts, listed.counts)
+
+
 # --- errors --------------------------------------------------------------------------------------------
 
 
@@ -224,5 +259,9 @@ def test_edges_chosen_by_hand_are_checked():
     circle = [("rnn.weight_hh_l0", (0, 1)), ("rnn.weight_hh_l0", (1, 0)), into[2]]
     with pytest.raises(ValueError, match="leads back to no input"):
         ps.paths.Skeleton.from_edges(network, circle, out_of)
+    apart = ps.trace(OneStep(), torch.zeros(1, 1, 1, 1))
+    corner = [("first.weight", (0, 0, 0, 0)), *[None] * 6]
+    with pytest.raises(ValueError, match="on no path"):
+        ps.paths.Skeleton.from_edges(apart, corner, [None] * 7)
     with pytest.raises(KeyError):
         ps.paths.Skeleton.from_edges(network, [("nothing", (0,)), *into[1:]], out_of)

@@ -3,7 +3,7 @@
 from pathspace.paths.basis import basis_paths, basis_values
 from pathspace.paths.data_dependent import data_dependent_kappa
 from pathspace.paths.expression import BasisExpression, express
-from pathspace.paths.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank, used_edges
+from pathspace.paths.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank
 from pathspace.paths.kappa import kappa
 from pathspace.paths.listing import Paths, TooManyPathsError, enumerate_paths
 from pathspace.paths.node_measure import UnitMeasure, data_dependent_norm, unit_measure
@@ -12,6 +12,7 @@ from pathspace.paths.pairs import second_term
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.skeleton import Skeleton, skeleton
 from pathspace.paths.unrolled import Activity, UnrolledGraph, activity, unroll
+from pathspace.paths.usage import used_edges
 
 __all__ = [
     "Activity",

@@ -1,7 +1,8 @@
 """Basis paths: as many paths as path space has dimensions, whose values determine those of all others.
 
 S19 with its Skeleton Method corrected: for every edge e = (u -> v) that is not O(c) of a class, the path that comes
-to u along I, takes e, and goes on from v along O. Their number is #weights - #unit classes. (S19's choice, one edge in
+to u along I, takes e, and goes on from v along O. Their number is #weights - #unit classes, counting those that are on
+a path at all. (S19's choice, one edge in
 and one out of every unit taken by itself, gives 22 paths of rank 16 in a stack of two recurrent layers of two units.)
 
 Letters: c a unit class, e = (u -> v) an edge, w_e its weight, A and B the products along the skeleton, v_e the value
@@ -19,6 +20,7 @@ from pathspace.network import Edge, Network
 from pathspace.paths.condensation import cover
 from pathspace.paths.reduction import ReductionGraph
 from pathspace.paths.skeleton import Skeleton
+from pathspace.paths.usage import used_edges
 
 
 def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
@@ -30,8 +32,8 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
 
     Returns:
         A list of paths, each a tuple of edges (parameter name, index) from input to output. Edges at classes without
-        a skeleton edge are on no basis path and are left out; without such classes there are
-        #weights - #unit classes paths.
+        a skeleton edge are on no basis path and are left out, and so are weights on no path of the network (see
+        :func:`used_edges`); without either there are #weights - #unit classes paths.
 
     Raises:
         ValueError: the skeleton is another network's, or a matrix is used in both directions (a tied input and output
@@ -58,12 +60,15 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
                 into[node] = (*into[start], edge)
             else:
                 out_of[node - c] = (edge, *out_of[max(0, start - c)])
-    left_out = set(skeleton.edges[1 + c :].tolist())
-    ends = zip(graph.source.tolist(), graph.target.tolist(), strict=True)
+    held = set(skeleton.edges[1 + c :].tolist())
+    numbers = [
+        number for number in used_edges(network, graph).nonzero().flatten().tolist() if number not in held
+    ]
+    source, target = graph.source.tolist(), graph.target.tolist()
     return [
-        tuple(graph.edge(e) for e in (*into[u], number, *out_of[v]))
-        for number, (u, v) in enumerate(ends)
-        if number not in left_out and u in into and v in out_of
+        tuple(graph.edge(e) for e in (*into[source[number]], number, *out_of[target[number]]))
+        for number in numbers
+        if source[number] in into and target[number] in out_of
     ]
 
 
@@ -81,7 +86,7 @@ def basis_values(
 
     Returns:
         Parameter name -> float64 tensor of the parameter's shape; at e = O(c), which is on no basis path of its own,
-        A_c B_c; nan where a class has no skeleton edge.
+        A_c B_c; nan for weights on no path, and where a class has no skeleton edge.
 
     Raises:
         ValueError: see :func:`basis_paths`.
@@ -91,6 +96,7 @@ def basis_values(
     products = skeleton.products(source)
     products = torch.where(products == 0, torch.nan, products)
     weights = graph.flatten(source).detach().double()
+    weights = weights.masked_fill(~used_edges(network, graph).to(weights.device), torch.nan)
     a = products[cover(graph.source, graph.num_classes).to(weights.device)]
     b = products[cover(-graph.target, graph.num_classes).to(weights.device)]
     return graph.unflatten(a * weights * b)

@@ -25,6 +25,7 @@ from pathspace.paths.basis import basis_paths
 from pathspace.paths.edge_list import NONE
 from pathspace.paths.listing import Paths
 from pathspace.paths.skeleton import Skeleton
+from pathspace.paths.usage import used_edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,16 +80,18 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         torch.Size([4, 3])
     """
     basis = basis_paths(network, skeleton)  # refuses a skeleton that does not fit
-    if skeleton.incomplete:
-        name = skeleton.graph.class_names[skeleton.incomplete[0]]
-        raise ValueError(
-            f"{len(skeleton.incomplete)} classes have no skeleton edges, the first is that of {name}: paths through "
-            "them have no basis"
-        )
     graph, classes = skeleton.graph, skeleton.num_classes
+    used = used_edges(network, graph)
+    ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
+    lost = [c for c in skeleton.incomplete if c + 1 in ends]
+    if lost:
+        raise ValueError(
+            f"{len(lost)} classes have no skeleton edges, the first is that of {graph.class_names[lost[0]]}: paths "
+            "through them have no basis"
+        )
     into, out_of = skeleton.edges[1 : 1 + classes].tolist(), set(skeleton.edges[1 + classes :].tolist())
     source = graph.source.tolist()
-    kept = [e for e in range(graph.num_edges) if e not in out_of]
+    kept = [e for e in used.nonzero().flatten().tolist() if e not in out_of]
     place = {e: n for n, e in enumerate(kept)}
 
     def through(node: int) -> int:
@@ -96,13 +99,14 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         edge = into[node - 1]
         return place[edge] if edge in place else through(source[edge])
 
-    passes = {node: through(node) for node in range(1, classes + 1)}
-    stands_for = [place[e] if e in place else passes[source[e]] for e in range(graph.num_edges)]
-    exponents = torch.zeros(len(paths), len(kept) + 1, dtype=torch.long)
+    nothing = len(kept)
+    passes = {node: through(node) for node in range(1, classes + 1) if node in ends}
+    stands_for = [place[e] if e in place else passes.get(source[e], nothing) for e in range(graph.num_edges)]
+    exponents = torch.zeros(len(paths), nothing + 1, dtype=torch.long)
     # + 1 for every edge, - 1 for every class between two edges: the classes are those at which all edges but the
     # first of a stretch between fixed units start
-    of_edge = torch.tensor([*stands_for, len(kept)])
-    of_class = torch.tensor([passes.get(node, len(kept)) for node in source] + [len(kept)])
+    of_edge = torch.tensor([*stands_for, nothing])
+    of_class = torch.tensor([passes.get(node, nothing) for node in source] + [nothing])
     rows = torch.where(paths.weights == NONE, graph.num_edges, paths.weights)
     one = torch.ones_like(rows)
     exponents.scatter_add_(1, of_edge[rows], one).scatter_add_(1, of_class[rows], -one)

@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
-from pathspace.paths.kappa import first_term
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
-from pathspace.paths.reduction import ReductionGraph, reduction_graph
+from pathspace.paths.reduction import reduction_graph
 from pathspace.paths.unrolled import double_by_default, examples
+from pathspace.paths.usage import used_edges
 
 
 def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
@@ -125,37 +125,6 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
     used = used_edges(network, graph)
     ends = torch.cat([graph.source[used].abs(), graph.target[used].abs()])
     return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
-
-
-def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
-    """Which weights are on a path from an input to an output, bool ``[E]``.
-
-    The backward direction of a bidirectional layer that is read at the last step, for example, takes a single step,
-    so its recurrent weights are on none.
-
-    Args:
-        network: a traced network.
-        graph: its reduction graph, if it is known already.
-
-    Returns:
-        The mask, in the order of :func:`reduction_graph`, on the CPU.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> rnn = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False)
-        >>> ps.paths.used_edges(ps.trace(rnn, torch.zeros(1, 1, 1)))  # one time step
-        tensor([ True, False])
-    """
-    graph = reduction_graph(network) if graph is None else graph
-    # kappa1 counts the paths through a weight, those without the weight's own factor, so ones keep all of them
-    same = {name: _small_weights(p) for name, p in network.parameters.items()}
-    return graph.flatten(first_term(network, same)).cpu() > 0
-
-
-def _small_weights(parameter: Tensor) -> Tensor:
-    """Positive weights of about 1 / sqrt(inputs), so that sums over many paths stay finite."""
-    inputs = max(1, parameter[0].numel() if parameter.dim() else 1)
-    return torch.full(parameter.shape, inputs**-0.5, dtype=torch.float64, device=parameter.device)
 
 
 def dead_units(network: Network, data: Any) -> Tensor:

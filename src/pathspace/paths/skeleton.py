@@ -28,6 +28,7 @@ from pathspace.network import Edge, Network
 from pathspace.network.network import current_values
 from pathspace.paths.condensation import condensation, cover
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
+from pathspace.paths.usage import used_edges
 
 Rule = Literal["largest", "cyclic", "random"]
 RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
@@ -66,8 +67,8 @@ class Skeleton:
             The skeleton.
 
         Raises:
-            ValueError: the lists are not one edge per class, an edge is at no end of its class, or the edges run in a
-                circle or start at a class without one.
+            ValueError: the lists are not one edge per class, an edge is at no end of its class or on no path, or the
+                edges run in a circle or start at a class without one.
             KeyError: there is no such edge.
         """
         graph = reduction_graph(network)
@@ -77,10 +78,13 @@ class Skeleton:
                 f"need one edge for each of the {c} classes, got {len(incoming)} and {len(outgoing)}"
             )
         edges, starts = torch.full((1 + 2 * c,), -1), torch.zeros(1 + 2 * c, dtype=torch.long)
+        used = used_edges(network, graph)
         for node, edge in enumerate([*incoming, *outgoing], start=1):
             if edge is None:
                 continue
             number = graph.number(edge)
+            if not used[number]:
+                raise ValueError(f"skeleton edge {edge} is on no path from an input to an output")
             ends = graph.source[number], graph.target[number]
             for start, end in (ends, (-ends[1], -ends[0])):
                 if int(cover(end, c)) == node:
@@ -182,9 +186,9 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
         A_c = w_e A_u  for e = I(c) = (u -> c),   A = 1 at inputs
         B_c = w_e B_v  for e = O(c) = (c -> v),   B = 1 at outputs
 
-    Zero weights, biases, and recurrent edges (between classes of one cycle) are never taken. Residual blocks are
-    cycles of the stream that they read and add to; classes of such a cycle that no edge joins to the
-    outside take an edge of it.
+    Zero weights, weights on no path (see :func:`used_edges`), biases, and recurrent edges (between classes of one
+    cycle) are never taken. Residual blocks are cycles of the stream that they read and add to; classes of such a cycle
+    that no edge joins to the outside take an edge of it.
 
     - ``"largest"`` maximizes the sizes of A_c and B_c for every class at once. All products that lead to a
       class change by its own scale under node-wise rescaling, so this choice, unlike that of the largest weight, does
@@ -253,7 +257,8 @@ class _Arcs:
         component, level = condensation(network)
         ways = [(graph.source, graph.target), (-graph.target, -graph.source)]
         start, end = (torch.cat([cover(w[i], graph.num_classes) for w in ways]) for i in (0, 1))
-        number = ((end > 0) & (start != end) & ~graph.bias.repeat(2)).nonzero().flatten()
+        usable = used_edges(network, graph) & ~graph.bias
+        number = ((end > 0) & (start != end) & usable.repeat(2)).nonzero().flatten()
         inside = component[start] == component[end]
         # an edge inside a cycle serves only classes that none from outside reaches
         reached = torch.zeros_like(level, dtype=torch.bool)
