@@ -46,8 +46,10 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        normalization = "none" if kind is ps.optim.PathGradientAdam else "refreshed"
-        self.metric = PlainMetric(case, model, {"normalization": normalization} | options)
+        raw = kind is ps.optim.PathGradientAdam
+        normalization = options.get("normalization", "none" if raw else "refreshed")
+        damping = 0.0 if normalization == "none" else 0.01 * (not raw)
+        self.metric = PlainMetric(case, model, {"normalization": normalization, "damping": damping} | options)
         self.t, self.m, self.v, self.largest = 0, {}, {}, {}
 
     @torch.no_grad()
@@ -91,6 +93,7 @@ SHARED = {
 OPTIONS = [
     *((ps.optim.PathAdam, chosen, options) for chosen, options in SHARED.items()),
     *((ps.optim.PathGradientAdam, chosen, options) for chosen, options in SHARED.items()),
+    (ps.optim.PathAdam, "undamped", {"damping": 0.0}),
     (ps.optim.PathAdam, "raw", {"normalization": "none"}),
     (ps.optim.PathAdam, "frozen", {"normalization": "frozen", "eps": 0.1}),
     (ps.optim.PathAdam, "power 0", {"power": 0.0}),
@@ -150,7 +153,7 @@ def test_without_freedom_it_is_adamw(amsgrad):
     models.append(copy.deepcopy(models[0]))
     options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": amsgrad}
     ours = ps.optim.PathAdam(
-        models[0].parameters(), ps.trace(models[0], torch.zeros(1, 3).double()), **options
+        models[0].parameters(), ps.trace(models[0], torch.zeros(1, 3).double()), damping=0.0, **options
     )
     theirs = torch.optim.AdamW(models[1].parameters(), **options)
     for step in range(6):

@@ -30,7 +30,7 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        self.metric = PlainMetric(case, model, options)
+        self.metric = PlainMetric(case, model, {"damping": 0.01 * ("normalization" not in options)} | options)
         self.t, self.B, self.m, self.v = 0, {}, {}, {}
 
     def matrix_direction(self, name, G):
@@ -79,6 +79,7 @@ OPTIONS = {
     "frozen": {"normalization": "frozen"},
     "second term": {"second_term": True},
     "damped": {"damping": 0.1},
+    "undamped": {"damping": 0.0},
     "power": {"power": 0.5},
     "maximize": {"maximize": True},
 }
@@ -130,7 +131,7 @@ def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
     options = {"lr": 0.01, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
     network = ps.trace(ours, torch.zeros(1, m))
     optimizer = ps.optim.PathMuon(
-        ours.parameters(), network, adjust_lr=adjust, ns_dtype=torch.bfloat16, **options
+        ours.parameters(), network, adjust_lr=adjust, ns_dtype=torch.bfloat16, damping=0.0, **options
     )
     plain = torch.optim.Muon(theirs.parameters(), adjust_lr_fn=adjust, **options)
     for _ in range(6):

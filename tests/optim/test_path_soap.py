@@ -90,7 +90,11 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        self.metric = PlainMetric(case, model, options) if case else None
+        self.metric = (
+            PlainMetric(case, model, {"damping": 0.01 * ("normalization" not in options)} | options)
+            if case
+            else None
+        )
         self.t, self.rules, self.m, self.v = 0, {}, {}, {}
 
     @torch.no_grad()
@@ -137,6 +141,7 @@ OPTIONS = {
     "frozen": {"normalization": "frozen"},
     "second term": {"second_term": True},
     "damped": {"damping": 0.1},
+    "undamped": {"damping": 0.0},
     "power": {"power": 0.5},
     "maximize": {"maximize": True},
 }
@@ -181,7 +186,8 @@ def test_without_freedom_it_is_soap():
     ours, theirs = nn.Linear(5, 4).double(), nn.Linear(5, 4).double()
     theirs.load_state_dict(ours.state_dict())
     options = {"lr": 0.01, "eps": 1e-4, "precondition_frequency": 3, "weight_decay": 0.1}
-    optimizer = ps.optim.PathSOAP(ours.parameters(), ps.trace(ours, torch.zeros(1, 5).double()), **options)
+    network = ps.trace(ours, torch.zeros(1, 5).double())
+    optimizer = ps.optim.PathSOAP(ours.parameters(), network, damping=0.0, **options)
     plain = Plain(None, theirs, **options)
     for _ in range(8):
         x = torch.randn(9, 5, dtype=torch.float64)

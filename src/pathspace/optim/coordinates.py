@@ -28,6 +28,10 @@ from pathspace.optim.path_metric import safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.paths.norm import widened
 
+# Adam's direction is as long for a weight of little kappa as for any other, and 1 / sqrt(D) is what it moves by: on
+# MNIST rows PathAdam without damping was lost at a rate at which it trained with this one (docs/results/winner.md).
+DAMPING = 0.01
+
 
 class CoordinateOptimizer(PathOptimizer):
     """Base of the optimizers that train u = sqrt(D) w; a rule is the method ``_direction``.
@@ -46,10 +50,12 @@ class CoordinateOptimizer(PathOptimizer):
         refresh_every: int,
         second_term: bool,
         normalization: Normalization,
-        damping: float,
+        damping: float | None,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"], power=power)
         self.power = power
+        if damping is None:
+            damping = 0.0 if normalization == "none" else DAMPING
         super().__init__(
             params,
             network,

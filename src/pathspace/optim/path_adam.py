@@ -52,7 +52,9 @@ class PathAdam(CoordinateOptimizer):
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
         normalization: which c, see :class:`PathSGD`; ``"none"`` is c = 1.
         damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
-            (of the first step's mean, unless c is refreshed); bounds the steps of weights on paths of little weight.
+            (of the first step's mean, unless c is refreshed); bounds the steps of weights on paths of little weight,
+            in the balanced network to lr / sqrt(damping) times the direction. None is 0.01, or 0 where
+            ``normalization`` is ``"none"``, the raw rule.
         maximize: ascend instead.
 
     Raises:
@@ -83,7 +85,7 @@ class PathAdam(CoordinateOptimizer):
         refresh_every: int = 1,
         second_term: bool = False,
         normalization: Normalization = "refreshed",
-        damping: float = 0.0,
+        damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
     ) -> None:
