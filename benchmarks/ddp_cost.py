@@ -55,11 +55,13 @@ BATCH = {
     "MLP 784-100-100-10, B=128": 128,
     "three-layer CNN at 32x32, B=64": 64,
 }
-METHODS: dict[str, dict[str, int]] = {  # examples: one part in so many of the batch
+METHODS: dict[str, dict[str, Any]] = {
     "fresh": {},
-    "fresh, a quarter of the batch": {"part": 4},
+    "fresh, half of the batch": {"examples": 0.5},
+    "fresh, a quarter of the batch": {"examples": 0.25},
     "every 10 steps": {"refresh_every": 10},
-    "every 10 steps, a quarter of the batch": {"refresh_every": 10, "part": 4},
+    "every 10 steps, half of the batch": {"refresh_every": 10, "examples": 0.5},
+    "every 10 steps, a quarter of the batch": {"refresh_every": 10, "examples": 0.25},
 }
 
 
@@ -78,8 +80,7 @@ def cost(name: str, statistic: Statistic, method: str, rounds: int) -> dict[str,
     x, y = torch.randn(BATCH[name], *shape), torch.randint(0, 10, (BATCH[name],))
     plain = copy.deepcopy(model)
     network = ps.trace(model, x)
-    options: dict[str, Any] = {"refresh_every": METHODS[method].get("refresh_every", 1), "estimator": "signs"}
-    options["examples"] = BATCH[name] // METHODS[method].get("part", 1)
+    options = {"refresh_every": 1, "estimator": "signs", **METHODS[method]}
     ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
     theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
     group = options["refresh_every"]
@@ -123,10 +124,11 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
 
     exact = data("exact")
     average, weight = torch.zeros_like(exact), 0.0
-    single, averaged, quarter = [], [], []
+    single, averaged, half, quarter = [], [], [], []
     for i in range(draws):
         one = data("signs")
         single.append(float((one - exact).norm() / exact.norm()))
+        half.append(float((data("signs", 64) - exact).norm() / exact.norm()))
         quarter.append(float((data("signs", 32) - exact).norm() / exact.norm()))
         average.lerp_(one, 0.1)
         weight += 0.1 * (1 - weight)
@@ -137,6 +139,7 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
         "case": "MLP 20-30-30-10, B=128",
         "statistic": statistic,
         "one draw": round(statistics.median(single), 3),
+        "one draw, half of the batch": round(statistics.median(half), 3),
         "one draw, a quarter of the batch": round(statistics.median(quarter), 3),
         "average, decay 0.9": round(statistics.median(averaged), 3),
     }

@@ -154,7 +154,7 @@ def test_watched_and_given_batches_give_the_same_run():
 def test_first_examples_of_a_batch_are_enough(name):
     case = BY_NAME[name]
     steps = []
-    for examples, batch in ((2, 5), (None, 5), (None, 2), (9, 2)):
+    for examples, batch in ((2, 5), (None, 5), (None, 2), (9, 2), (0.3, 5)):
         model = case.model(torch.float64)
         optimizer = ps.optim.DDPSGD(model.parameters(), trace(case, model), lr=0.05, examples=examples)
         example = case.example(5, torch.float64)
@@ -167,6 +167,7 @@ def test_first_examples_of_a_batch_are_enough(name):
         steps.append(weights(model))
     assert_close(steps[0], steps[2], rtol=0, atol=0)
     assert_close(steps[0], steps[3], rtol=0, atol=0)
+    assert_close(steps[0], steps[4], rtol=0, atol=0)
     assert any(not torch.equal(steps[0][n], steps[1][n]) for n in steps[0])
 
 
@@ -275,6 +276,9 @@ def test_copy_with_its_model_goes_the_same_way():
         ({"estimator": "rademacher"}, "estimator must be"),
         ({"averaging": 1.0}, "averaging must be"),
         ({"examples": 0}, "examples must be"),
+        ({"examples": -0.5}, "examples must be"),
+        ({"examples": 2.5}, "examples must be"),
+        ({"examples": float("nan")}, "examples must be"),
         ({"damping": -1.0}, "damping must not be negative"),
     ],
 )

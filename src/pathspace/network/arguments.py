@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +51,20 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
     return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)
 
 
-def first_examples(network: Network, given: Arguments, count: int | None) -> Arguments:
-    """The arguments for the first ``count`` examples of a batch; all if None."""
+def first_examples(network: Network, given: Arguments, count: float | None) -> Arguments:
+    """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
     place = network.call.batch_dim
     first = next((t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor)), None)
-    if count is None or place is None or first is None or first.dim() <= place or first.shape[place] <= count:
+    if count is None or place is None or first is None or first.dim() <= place:
         return given
     size = first.shape[place]
+    many = math.ceil(count * size) if count < 1 else int(count)
+    if size <= many:
+        return given
 
     def shorter(t: Tensor) -> Tensor:
         # other arguments may hold the batch elsewhere, as the states of nn.RNN do
         found = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
-        return t if found is None else t.narrow(found, 0, count)
+        return t if found is None else t.narrow(found, 0, many)
 
     return Arguments(*pytree.tree_map_only(Tensor, shorter, (given.args, given.kwargs)))

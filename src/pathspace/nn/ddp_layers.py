@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,11 +70,13 @@ class _DDPNormalized(_Base):
         weight = self.weight * scale.reshape(-1, *[1] * (self.weight.dim() - 1))
         return weight, None if shift is None else shift * scale
 
+    @abstractmethod
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """The plain layer with given parameters."""
 
+    @abstractmethod
     def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        raise NotImplementedError
+        """Z of a batch, the mean of a and the statistic S per channel."""
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
         """The autograd function on a batch ``[n, in, ...]``."""

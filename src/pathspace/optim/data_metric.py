@@ -56,7 +56,7 @@ class DataMetric(PathOptimizer):
         estimator: Estimator,
         averaging: float | None,
         seed: int,
-        examples: int | None,
+        examples: float | None,
         watch: bool,
     ) -> None:
         check_options(alpha, statistic)
@@ -66,8 +66,8 @@ class DataMetric(PathOptimizer):
             raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
         if averaging is not None and not 0 <= averaging < 1:
             raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
-        if examples is not None and examples < 1:
-            raise ValueError(f"examples must be None or at least 1, got {examples}")
+        if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
+            raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
         self.examples = examples
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed

@@ -80,7 +80,7 @@ class DDPAdam(DataMetric, PathAdam):
         estimator: Estimator = "auto",
         averaging: float | None = None,
         seed: int = 0,
-        examples: int | None = None,
+        examples: float | None = None,
         watch: bool = True,
         power: float = 1.0,
         refresh_every: int = 1,

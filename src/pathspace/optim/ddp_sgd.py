@@ -50,7 +50,8 @@ class DDPSGD(DataMetric, PathSGD):
         averaging: decay of the average of the data term over refreshes; None: 0.9 for random signs, and no average of
             exact values.
         seed: of the random signs, which are drawn by a generator of their own; the state keeps how many were drawn.
-        examples: look at the first so many examples of a batch only, which is cheaper and noisier; None: at all.
+        examples: look at the first so many examples of a batch only, or at a share of them below 1, such as 0.25:
+            cheaper and noisier, and the average over refreshes makes up for it; None: at all.
         watch: whether to look at the model's calls; if not, every batch comes by ``observe``.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
@@ -91,7 +92,7 @@ class DDPSGD(DataMetric, PathSGD):
         estimator: Estimator = "auto",
         averaging: float | None = None,
         seed: int = 0,
-        examples: int | None = None,
+        examples: float | None = None,
         watch: bool = True,
         nesterov: bool = False,
         weight_decay: float = 0.0,

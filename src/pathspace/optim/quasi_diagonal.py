@@ -89,7 +89,7 @@ class QuasiDiagonal(DDPSGD):
         estimator: Estimator = "auto",
         averaging: float | None = None,
         seed: int = 0,
-        examples: int | None = None,
+        examples: float | None = None,
         watch: bool = True,
         nesterov: bool = False,
         weight_decay: float = 0.0,

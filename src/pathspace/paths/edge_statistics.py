@@ -38,7 +38,7 @@ from pathspace.paths.signs import Pairs
 Sharing = Literal["parameters", "edges"]
 UseOf = tuple[Use, Tensor, Tensor]  # the use, which of its arguments, delta at its result
 
-_CHUNK = 2**20  # elements of J at a time: they stay in the cache
+_CHUNK = 2**19  # elements of J at a time: they stay in the cache
 
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
