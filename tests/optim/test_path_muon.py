@@ -30,7 +30,8 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        self.metric = PlainMetric(case, model, {"damping": 0.01 * ("normalization" not in options)} | options)
+        damping = 0.0 if options.get("normalization") == "none" else 0.01
+        self.metric = PlainMetric(case, model, {"damping": damping} | options)
         self.t, self.B, self.m, self.v = 0, {}, {}, {}
 
     def matrix_direction(self, name, G):

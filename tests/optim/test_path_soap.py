@@ -90,11 +90,8 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        self.metric = (
-            PlainMetric(case, model, {"damping": 0.01 * ("normalization" not in options)} | options)
-            if case
-            else None
-        )
+        damping = 0.0 if options.get("normalization") == "none" else 0.01
+        self.metric = PlainMetric(case, model, {"damping": damping} | options) if case else None
         self.t, self.rules, self.m, self.v = 0, {}, {}, {}
 
     @torch.no_grad()
