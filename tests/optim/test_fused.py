@@ -224,6 +224,70 @@ def test_parameters_may_move_in_memory_and_options_change():
         assert_close(ours, theirs, rtol=1e-10, atol=0)
 
 
+def _cleared(model, optimizer):
+    del model
+    optimizer.state.clear()
+
+
+def _set_anew(model, optimizer):
+    del model
+    for state in optimizer.state.values():
+        for key, value in list(state.items()):
+            if torch.is_tensor(value):
+                state[key] = value.clone()  # the memory that the old one had is free for others
+
+
+def _without_velocity(model, optimizer):
+    del model
+    for state in optimizer.state.values():
+        del state["momentum_buffer"]
+
+
+def _velocity_moved(model, optimizer):
+    del model
+    for state in optimizer.state.values():
+        state["momentum_buffer"].data = state["momentum_buffer"].data.clone()
+
+
+def _converted(model, optimizer):
+    del optimizer
+    model.half()
+    model.double()
+
+
+@pytest.mark.parametrize("refresh_every", [1, 3])
+@pytest.mark.parametrize("change", [_cleared, _set_anew, _without_velocity, _velocity_moved, _converted])
+def test_what_others_do_to_the_state_is_seen(change, refresh_every):
+    runs = []
+    for fused in (False, True):
+        model, x, network = build("stack")
+        options = {"lr": 0.01, "momentum": 0.9, "refresh_every": refresh_every}
+        optimizer = ps.optim.PathSGD(model.parameters(), network, fused=fused, **options)
+        junk = []
+        for step in range(8):
+            if step == 4:
+                change(model, optimizer)
+                junk = [torch.full((n,), 1e9) for p in model.parameters() for n in [p.numel()] * 20]
+            optimizer.zero_grad()
+            model(x.to(model.out.weight.dtype)).square().mean().backward()
+            optimizer.step()
+        assert all(bool((t == 1e9).all()) for t in junk)
+        runs.append([p.detach() for p in model.parameters()])
+    for ours, theirs in zip(*runs, strict=True):
+        assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_autograd_notices_the_step():
+    model, x, network = build("mlp")
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, fused=True)
+    for _ in range(2):
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_a_state_goes_from_one_kind_to_the_other():
     expected = None
     for kinds in [(False, False), (False, True), (True, False), (True, True)]:

@@ -32,11 +32,28 @@ _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 @dataclass(slots=True)
 class _Entry:
-    """One parameter, with its place in the plan; None outside the network."""
+    """One parameter, with its place in the plan; None outside the network.
+
+    The tables hold addresses, so what they point to is kept here: memory that somebody else let go must not be read.
+    """
 
     p: Tensor
     state: dict[str, Any]
     place: int | None
+    velocity: Tensor | None = None
+    address: int = 0  # of the velocity
+    metric: tuple[Tensor, ...] = ()
+
+    def is_as_it_was(self, states: Any) -> bool:
+        """Whether the state is still the one that the tables were made from, with the same velocity."""
+        p, kept = self.p, self.velocity
+        if states.get(p) is not self.state or not p.is_contiguous():
+            return False
+        if kept is None:
+            return True
+        return (
+            self.state.get("momentum_buffer") is kept and kept.data_ptr() == self.address and _fits(kept, p)
+        )
 
 
 class FusedDescent:
@@ -58,17 +75,20 @@ class FusedDescent:
     def forget(self) -> None:
         """Look at everything anew at the next step: somebody else wrote to the state."""
         self._states: Any = None
-        self._places: list[int] = []  # addresses of the parameters
+        self._places: list[tuple[int, torch.dtype]] = []  # addresses of the parameters, and their types
         self._options: list[Any] = []
 
     def take(self, active: Active) -> bool:
         """Take the step, or return False with nothing done."""
         states, clip_norm = self._optimizer.state, self._optimizer.clip_norm
-        places = [p.data_ptr() for p, _ in active]
-        if (self._states is not states or self._places != places) and not self._prepare(active, states):
+        places = [(p.data_ptr(), p.dtype) for p, _ in active]
+        known = self._states is states and self._places == places
+        if not (known and all(e.is_as_it_was(states) for e in self._entries)) and not self._prepare(
+            active, states
+        ):
             return False
         gradients = [p.grad for p, _ in active]
-        if not all(g.is_contiguous() for g in gradients if g is not None):
+        if not all(_fits(g, p) for g, (p, _) in zip(gradients, active, strict=True) if g is not None):
             return False
         if not self._take_options([group for _, group in active]):
             return False
@@ -80,6 +100,8 @@ class FusedDescent:
             square = loops.squared_norm(self._tensors, self._numbers, self._scratch)
             factor = clip_factor(square, clip_norm)
         loops.descend(self._tensors, self._numbers, factor, self._scratch)
+        # autograd cannot see this, and would go on with activations of the weights before
+        torch.autograd.graph.increment_version([p for p, _ in active])
         return True
 
     def _prepare(self, active: Active, states: Any) -> bool:
@@ -113,7 +135,7 @@ class FusedDescent:
         metrics = [kept(e.state) for e in self._inside if "kappa" in e.state or "kappa_rows" in e.state]
         if len(metrics) == len(self._inside) and not self._point(metrics):
             return False
-        self._states, self._places = states, [e.p.data_ptr() for e in entries]
+        self._states, self._places = states, [(e.p.data_ptr(), e.p.dtype) for e in entries]
         return True
 
     def _take_options(self, groups: list[dict[str, Any]]) -> bool:
@@ -143,7 +165,8 @@ class FusedDescent:
                 velocity = e.state["momentum_buffer"]
                 if not _fits(velocity, e.p):
                     return False
-                self._tensors[i, loops.VELOCITY] = velocity.data_ptr()
+                e.velocity, e.address = velocity, velocity.data_ptr()
+                self._tensors[i, loops.VELOCITY] = e.address
         self._options = options
         return True
 
@@ -187,6 +210,7 @@ class FusedDescent:
             parts = (values.rows, values.columns) if isinstance(values, Outer) else (values,)
             if not all(_fits(t, e.p) for t in parts):
                 return False
+            e.metric = parts
             self._numbers[i, loops.FACTOR] = metric.normalizer
             self._tensors[i, loops.FORM] = len(parts)
             for column, t in zip((loops.FIRST, loops.SECOND), parts, strict=False):
