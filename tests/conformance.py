@@ -301,6 +301,7 @@ REGISTRY = [
         weight_decay=0.05,
         path_decay=1e-3,
         clip_norm=0.5,
+        clip_step=0.2,
         refresh_every=3,
         alpha=0.7,
         sharing="edges",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 
+_PLAIN = (int, float, bool, str, torch.dtype, torch.device, type(None))
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -20,6 +23,30 @@ class Arguments:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors among arguments, in their order; most arguments are tensors or numbers, not containers."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif not isinstance(value, _PLAIN):
+            found += [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
+    return found
+
+
+def mapped(
+    function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with a function of every tensor in its place."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        return value if isinstance(value, _PLAIN) else pytree.tree_map_only(Tensor, function, value)
+
+    return tuple(map(of, args)), {name: of(value) for name, value in kwargs.items()}
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network import taken_apart
+from pathspace.network.arguments import mapped, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.functions import METADATA, short_name
 from pathspace.network.network import Network
@@ -51,7 +52,7 @@ class Follower(TorchFunctionMode):
         self._position = 0
         self._paused = False
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
-        self._live = {slot for instruction in network.tape.instructions for slot in instruction.outputs}
+        self._live = network.tape.made
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -60,7 +61,7 @@ class Follower(TorchFunctionMode):
         name = short_name(func)
         if self._paused or name in METADATA:
             return func(*args, **kwargs)
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = tensors_in(args, kwargs)
         if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
             return taken_apart.recurrent(self, name, args)
         if name == "batch_norm" and self._depends(tensors):
@@ -79,11 +80,7 @@ class Follower(TorchFunctionMode):
         result: Any,
     ) -> None:
         """Match an operation that was done with the traced one, and remember what it shows."""
-        made = (
-            [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-            if result is not None
-            else list(args[:1])
-        )
+        made = tensors_in((result,), {}) if result is not None else list(args[:1])
         if not made:
             return
         data = any(id(t) in self.data for t in tensors)
@@ -163,10 +160,8 @@ class Follower(TorchFunctionMode):
             if place is not None:
                 batches[id(t)] = place
         function = _OUT_OF_PLACE.get(name, func)
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda t: t if self.is_weight(t) else t.detach(), (args, kwargs)
-        )
-        kept = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        args, kwargs = mapped(lambda t: t if self.is_weight(t) else t.detach(), args, kwargs)
+        kept = tensors_in(args, kwargs)
         batches = {
             id(new): batches[id(old)] for old, new in zip(tensors, kept, strict=True) if id(old) in batches
         }

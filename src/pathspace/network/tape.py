@@ -193,6 +193,11 @@ class Tape:
         return slots
 
     @cached_property
+    def made(self) -> frozenset[int]:
+        """Slots that instructions fill."""
+        return frozenset(slot for instruction in self.instructions for slot in instruction.outputs)
+
+    @cached_property
     def _last(self) -> frozenset[int]:
         """Outputs of the network that nothing reads: their values need not be known to know the gradient."""
         read = {i for instruction in self.instructions for i in instruction.inputs}

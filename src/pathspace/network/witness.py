@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from pathspace.network.arguments import Arguments, arguments_of
+from pathspace.network.arguments import Arguments, arguments_of, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.follower import Follower
 from pathspace.network.functions import METADATA, RANDOM, short_name
@@ -41,7 +39,7 @@ class Witness(TorchFunctionMode):
     def __init__(self, network: Network, inputs: Arguments) -> None:
         super().__init__()
         self.network = network
-        self._given = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor)]
+        self._given = tensors_in(inputs.args, inputs.kwargs)
         count = arguments_of(network, inputs)[2]
         self._follower: Follower | None = Follower(
             network, dict(network.parameters), count, False, self._given
@@ -60,7 +58,7 @@ class Witness(TorchFunctionMode):
         if name in _OTHERWISE or name in _HOOKS or _draws(name, args, kwargs):
             self._follower = None
             return result
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = tensors_in(args, kwargs)
         try:
             self._follower.note(name, func, args, kwargs, tensors, result)
         except UnmatchedForwardError:
@@ -85,7 +83,7 @@ def can_witness(network: Network, inputs: Arguments) -> bool:
     """Whether a call of the model may stand for a replay, as far as can be said before it."""
     model, parameters = network.model, network.parameters.values()
     device = next(iter(parameters)).device.type
-    given = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, Tensor)]
+    given = tensors_in(inputs.args, inputs.kwargs)
     if not given or network.call.outside or network.call.states:
         return False
     if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():

@@ -129,7 +129,8 @@ class DataMetric(PathOptimizer):
                 for key in ("data_average", "data_weight", "cross_average", "cross_weight"):
                     state.pop(key, None)
             raise FloatingPointError(
-                "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
+                "the data-dependent kappa is not finite: weights or inputs are not finite, or too large (if training "
+                "diverged: lower the learning rate, raise the damping or clip)"
             )
         return found
 

@@ -45,7 +45,7 @@ class DDPAdam(DataMetric, PathAdam):
         power: see :class:`PathAdam`, like the options that follow.
         refresh_every: likewise.
         normalization: likewise.
-        damping: likewise; with alpha = 1 it is needed.
+        damping: likewise; with alpha = 1 some is needed.
         clip_norm: likewise.
         maximize: ascend instead.
 
@@ -85,7 +85,7 @@ class DDPAdam(DataMetric, PathAdam):
         power: float = 1.0,
         refresh_every: int = 1,
         normalization: Normalization = "refreshed",
-        damping: float = 0.0,
+        damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
     ) -> None:

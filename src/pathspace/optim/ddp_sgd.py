@@ -57,6 +57,7 @@ class DDPSGD(DataMetric, PathSGD):
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
         clip_norm: largest norm of g / sqrt(kappa / c) over all parameters.
+        clip_step: largest length of d over all parameters, on the balanced network; see :class:`PathSGD`.
         refresh_every: steps between two computations of kappa; stale values stay invariant.
         normalization: which c, see :class:`PathSGD`.
         damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there.
@@ -98,6 +99,7 @@ class DDPSGD(DataMetric, PathSGD):
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
         clip_norm: float | None = None,
+        clip_step: float | None = None,
         refresh_every: int = 1,
         normalization: Normalization = "refreshed",
         damping: float = 0.0,
@@ -112,6 +114,7 @@ class DDPSGD(DataMetric, PathSGD):
             weight_decay=weight_decay,
             path_decay=path_decay,
             clip_norm=clip_norm,
+            clip_step=clip_step,
             refresh_every=refresh_every,
             normalization=normalization,
             damping=damping,

@@ -29,6 +29,8 @@ _CONVOLUTION = (
 
 def lead(tensor: Tensor, batch: int | None) -> Tensor:
     """The tensor with its examples in the first dimension."""
+    if batch == 0:
+        return tensor
     return tensor.unsqueeze(0) if batch is None else tensor.movedim(batch, 0)
 
 

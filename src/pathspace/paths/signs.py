@@ -92,7 +92,8 @@ def sign_seeds(
             continue
         shape = list(node.value.shape)
         del shape[node.batch]
-        seeds[key] = seed.reshape(-1, *shape).movedim(0, node.batch)
+        seed = seed.reshape(-1, *shape)
+        seeds[key] = seed.movedim(0, node.batch) if node.batch else seed
     return seeds, pairs
 
 
