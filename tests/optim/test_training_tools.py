@@ -421,3 +421,29 @@ def test_training_with_inductor():
             run.optimizer.step()
 
     assert same_from_both_starts("PathSGD", train)
+
+
+# --- data parallelism ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD"])
+def test_replicas_of_data_parallel_training(name, tmp_path):
+    """One process stands for many: the wrapper is the same, and kappa depends on the weights alone."""
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        plain, run = Training(name).plain(3), Training(name)
+        replica = nn.parallel.DistributedDataParallel(run.model)
+        x, _ = batch()
+        network = ps.trace(replica, x)
+        assert network.model is run.model
+        run.optimizer = getattr(ps.optim, name)(replica.parameters(), network, **OPTIONS[name])
+        for i in range(3):
+            run.optimizer.zero_grad()
+            run.loss(i, run=replica).backward()
+            run.optimizer.step()
+        assert_close(run.weights(), plain.weights(), rtol=0, atol=0)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -45,8 +45,9 @@ def trace(
             recurrences are known, in modules and in functional form.
         example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
             of keyword arguments. Only shapes and types are read.
-        outside: modules of the model, or their paths, to leave to the plain rule of an optimizer. What enters them
-            counts as an output of the network, what leaves them as an input.
+        outside: modules of the model, or their paths (without what torch.compile or data parallelism add), to leave
+            to the plain rule of an optimizer. What enters them counts as an output of the network, what leaves them
+            as an input.
         batch_dim: the dimension of the inputs that holds the batch; None for inputs without one; ``"auto"`` finds it.
         output: picks the outputs from what the model returns. By default all returned tensors are outputs but
             the last states of recurrent layers.
@@ -72,7 +73,7 @@ def trace(
     valid = batch_dim is None or batch_dim == "auto" or (type(batch_dim) is int and batch_dim >= 0)
     if not valid:
         raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = unwrapped(model)
     if not any(True for _ in model.parameters()):
         raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
     names = _outside_names(model, outside)
@@ -154,6 +155,17 @@ class _Returned:
     def __call__(self, result: Any) -> list[Tensor]:
         leaves = _tensors(result if self.output is None else self.output(result))
         return [leaves[place] for place in self.places]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile and data parallelism wrap: the same parameters in the same computation."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        else:
+            return model
 
 
 def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[str]:

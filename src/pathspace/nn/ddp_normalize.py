@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
+from pathspace.network.trace import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
 from pathspace.nn.ddp_measure import Place, path_measures
@@ -78,7 +79,7 @@ def ddp_normalize(
     rule = _rule(alpha, statistic, centred, eps)
     if momentum is not None and not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be None or between 0 and 1, got {momentum}")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = cast("_Model", unwrapped(model))
     if network.model is not model:
         raise ValueError(
             f"the network is not a trace of this {type(model).__name__}: call ps.trace(model, example)"
