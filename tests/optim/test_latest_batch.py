@@ -242,6 +242,16 @@ def test_a_pass_that_raises_leaves_nothing_behind(error, replays):
     assert not replays
 
 
+def test_calls_under_vmap_are_no_batches():
+    model, x = plain()
+    optimizer = watched(model, x)
+    torch.func.vmap(model)(x.unsqueeze(1)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="observe"):
+        optimizer.step()
+    optimizer.observe(x)
+    optimizer.step()
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()

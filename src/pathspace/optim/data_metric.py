@@ -159,10 +159,10 @@ class DataMetric(PathOptimizer):
 
     def _is_due(self, inputs: Arguments) -> bool:
         """Whether the next step will look at the whole of this batch."""
-        if first_examples(self.network, inputs, self.examples) is not inputs:
-            return False
         states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
-        return any(state.get("age", 0) % self.refresh_every == 0 for state in states)
+        if not any(state.get("age", 0) % self.refresh_every == 0 for state in states):
+            return False
+        return self.examples is None or first_examples(self.network, inputs, self.examples) is inputs
 
     def _prepare(self, found: Replay) -> Prepared:
         """Compute the metric from the graph of the model's own call."""

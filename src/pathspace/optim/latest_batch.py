@@ -129,11 +129,12 @@ class _Look:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = self._target()
-        if target is not None and torch.is_grad_enabled():
-            if torch.compiler.is_compiling():
-                target.give(Arguments(args, kwargs))
-            else:
-                target.begin(model, Arguments(args, kwargs))
+        if target is None or not torch.is_grad_enabled():
+            return
+        if torch.compiler.is_compiling():
+            target.give(Arguments(args, kwargs))
+        elif not torch._C._are_functorch_transforms_active():  # in vmap the inputs are no batch
+            target.begin(model, Arguments(args, kwargs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Look:
         return type(self)(_nothing)
