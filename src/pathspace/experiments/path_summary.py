@@ -110,7 +110,8 @@ def summarize(
             rank = paths.path_rank(paths.path_jacobian(network, listed))
     with torch.no_grad():
         derivatives = sum(t.numel() for t in network.returned(_call(model, examples)))
-    multipliers = None if graph.signed else _multipliers(network, skeleton)
+    on_a_path = paths.used_edges(network, graph)
+    multipliers = None if graph.signed else _multipliers(network, skeleton, on_a_path)
     count = _count(network, examples)
     # a few times as many derivatives as weights are enough, and quick
     enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
@@ -126,7 +127,7 @@ def summarize(
         basis_paths=None if graph.signed else len(paths.basis_paths(network, skeleton)),
         rank=rank,
         degrees_of_freedom=paths.degrees_of_freedom(network),
-        unused=int((~paths.used_edges(network, graph)).sum()),
+        unused=int((~on_a_path).sum()),
         examples=count,
         examples_used=used,
         degrees_on_data=paths.degrees_of_freedom(network, some) if small else None,
@@ -155,14 +156,16 @@ def _call(model: nn.Module, examples: Any) -> Any:
     return model(*examples) if isinstance(examples, (tuple, list)) else model(examples)
 
 
-def _multipliers(network: Network, skeleton: Skeleton) -> tuple[float, float, float] | None:
+def _multipliers(
+    network: Network, skeleton: Skeleton, on_a_path: Tensor
+) -> tuple[float, float, float] | None:
     """Smallest, middle and largest of 1 / (A_u B_v)^2: what a unit step of e in path space is in its weight."""
     graph = skeleton.graph
     products = skeleton.products(network.parameters).cpu()
     a, b = (products[cover(node, graph.num_classes)] for node in (graph.source, -graph.target))
     chosen = torch.zeros(graph.num_edges, dtype=torch.bool)
     chosen[skeleton.edges[skeleton.edges >= 0]] = True
-    values = (a * b)[~chosen & (a * b != 0)].square().reciprocal()
+    values = (a * b)[~chosen & on_a_path & (a * b != 0)].square().reciprocal()
     if not values.numel():
         return None
     return float(values.min()), float(values.median()), float(values.max())
@@ -203,7 +206,9 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
         (
             "rank",
             none if summary.rank is None else f"{summary.rank:,}",
-            "of the path-Jacobian, from all paths",
+            "of the path-Jacobian, from all paths"
+            if summary.rank is not None
+            else "not computed: too many paths",
         ),
         ("degrees of freedom", f"{summary.degrees_of_freedom:,}", "weights - classes, of those on a path"),
         (

@@ -102,10 +102,9 @@ def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, las
             "connectionstyle": f"arc3,rad={bend}",
             "shrinkA": 6,
             "shrinkB": 6,
-            "zorder": 3 if chosen else 1,
             "alpha": 1.0 if chosen else 0.7,
         }
-        axes.annotate("", xy=stop, xytext=start, arrowprops=style)
+        axes.annotate("", xy=stop, xytext=start, arrowprops=style, zorder=3 if chosen else 1)
     if loops:
         axes.scatter(
             *zip(*sorted(loops), strict=True), s=190, facecolors="none", edgecolors=LOOP, lw=0.8, zorder=2
