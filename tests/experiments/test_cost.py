@@ -53,7 +53,14 @@ def test_a_slow_method_is_seen(
     def slow(*arguments: Any) -> Any:
         optimizer = plain.build(*arguments)
         step = optimizer.step
-        optimizer.step = lambda: (time.sleep(0.02), step())  # type: ignore[method-assign, assignment]
+
+        def delayed() -> None:
+            begin = time.thread_time()
+            while time.thread_time() < begin + 0.02:
+                pass
+            step()
+
+        optimizer.step = delayed  # type: ignore[method-assign, assignment]
         return optimizer
 
     monkeypatch.setitem(methods.METHODS, "path-sgd", replace(plain, build=slow))
