@@ -323,6 +323,22 @@ def test_no_skeleton_asks_for_the_largest():
         ps.optim.GSGD(model.parameters(), network, skeleton="longest")
 
 
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_random_skeletons_are_decided_by_their_seed(make):
+    def edges(seed):
+        torch.manual_seed(0)
+        model = mlp(3, 6, 5, 2)
+        x = torch.randn(8, 3)
+        optimizer = make(model.parameters(), ps.trace(model, x), lr=0.01, skeleton="random", seed=seed)
+        before = torch.get_rng_state()
+        one_step(optimizer, model, x)
+        assert torch.equal(torch.get_rng_state(), before)
+        return optimizer.skeleton.edges
+
+    assert torch.equal(edges(1), edges(1))
+    assert not torch.equal(edges(1), edges(2))
+
+
 def test_ratios_are_clamped_and_counted():
     torch.manual_seed(0)
     model = mlp(3, 6, 2)

@@ -37,16 +37,12 @@ class GAdam(PathSpaceOptimizer):
         amsgrad: use the largest s so far.
         clip_norm: largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a; longer
             gradients are scaled down to it.
-        clamp: largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At the
-            factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change their
-            signs. None takes every step exactly.
-        units: ``"balanced"``: a_e is 1 for a weight of the balanced network at the first step, so that lr has about the
-            size that Adam's has; ``"none"``: a_e = 1 for every path, the paper's rule, whose
-            multipliers 1 / (A_u B_v)^2 range over many powers of ten.
-        skeleton_rate: with balanced units, what the unit a_e^2 of the paths that consist of skeleton edges alone is
-            multiplied by. These are the coordinates that must not come near zero.
-        skeleton: a skeleton, or the rule by which one is chosen at the first step (see
-            :func:`pathspace.paths.skeleton`); None: the largest.
+        clamp: see :class:`GSGD`.
+        units: see :class:`GSGD`; with ``"balanced"``, lr has about the size that Adam's has.
+        skeleton_rate: with balanced units, what a_e^2 of the paths that consist of skeleton edges alone is multiplied
+            by; see :class:`GSGD`.
+        skeleton: a skeleton, or the rule by which one is chosen at the first step; None: the largest.
+        seed: decides the skeleton of the rule ``"random"``.
         maximize: ascend instead.
 
     Raises:
@@ -80,6 +76,7 @@ class GAdam(PathSpaceOptimizer):
         units: Units = "balanced",
         skeleton_rate: float = 0.03,
         skeleton: Skeleton | Rule | None = None,
+        seed: int = 0,
         maximize: bool = False,
     ) -> None:
         check_betas(betas)
@@ -101,6 +98,7 @@ class GAdam(PathSpaceOptimizer):
             units=units,
             skeleton_rate=skeleton_rate,
             skeleton=skeleton,
+            seed=seed,
         )
 
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:

@@ -55,6 +55,7 @@ class GSGD(PathSpaceOptimizer):
             multiplied by. These are the coordinates that must not come near zero.
         skeleton: a skeleton, or the rule by which one is chosen at the first step (see
             :func:`pathspace.paths.skeleton`); None: the largest.
+        seed: decides the skeleton of the rule ``"random"``.
         maximize: ascend instead.
 
     Raises:
@@ -87,6 +88,7 @@ class GSGD(PathSpaceOptimizer):
         units: Units = "balanced",
         skeleton_rate: float = 0.03,
         skeleton: Skeleton | Rule | None = None,
+        seed: int = 0,
         maximize: bool = False,
     ) -> None:
         check_not_negative(momentum=momentum)
@@ -108,6 +110,7 @@ class GSGD(PathSpaceOptimizer):
             units=units,
             skeleton_rate=skeleton_rate,
             skeleton=skeleton,
+            seed=seed,
         )
 
     def _descends(self, group: dict[str, Any]) -> bool:

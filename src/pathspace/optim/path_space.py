@@ -58,6 +58,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         units: Units,
         skeleton_rate: float,
         skeleton: Skeleton | Rule | None,
+        seed: int,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         if clip_norm is not None and not clip_norm > 0:
@@ -70,6 +71,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
+        self._seed = seed
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
         self._scratch = Scratch()
@@ -109,6 +111,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self.state.pop(p, None)
         self._begin(chosen)
         return chosen
+
+    def _first_skeleton(self) -> Skeleton:
+        if isinstance(self._wanted, Skeleton):
+            return self._wanted
+        # a generator of its own: the user's random state is not touched
+        return choose(self.network, self._wanted, torch.Generator().manual_seed(self._seed))
 
     def _begin(self, chosen: Skeleton) -> None:
         network = self.network
@@ -183,8 +191,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             else:
                 weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
         if inside and self.skeleton is None:
-            wanted = self._wanted
-            self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted))
+            self._begin(self._first_skeleton())
         frame = self._frame(weights) if inside else None
         factor = 1.0
         if (
@@ -198,7 +205,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 gradients = frame.gradients(weights, gradients)
             if self.clip_norm is not None:
                 every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
-                factor = clip_factor(sum(float(torch.dot(g, g)) for g in every), self.clip_norm)
+                square = torch.stack([torch.dot(g, g).double() for g in every]).sum()
+                factor = clip_factor(float(square), self.clip_norm)
             if frame is not None:
                 self._move(frame, inside, weights, gradients, factor)
         for name, (p, _) in inside.items():
@@ -220,10 +228,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self, frame: Frame, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]
     ) -> None:
         """Step along the gradient."""
-        lrs = {name: float(group["lr"]) for name, (_, group) in inside.items()}
-        shrinking = _shrinking(inside)
+        lrs, shrinking = _rates(inside), _shrinking(inside)
         ratios = self._clamped(frame.gradient_ratios(weights, gradients, lrs, shrinking))
-        frame.descend_(weights, gradients, lrs, ratios, shrinking)
+        frame.move_(weights, gradients, lrs, ratios, shrinking, of_weights=True)
 
     def _move(
         self,
@@ -234,13 +241,13 @@ class PathSpaceOptimizer(NetworkOptimizer):
         factor: float,
     ) -> None:
         """Step along the rule's direction; ``gradients`` are those of the paths."""
-        steps = {}
+        directions = {}
         for name, (p, group) in inside.items():
             g = gradients[name] if factor == 1 else gradients[name].mul_(factor)
-            steps[name] = self._direction(g, group, self.state[p]) * -float(group["lr"])
-        shrinking = _shrinking(inside)
-        ratios = self._clamped(frame.ratios(steps, shrinking))
-        frame.move_(weights, steps, ratios, shrinking)
+            directions[name] = self._direction(g, group, self.state[p])
+        lrs, shrinking = _rates(inside), _shrinking(inside)
+        ratios = self._clamped(frame.ratios(directions, lrs, shrinking))
+        frame.move_(weights, directions, lrs, ratios, shrinking)
 
     def _clamped(self, ratios: Tensor) -> Tensor:
         if self.clamp is None:
@@ -292,14 +299,13 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 for name, ends in network.edges.items()
             ]
         )
+        seen = multipliers[~multipliers.isnan()]
+        seen = seen if seen.numel() else seen.new_ones(1)
         ratios = (products / self._start["fixed"])[complete].abs()
         return {
             "classes": len(complete),
             "incomplete": [network.class_names[i] for i in chosen.incomplete],
-            "multipliers": tuple(
-                float(multipliers.nanquantile(q) if multipliers.numel() < 1e7 else torch.nan)
-                for q in (0, 0.5, 1)
-            ),
+            "multipliers": (float(seen.min()), float(seen.median()), float(seen.max())),
             "smallest_ratio": float(ratios.min()) if len(ratios) else 1.0,
             "largest_ratio": float(ratios.max()) if len(ratios) else 1.0,
             "clamped": int(self._start["clamped"]),
@@ -339,6 +345,11 @@ class PathSpaceOptimizer(NetworkOptimizer):
 def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:
     """A skeleton by its rule."""
     return skeleton(network, rule, generator)
+
+
+def _rates(inside: Inside) -> dict[str, float]:
+    """Learning rates by name."""
+    return {name: float(group["lr"]) for name, (_, group) in inside.items()}
 
 
 def _shrinking(inside: Inside) -> dict[str, float] | None:

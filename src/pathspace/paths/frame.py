@@ -222,40 +222,23 @@ class Frame:
 
     # --- steps -------------------------------------------------------------------------------------------
 
-    def ratios(self, steps: Mapping[str, Tensor], shrinking: Mapping[str, float] | None = None) -> Tensor:
-        """R of the P classes.
+    def ratios(
+        self,
+        directions: Mapping[str, Tensor],
+        lrs: Mapping[str, float],
+        shrinking: Mapping[str, float] | None = None,
+    ) -> Tensor:
+        """R of the P classes for the steps dx = -lr d.
 
         Args:
-            steps: dx of every basis path, by name.
+            directions: d of every basis path, by name.
+            lrs: learning rates by name.
             shrinking: factors that multiply all values v of a parameter's paths before the step; None for ones.
         """
-        self._gradients_of(steps)
-        # dv / v = dx a / v
-        return self._ratios(self.chart.into.take(self._gradients) * self._slopes, shrinking)
-
-    def move_(
-        self,
-        weights: Mapping[str, Tensor],
-        steps: Mapping[str, Tensor],
-        ratios: Tensor,
-        shrinking: Mapping[str, float] | None = None,
-    ) -> None:
-        """Change the weights, in place, so that the paths take the steps dx.
-
-        Args:
-            weights: those that the frame looks at.
-            steps: dx by name; they are overwritten.
-            ratios: R of the P classes.
-            shrinking: see :meth:`ratios`.
-        """
-        self._pass(ratios)
-        for name, part in self._parts.items():
-            w, dw = weights[name], steps[name]
-            if shrinking is not None and shrinking[name] != 1:
-                w.mul_(shrinking[name])
-            for factor in part.factors:
-                dw.mul_(factor)
-            part.finish_(w.add_(dw))
+        self._gradients_of(directions)
+        # dv / v = -lr d a / v
+        relative = self.chart.into.take(self._gradients) * self._slopes
+        return self._ratios(relative.mul_(-self._per_class(lrs)), shrinking)
 
     def gradient_ratios(
         self,
@@ -264,40 +247,44 @@ class Frame:
         lrs: Mapping[str, float],
         shrinking: Mapping[str, float] | None = None,
     ) -> Tensor:
-        """R of the P classes for the steps dx = -lr dL/dx, without writing these down."""
+        """:meth:`ratios` for the gradients d = dL/dx, without writing these down; ``gradients`` are dL/dw."""
         # dv / v = -lr q (a / v)^2
         relative = self._moments(weights, gradients).mul_(self._slopes).mul_(self._slopes)
         return self._ratios(relative.mul_(-self._per_class(lrs)), shrinking)
 
-    def descend_(
+    def move_(
         self,
         weights: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
+        directions: Mapping[str, Tensor],
         lrs: Mapping[str, float],
         ratios: Tensor,
         shrinking: Mapping[str, float] | None = None,
+        *,
+        of_weights: bool = False,
     ) -> None:
-        """:meth:`move_` for the steps dx = -lr dL/dx, in fewer passes over memory.
+        """Change the weights, in place, so that the paths take the steps dx = -lr d.
 
         Args:
             weights: those that the frame looks at.
-            gradients: dL/dw by name, not changed.
+            directions: d by name, not changed.
             lrs: learning rates by name.
             ratios: R of the P classes.
             shrinking: see :meth:`ratios`.
+            of_weights: ``directions`` are gradients dL/dw, of which d = dL/dx is made on the way.
         """
         self._pass(ratios)
         for name, part in self._parts.items():
-            w, g, squares = weights[name], gradients[name], part.squares
+            w, d = weights[name], directions[name]
             if shrinking is not None and shrinking[name] != 1:
                 w.mul_(shrinking[name])
-            # dw = -lr g (f_u f_v)^2
-            if not squares:
-                w.add_(g, alpha=-lrs[name])
+            # dw = -lr d f_u f_v, and d = dL/dw f_u f_v
+            factors = part.squares if of_weights else part.factors
+            if not factors:
+                w.add_(d, alpha=-lrs[name])
             else:
-                if len(squares) == 2:
-                    g = torch.mul(g, squares[0], out=self._scratch.like(w))
-                w.addcmul_(g, squares[-1], value=-lrs[name])
+                if len(factors) == 2:
+                    d = torch.mul(d, factors[0], out=self._scratch.like(w))
+                w.addcmul_(d, factors[-1], value=-lrs[name])
             part.finish_(w)
 
     def _ratios(self, relative: Tensor, shrinking: Mapping[str, float] | None) -> Tensor:
