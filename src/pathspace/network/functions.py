@@ -92,6 +92,7 @@ RANDOM = frozenset(
 
 READS = frozenset(
     [
+        "_pack_padded_sequence",
         "item",
         "tolist",
         "numpy",
@@ -117,6 +118,8 @@ AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
 
 TAIL_MOVES = frozenset(
     [
+        "argmax",
+        "argmin",
         "view",
         "reshape",
         "flatten",

@@ -27,7 +27,7 @@ from pathspace.network.functions import (
     short_name,
 )
 from pathspace.network.program import Operation
-from pathspace.network.reasons import BOUNDED, REASONS
+from pathspace.network.reasons import BOUNDED, INDICES, REASONS
 from pathspace.network.recorder import Recorder
 
 
@@ -64,18 +64,25 @@ class Interpreter(TorchFunctionMode):
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         known = [recorder.known(t) for t in tensors]
         values = [v for v in known if v is not None]
+        if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.known(t) is None):
+            recorder.refuse(name, *_UNREGISTERED)
         if not values:
             return self._constant(name, func, args, kwargs)
         self._check_destination(name, args)
         for value in values:
             if value.kind == "tail" and name not in TAIL_MOVES:
                 raise UntraceableError(value.name, value.module, f"{BOUNDED} ('{name}' uses its result)")
+            if value.kind == "indices":
+                raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         kinds = {v.kind for v in values}
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
         if of_inputs and name not in self.movements and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
+        real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
+        if real is not None and name not in self.movements:
+            return real
         rule = recorder.rules.get(name)
         if rule is None:
             return recorder.refuse(name, *_explain(name))
@@ -84,6 +91,9 @@ class Interpreter(TorchFunctionMode):
         )  # now: a rule may rebind its arguments
         result = rule(recorder, name, func, *args, **kwargs)
         self._note_operation(name, batches, result, args)
+        if real is not None:
+            pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
+            recorder.real.update((id(made), value) for made, value in pairs if isinstance(made, Tensor))
         return result
 
     def _note_operation(
@@ -95,7 +105,7 @@ class Interpreter(TorchFunctionMode):
         else:  # an assignment to a slice returns nothing
             made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
         values = [v for t in made if (v := self.recorder.known(t)) is not None]
-        if values and values[0].kind not in ("input", "buffer"):
+        if values and values[0].kind not in ("input", "buffer", "indices"):
             slots, first = tuple([v.slot for v in values]), values[0]
             self.recorder.operations.append(
                 Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
@@ -115,12 +125,36 @@ class Interpreter(TorchFunctionMode):
                 self._viewed[id(tensor._base)] = tensor._base
         return result
 
-    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
-        """Refuse writing into a constant in ways that would leave the traced value unknown."""
-        writes = (
+    def _of_buffers(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
+        real = self.recorder.real
+        if self._writes(name):
+            if args:
+                real.pop(id(args[0]), None)
+            return None
+        if any(
+            t.is_meta and id(t) not in real
+            for t in pytree.tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        ):
+            return None
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: real.get(id(t), t), (args, kwargs))
+        return self._constant(name, func, args, kwargs)
+
+    @staticmethod
+    def _writes(name: str) -> bool:
+        """Whether a function changes its first argument."""
+        return (
             name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or name in AUGMENTED
         )
-        if not writes or not isinstance(args[0], Tensor) or self.recorder.known(args[0]) is not None:
+
+    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
+        """Refuse writing into a constant in ways that would leave the traced value unknown."""
+        if (
+            not self._writes(name)
+            or not isinstance(args[0], Tensor)
+            or self.recorder.known(args[0]) is not None
+        ):
             return
         if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
             self.recorder.refuse(
@@ -163,8 +197,15 @@ def _real_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
+_UNREGISTERED = (
+    "it uses a parameter that model.parameters() does not list",
+    "Keep layers as attributes or in nn.ModuleList and nn.ModuleDict, parameters in nn.ParameterList, and use them "
+    "through self",
+)
+
+
 def _explain(name: str) -> tuple[str, str | None]:
-    if name in READS:
+    if name in READS and name not in REASONS:
         return (
             "the forward pass depends on the data it sees, so it has no single graph",
             "Trace a part of the model whose steps do not depend on the data, or leave that module outside",

@@ -12,6 +12,11 @@ _SIGNED = (
     "which the squares of path geometry cannot tell from a positive one"
 )
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
+_INDICES = "its indices depend on activations, so the network has no single graph"
+_COMPARED = (
+    "it compares activations, so what follows depends on the data in a way that tracing does not follow; write it as "
+    "relu, leaky_relu, abs or maximum"
+)
 
 REASONS: dict[str, str] = {
     **dict.fromkeys(
@@ -113,29 +118,30 @@ REASONS: dict[str, str] = {
         ],
         "attention multiplies activations with activations and takes a softmax, which are not positively homogeneous",
     ),
-    **dict.fromkeys(["bmm", "baddbmm", "bilinear"], _GATED),
+    "bilinear": _GATED,
     **dict.fromkeys(
         [
-            "gt",
-            "lt",
-            "ge",
-            "le",
-            "eq",
-            "ne",
-            "__bool__",
-            "isfinite",
-            "isnan",
-            "argmax",
-            "argmin",
-            "topk",
-            "sort",
+            *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal"),
+            *("__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "heaviside", "logical_not"),
         ],
-        "what it returns depends on the data, so the forward pass has no single graph",
+        _COMPARED,
     ),
     **dict.fromkeys(
-        ("max", "min"), "it also returns indices that depend on the data; for a maximum, use amax"
+        [
+            *("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"),
+            *("topk", "sort", "argsort", "kthvalue", "median", "mode", "nanmedian", "cummax", "cummin"),
+        ],
+        _INDICES,
     ),
+    **dict.fromkeys(
+        ["rand_like", "randn_like", "randint_like", "alpha_dropout", "feature_alpha_dropout", "rrelu_"],
+        "the numbers it draws do not scale with the units beside them",
+    ),
+    **dict.fromkeys(
+        ["isfinite", "isnan", "isinf"],
+        "what it returns depends on the data, so the forward pass has no single graph",
+    ),
+    "_pack_padded_sequence": "packed sequences have lengths that depend on the data; pad the sequences instead",
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
-    "einsum": "an einsum can be a linear map or a product of activations; write it as linear, matmul or permute",
 }
-GATED, SIGNED, BOUNDED = _GATED, _SIGNED, _BOUNDED
+GATED, SIGNED, BOUNDED, INDICES = _GATED, _SIGNED, _BOUNDED, _INDICES

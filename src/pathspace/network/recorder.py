@@ -6,6 +6,7 @@ Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.memory import View, put
 from pathspace.network.parameter_uses import ParameterUses
 from pathspace.network.program import Operation
 from pathspace.network.reasons import SIGNED
 from pathspace.network.scales import FIXED, WILD, Scales
 from pathspace.network.tape import Instruction, Leaf, Pullback
-from pathspace.network.values import Value
+from pathspace.network.values import Value, common_kind
 
 
 class Recorder:
@@ -35,6 +37,9 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
         self.numeric: dict[str, Tensor] = {}  # real data of the parameters, for checks of sign
+        self.real: dict[
+            int, Tensor
+        ] = {}  # values of buffers and of views of them, by the id of the empty tensor
         self.extra_outputs: list[Value] = []  # what flows into parts left outside
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
@@ -59,7 +64,10 @@ class Recorder:
     def known(self, tensor: Any) -> Value | None:
         """The value of a tensor, or None for a constant and for what is no tensor."""
         entry = self._values.get(id(tensor))
-        return entry[1] if entry is not None else None
+        if entry is None:
+            return None
+        value = entry[1]
+        return value if value.version == value.memory.version else self._after_writes(*entry)
 
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor; a constant becomes a leaf of the squared network."""
@@ -86,6 +94,60 @@ class Recorder:
             return self.bind(tensor, Value(slot, index, "parameter", name))
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
         return self.bind(tensor, Value(slot, fixed, kind, name, batch))
+
+    def write(self, name: str, target: Tensor, made: Tensor) -> Tensor:
+        """From now on ``target`` holds what ``made`` does, and whatever shares its memory shows it."""
+        old, new = self.value(target), self.value(made)
+        if old.memory.members == 1:
+            return self.bind(target, new)
+        if old.kind == "parameter":
+            self.refuse(name, "it changes a parameter in place", "Write the result into a new tensor")
+        memory = old.memory
+        memory.write(None if old.view is None else memory.elements(old.view), new)
+        return self.bind(target, replace(new, memory=memory, view=old.view, version=memory.version))
+
+    def write_elements(self, name: str, target: Tensor, part: View, source: Value) -> None:
+        """Some elements of a tensor that shares memory hold something else from now on."""
+        old = self.value(target)
+        view = old.view
+        if old.kind == "parameter" or view is None:
+            self.refuse(
+                name, "it writes into a tensor that may share memory with another one", "Write into a clone()"
+            )
+            return
+        old.memory.write(part(old.memory.elements(view)), source)
+
+    def _after_writes(self, tensor: Tensor, value: Value) -> Value:
+        """The value of a tensor after writes into memory that it shares."""
+        memory = value.memory
+        if memory.unsure > value.version or (value.view is None and memory.version > value.version):
+            self.refuse(
+                "in-place operation",
+                "a tensor is used that may share memory with one that was changed in place",
+                "Write h = h + x in the place of h += x, or change a clone()",
+            )
+        assert memory.owner is not None
+        assert value.view is not None
+        if not memory.changed(value.view, value.version):
+            value = replace(value, version=memory.version)
+            self.bind(tensor, value)
+            return value
+        owner, like = memory.owner, self.scales.resolve(memory.owner.labels)
+        for elements, new in memory.pending:
+            labels = like.reshape(-1).clone()
+            labels[elements.reshape(-1)] = self.scales.resolve(new.labels).expand(elements.shape).reshape(-1)
+            like = labels.reshape(owner.shape)
+            made = Value(self.new_slot(), like, common_kind((owner, new)), batch=owner.batch)
+            self.emit_many(put(elements), [owner, new], [made], name="in-place write", dtype=tensor.dtype)
+            owner = made
+        memory.owner, memory.pending = owner, []
+        seen = Value(
+            self.new_slot(), value.view(like), owner.kind, batch=value.batch,
+            memory=memory, view=value.view, version=memory.version,
+        )  # fmt: skip
+        self.emit_many(value.view, [owner], [seen], name="view after a write", dtype=tensor.dtype)
+        self.bind(tensor, seen)
+        return seen
 
     def emit(
         self,
@@ -200,13 +262,18 @@ class Recorder:
 
     def refuse(self, operation: str, reason: str, advice: str | None = None) -> Any:
         """Raise UntraceableError for the module that is running."""
+        _, inside, weight = self.path.rpartition(".parametrizations.")
+        if inside:
+            name = weight.partition(".")[0]
+            reason = f"it computes '{name}' from other parameters, so its elements are no edges of their own"
+            advice = None
         raise UntraceableError(operation, self.path, reason, advice)
 
-    def refuse_negative(self, operation: str, value: Value) -> None:
-        """Fixed and learned scales must not be negative."""
+    def refuse_negative(self, operation: str, value: Value, advice: str | None = None) -> None:
+        """Fixed weights and learned scales must not be negative."""
         data = self.numeric[value.name]
         if bool((data.flatten()[value.labels] if value.kind == "parameter" else data).lt(0).any()):
-            self.refuse(operation, f"the scale '{value.name}' has negative elements: {SIGNED}")
+            self.refuse(operation, f"the scale '{value.name}' has negative elements: {SIGNED}", advice)
 
     def wrong_batch(self, name: str) -> Any:
         """The batch dimension turned out to be another one."""

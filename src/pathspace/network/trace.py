@@ -21,6 +21,7 @@ from pathspace.network.interpreter import Interpreter
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.recorder import Recorder
+from pathspace.network.returned import Returned, tensors_in
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.values import Value
@@ -131,7 +132,7 @@ class _Plan:
             recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned}
-        returned = _Returned(self.output, places)
+        returned = Returned(self.output, places)
         program = Program(tuple(recorder.operations), slots)
         call = self._call(batch_dim)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
@@ -143,18 +144,6 @@ class _Plan:
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
         return Call(empty, batch_dim, self.states, frozenset(self.outside))
-
-
-@dataclass(frozen=True)
-class _Returned:
-    """The tensors, among all that the model returns, that rescaling leaves alone."""
-
-    output: Callable[[Any], Any] | None
-    places: tuple[int, ...]
-
-    def __call__(self, result: Any) -> list[Tensor]:
-        leaves = _tensors(result if self.output is None else self.output(result))
-        return [leaves[place] for place in self.places]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -236,6 +225,8 @@ def _shadow(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str, 
     for tensor, kind, name, data in leaves:
         recorder.numeric[name] = data
         recorder.add_leaf(tensor, kind, name)
+        if kind == "buffer" and not data.is_meta:
+            recorder.real[id(tensor)] = data.detach().cpu()
     return shadow, parameters
 
 
@@ -246,7 +237,8 @@ def _arguments(
     given = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
     if given is None:
         raise ValueError(
-            f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them"
+            f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
+            "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
     first = next((t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), None)
     if first is None:
@@ -328,14 +320,10 @@ def _paths(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> It
     yield
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-
-
 def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...], tuple[int | None, ...]]:
     """The network's outputs; of the returned tensors that are no states of recurrent layers, places and slots."""
     found = []
-    for tensor in _tensors(result):
+    for tensor in tensors_in(result):
         value = recorder.known(tensor)
         if value is None and tensor.is_meta:
             raise UntraceableError(
@@ -355,7 +343,8 @@ def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, .
             "no tensor that the model returns depends on its parameters",
             "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
         )
-    places = tuple(i for i, v in enumerate(found) if id(v) not in states)
+    left = states | {id(v) for v in found if v is not None and v.kind == "indices"}
+    places = tuple(i for i, v in enumerate(found) if id(v) not in left)
     chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
     slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
     return list({v.slot: v for v in outputs}.values()), places, slots

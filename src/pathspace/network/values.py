@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-
-@dataclass(eq=False)
-class AliasGroup:
-    """Tensors that share one storage in the real model; writing into one of several is refused."""
-
-    members: int = 1
+from pathspace.network.memory import Memory, View, whole
 
 
 @dataclass(frozen=True)
@@ -25,11 +20,14 @@ class Value:
         labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
             index of every element in the parameter.
         kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
-            or ``"tail"`` (a softmax at the end, which nothing may use any more).
-        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail.
+            or ``"tail"`` (a softmax at the end, which nothing may use any more) or ``"indices"`` (where a maximum was).
+        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail and indices.
         batch: the dimension that holds the batch, if known.
-        module: for a tail, the module that made it.
+        module: for a tail and indices, the module that made them.
         state: True for the last hidden state of a recurrent layer, which is not an output of the network.
+        memory: what it shares with other tensors.
+        view: which elements of the memory it shows; None if it may be a copy of them.
+        version: how many writes into the memory it has seen.
     """
 
     slot: int
@@ -39,12 +37,19 @@ class Value:
     batch: int | None = None
     state: bool = False
     module: str = ""
-    alias: AliasGroup = field(default_factory=AliasGroup)
+    memory: Memory = field(default_factory=Memory)
+    view: View | None = whole
+    version: int = 0
 
     @property
     def shape(self) -> torch.Size:
         """Shape of the tensor, for one example."""
         return self.labels.shape
+
+
+def apart(value: Value) -> Value:
+    """The same in memory of its own."""
+    return replace(value, memory=Memory(), view=whole, version=0)
 
 
 def common_kind(values: Sequence[Value]) -> str:

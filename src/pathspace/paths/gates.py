@@ -7,19 +7,27 @@ window, with ties shared). So an output of the network is a sum over paths of in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacrev
+from torch.utils import _pytree as pytree
 
 from pathspace.paths.probing import each
 
-_UNARY = frozenset(["relu", "relu_", "leaky_relu", "leaky_relu_", "abs", "absolute", "prelu"])
+_UNARY = frozenset(
+    ["relu", "relu_", "leaky_relu", "leaky_relu_", "abs", "absolute", "prelu", "threshold", "threshold_"]
+)
 _CLAMPS = frozenset(["clamp", "clamp_", "clamp_min", "clamp_min_"])
-_POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d|amax")
+_POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d|amax|amin|max|min")
+_SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
+_DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
+_PRODUCTS = frozenset(
+    ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__", "einsum", "tensordot"]
+)
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,109 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     if name in _UNARY or name in _CLAMPS:
         return Gated((x,), lambda: _slopes(on, x))
-    if _POOLS.fullmatch(name):
-        return Gated((x,), lambda: _windows(on, x))
     other = args[1] if len(args) > 1 else kwargs.get("other")
     if name in ("maximum", "max") and isinstance(other, Tensor):
         return Gated((x, other), lambda: _larger(x, other))
+    if name in ("minimum", "min") and isinstance(other, Tensor):
+        return Gated((x, other), lambda: _larger(-x, -other))
+    if _POOLS.fullmatch(name):
+        sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
+
+        def largest(value: Tensor) -> Tensor:
+            found = on(sign * value)
+            return sign * (found if isinstance(found, Tensor) else found[0])
+
+        return Gated((x,), lambda: _windows(largest, sign * x))
     return None
+
+
+def gated_by_data(
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    units: Container[int],
+    data: Container[int],
+) -> Gated | None:
+    """What data alone opens and closes, such as a mask; None for any other function.
+
+    Args:
+        name: the function's name.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        units: ids of tensors of activations.
+        data: ids of tensors that depend on the inputs alone.
+    """
+    given: list[Any] = list(args)
+    if name == "where" and id(given[0]) in data:
+        return _chosen(given[0], *given[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
+    if name in ("masked_fill", "masked_fill_") and len(given) > 1 and id(given[1]) in data:
+        fill = [*given, kwargs.get("value")][2]
+        return _chosen(given[1], fill, given[0])
+    if name == "gather" and id(given[2]) in data:
+        return Gated(
+            (given[0],), lambda: _picked(lambda h: func(h, *given[1:]), given[0], given[1], keep=True)
+        )
+    if name == "__getitem__" and isinstance(given[1], tuple):
+        dims = [d for d, item in enumerate(given[1]) if id(item) in data]
+        if dims:
+            return Gated((given[0],), lambda: _picked(lambda h: h[given[1]], given[0], dims[0], keep=False))
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    # an input that was read before has nodes, and is in both
+    acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
+    factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in data]
+    if name not in _SCALINGS | _DIVISIONS | _PRODUCTS or len(acts) != 1 or len(factors) != 1:
+        return None
+    (act,), (factor,) = acts, factors
+
+    def product(h: Tensor, d: Tensor) -> Tensor:
+        new = list(leaves)
+        new[act], new[factor] = h.reshape(leaves[act].shape), d
+        args, kwargs = pytree.tree_unflatten(new, form)
+        return func(*args, **kwargs).reshape(-1)
+
+    return Gated((leaves[act],), lambda: _weighed(product, leaves[act], leaves[factor].detach().double()))
+
+
+def _weighed(
+    product: Callable[[Tensor, Tensor], Tensor], h: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges where there would be some if no data were zero; the gate is what the data makes of them."""
+    units = torch.eye(h.numel(), dtype=torch.float64)
+    edges = each(lambda unit: product(unit, torch.ones_like(d)), units)
+    i, o = edges.nonzero(as_tuple=True)
+    return o, i, (each(lambda unit: product(unit, d), units) / edges)[i, o]
+
+
+def _picked(
+    pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all that might be picked along a dimension; open is the one that is."""
+    units = torch.eye(x.numel(), dtype=torch.float64)
+    shape = pick(x).shape
+    part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
+
+    def any_of(unit: Tensor) -> Tensor:
+        return unit.reshape(x.shape).sum(dim, keepdim=keep)[part].expand(shape).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+
+
+def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
+    """Two values of which a condition opens one."""
+    operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
+    shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
+    opened = condition.detach().double().expand(shape).flatten()
+    parts, before = [], 0
+    for t, given, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
+        if isinstance(given, Tensor) or given != 0:  # a zero has no path
+            members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
+            parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
+        before += t.numel()
+    o, i, g = torch.cat(parts, 1)
+    return Gated(tuple(operands), lambda: (o.long(), i.long(), g))
 
 
 def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The loops that ``nn.RNN`` and ``nn.RNNCell`` stand for, one small operation after the other.
+"""What ``nn.RNN``, ``nn.RNNCell`` and ``nn.EmbeddingBag`` stand for, one small operation after the other.
 
 Letters: T time, B batch, H hidden.
 """
@@ -6,6 +6,7 @@ Letters: T time, B batch, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,3 +67,20 @@ def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tens
         if bias is not None:
             z = z + bias
     return functional.relu(z)
+
+
+def bags(
+    input: Tensor, weight: Tensor, *_: Any, mode: str = "mean", padding_idx: int | None = None, **__: Any
+) -> Tensor:
+    """Rows of a table, summed, averaged or compared over bags of one length.
+
+    Args:
+        input: indices ``[B, n]``.
+        weight: the table.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``.
+        padding_idx: an index that is left out.
+    """
+    rows = functional.embedding(input, weight)
+    if padding_idx is not None:
+        rows = rows.masked_fill((input == padding_idx).unsqueeze(-1), 0.0)
+    return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)

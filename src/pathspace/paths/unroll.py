@@ -25,8 +25,8 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.functions import short_name
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
-from pathspace.paths.gates import Gated, gated
-from pathspace.paths.loops import cell, layers
+from pathspace.paths.gates import Gated, gated, gated_by_data
+from pathspace.paths.loops import bags, cell, layers
 from pathspace.paths.probing import LARGEST, reads
 from pathspace.paths.reduction import ReductionGraph
 
@@ -87,6 +87,21 @@ class Unroller(TorchFunctionMode):
         for other in (self._weights, self._data):
             other.pop(id(tensor), None)
         return tensor
+
+    def _spread(self, written: Tensor) -> None:
+        """Whatever shares the memory of a tensor that was written to shows its new nodes."""
+        memory = written.untyped_storage()
+        size = memory.nbytes() // written.element_size()
+
+        def places(t: Tensor) -> Tensor:
+            return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset())
+
+        now = torch.full((size,), -1)
+        now[places(written)] = self._units[id(written)][1]
+        for key, (other, nodes) in list(self._units.items()):
+            if other is not written and other.untyped_storage().data_ptr() == memory.data_ptr():
+                new = now[places(other)]
+                self._units[key] = (other, torch.where(new >= 0, new, nodes))
 
     def _new_nodes(self, shape: torch.Size) -> Tensor:
         first, self.num_nodes = self.num_nodes, self.num_nodes + shape.numel()
@@ -152,9 +167,16 @@ class Unroller(TorchFunctionMode):
                 "it has no running statistics, so what it computes depends on the other examples of a batch",
                 "Build it with track_running_stats=True",
             )
+        if name == "embedding_bag" and data:
+            with self:
+                return bags(*args, **kwargs)
         if name == "embedding" and data:
             return self._embedding(func, args, kwargs)
+        if name == "__getitem__" and data and self._weight(args[0]):
+            return self._embedding(functional.embedding, (args[1], args[0]), {})
         gate = gated(name, func, args, kwargs)
+        if gate is None and data and not weights:
+            gate = gated_by_data(name, func, args, kwargs, self._units, self._data)
         if gate is not None:
             return self._gated(gate, func, args, kwargs)
         if not units and not data and name not in _PRODUCTS:
@@ -208,12 +230,15 @@ class Unroller(TorchFunctionMode):
         sources = torch.cat([self._sources(t).flatten() for t in gate.operands])
         o, i, opened = gate.edges()
         result = func(*args, **kwargs)
-        nodes = self._new_nodes(result.shape)
+        nodes = self._new_nodes((result if isinstance(result, Tensor) else result[0]).shape)
         numbers = torch.arange(self.num_gates, self.num_gates + len(o))
         self.num_gates += len(o)
         self.gates.append(opened)
         self._edges(sources[i], nodes.flatten()[o], NONE, torch.ones(len(o), dtype=torch.float64), numbers)
-        return self._bind(result, nodes)
+        self._bind(result if isinstance(result, Tensor) else result[0], nodes)  # a maximum and its indices
+        if any(result is t for t in gate.operands):
+            self._spread(result)
+        return result
 
     def _of_weights(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A view of a parameter, or a parameter times a constant."""
@@ -272,6 +297,8 @@ class Unroller(TorchFunctionMode):
             nodes = self._new_nodes(actual.shape)
         for piece, part in zip(pieces, _split(nodes, pieces), strict=True):
             self._bind(piece, part)
+        if writes:
+            self._spread(args[0])
         return result
 
     def _terms(self, operation: Operation, given: list[Tensor], operands: int) -> Terms:
@@ -319,7 +346,9 @@ class Unroller(TorchFunctionMode):
 
 
 _WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
-_PRODUCTS = frozenset(["linear", "matmul", "mm", "mv", "__matmul__", "addmm", "addmv"])
+_PRODUCTS = frozenset(
+    ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]
+)
 
 
 def _split(vector: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
+from pathspace.network.returned import tensors_in
 from pathspace.rescaling.rescale import random_rescale_
 
 
@@ -114,9 +114,11 @@ def check_invariance(
 
     weight_difference, weights_equal = 0.0, True
     for name, parameter in ours.named_parameters():
-        other = rescaled.get_parameter(name).detach().double()
-        if name in networks[1].parameters:
-            other = other / networks[1].edge_factors(name, factors.to(other.device))
+        its = rescaled.get_parameter(name)
+        other = its.detach().double()
+        known = networks[1].names_by_id.get(id(its))  # without the prefix of a wrapper
+        if known is not None:
+            other = other / networks[1].edge_factors(known, factors.to(other.device))
         mine = parameter.detach().double()
         weights_equal = weights_equal and torch.equal(mine, other)
         largest = mine.abs().max().clamp_min(1e-300)
@@ -160,7 +162,7 @@ def _step(
     value.backward()
     optimizer.step()
     # A model may also return hidden states, which do change with the scale: its outputs come first.
-    return next(t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)).detach().reshape(-1)
+    return tensors_in(output)[0].detach().reshape(-1)
 
 
 def _differs_from_sgd(

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pathspace.network.rules import (
+    choice,
+    contraction,
     convolution,
     elementwise,
     embedding,
@@ -20,19 +22,25 @@ from pathspace.network.rules import (
     output,
     pooling,
     recurrent,
+    selection,
+    upsampling,
 )
 
 RULES: dict[str, Callable[..., Any]] = {
     **movement.RULES,
     **elementwise.RULES,
     **linear.RULES,
+    **contraction.RULES,
     **convolution.RULES,
     **pooling.RULES,
+    **choice.RULES,
     **normalization.RULES,
     **embedding.RULES,
     **recurrent.RULES,
     **output.RULES,
+    **upsampling.RULES,
+    **selection.RULES,
 }
 
-MOVEMENTS = frozenset(movement.RULES)
+MOVEMENTS = frozenset([*movement.RULES, *upsampling.RULES])
 """Operations that mean the same for inputs as for activations; any other function of the inputs is preprocessing."""

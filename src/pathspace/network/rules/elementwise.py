@@ -6,17 +6,16 @@ Every ReLU is read as the identity in the squared network: gamma^2 counts all pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import BOUNDED, GATED, REASONS, SIGNED
+from pathspace.network.reasons import BOUNDED, GATED, SIGNED
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.tape import Pullback
-from pathspace.network.values import AliasGroup, Value, common_kind
+from pathspace.network.values import Value, apart, common_kind
 
 _INPLACE_ARGUMENT = {
     "relu": 0,
@@ -25,7 +24,7 @@ _INPLACE_ARGUMENT = {
 _IN_PLACE = frozenset(["add_", "mul_", "div_", "__iadd__", "__imul__", "__itruediv__"])
 
 
-def _number(value: Any) -> Tensor:
+def number(value: Any) -> Tensor:
     """A Python number without loss: float32 would round 0.1."""
     return torch.tensor(float(value), dtype=torch.float64)
 
@@ -49,16 +48,33 @@ def unchanged(
     if name.endswith("_") or inplace:
         return recorder.bind(input, value)
     fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
-    return recorder.bind(fresh, replace(value, alias=AliasGroup()))
+    return recorder.bind(fresh, apart(value))
 
 
 def clamp(
     recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, min: Any = None, max: Any = None
 ) -> Tensor:
     """``clamp(min=0)`` is a ReLU; any other bound is a constant that does not scale."""
+    if isinstance(min, Tensor) and recorder.known(min) is None and not bool(min.any()):
+        min = 0
     if isinstance(min, (int, float)) and min == 0 and max is None:
         return homogeneous(recorder, name, func, x)
     return recorder.refuse(name, BOUNDED)
+
+
+def threshold(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    threshold: float,
+    value: float,
+    inplace: bool = False,
+) -> Tensor:
+    """``threshold(x, 0, 0)`` is a ReLU; any other number does not scale."""
+    if threshold != 0 or value != 0:
+        recorder.refuse(name, BOUNDED)
+    return homogeneous(recorder, name, func, input, inplace=inplace)
 
 
 def prelu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, weight: Tensor) -> Tensor:
@@ -82,7 +98,7 @@ def add(
     if alpha < 0:
         recorder.refuse(name, SIGNED)
     del out
-    a, b = (recorder.value(t if isinstance(t, Tensor) else _number(t)) for t in (x, y))
+    a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
         recorder.refuse(name, "it adds two parameters, which are then no longer separate edges")
     if "parameter" in (a.kind, b.kind):
@@ -95,7 +111,7 @@ def add(
     def squared(u: Tensor, v: Tensor) -> Tensor:
         return u + v if weight == 1 else u + weight * v
 
-    return _finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each((1.0, weight)))
+    return finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each((1.0, weight)))
 
 
 def linear_in_each(weights: Sequence[float]) -> Pullback:
@@ -149,12 +165,14 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
     """A product with a non-negative constant (a fixed weight) or with a parameter (one edge per element)."""
     a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
     if "div" in name:
+        if b is not None and a is not None and b.kind == "input":
+            return _by_input(recorder, name, (x, y), a, b)
         if b is not None:
             recorder.refuse(name, "it divides by a traced tensor, which is not positively homogeneous")
-        return _scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else _number(y)))
+        return _scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
-        constant = constant if isinstance(constant, Tensor) else _number(constant)
+        constant = constant if isinstance(constant, Tensor) else number(constant)
         if not bool(constant.any()) and constant.numel() > 1:  # nothing but zeros: the start of a recurrence
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return _scaled(recorder, name, traced, (x, y), constant)
@@ -166,7 +184,7 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         if other.kind == "buffer":
             recorder.refuse_negative(name, other)
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return _finish(
+            return finish(
                 recorder,
                 name,
                 torch.mul,
@@ -181,12 +199,29 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
         recorder.refuse_negative(name, constant_value)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return _finish(
+        return finish(
             recorder, name, torch.mul, (x, y), (activation, constant_value), labels, pullback=product_pullback
         )
     if "input" in kinds:
-        recorder.refuse(name, "it multiplies an activation by an input, so its weights depend on the data")
+        return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     return recorder.refuse(name, GATED)
+
+
+def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor: Value) -> Tensor:
+    """A factor that depends on data alone, such as a mask, counts as one: all paths that it might open count."""
+    shape = torch.broadcast_shapes(value.shape, factor.shape)
+
+    def squared(t: Tensor, _: Tensor) -> Tensor:
+        return t.expand(shape)
+
+    def pullback(
+        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        g = gradients[0]
+        return [sum_over_repeats(g, inputs[0].shape) if g is not None and needed[0] else None, None]
+
+    labels = value.labels.expand(shape)
+    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind, pullback)
 
 
 def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
@@ -205,7 +240,7 @@ def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, consta
         return [sum_over_repeats(squared(g), inputs[0].shape) if g is not None and needed[0] else None]
 
     labels = value.labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return _finish(recorder, name, squared, operands, (value,), labels, kind=value.kind, pullback=pullback)
+    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind, pullback=pullback)
 
 
 def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
@@ -221,32 +256,16 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
     recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
     labels = recorder.scales.resolve(target).expand(shape)
     return recorder.note_linear(
-        _finish(recorder, name, torch.mul, operands, (other, weight), labels, pullback=product_pullback)
+        finish(recorder, name, torch.mul, operands, (other, weight), labels, pullback=product_pullback)
     )
 
 
-def maximum(
-    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Any = None, *_: Any, **__: Any
-) -> Tensor:
-    """The larger of two: a path may leave through either, so the squared network adds them."""
-    del func
-    if not isinstance(y, Tensor):
-        recorder.refuse(name, REASONS["max"])
-    a, b = recorder.value(x), recorder.value(y)
-    if "parameter" in (a.kind, b.kind):
-        recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
-    labels = recorder.scales.unify(a.labels, b.labels)
-    return recorder.note_unit(
-        _finish(recorder, name, torch.add, (x, y), (a, b), labels, pullback=linear_in_each((1.0, 1.0)))
-    )
-
-
-def _finish(
+def finish(
     recorder: Recorder,
     name: str,
     squared: Callable[..., Tensor],
-    operands: tuple[Any, Any],
-    values: tuple[Value, ...],
+    operands: Sequence[Any],
+    values: Sequence[Value],
     labels: Tensor,
     kind: str | None = None,
     pullback: Pullback | None = None,
@@ -271,13 +290,7 @@ def _finish(
         parameter=parameter,
         pullback=pullback,
     )
-    if name in _IN_PLACE:
-        target = operands[0]
-        if recorder.value(target).alias.members > 1:
-            recorder.refuse(name, "it changes in place a tensor that shares memory with another one")
-        recorder.bind(target, recorder.value(out))
-        return target
-    return out
+    return recorder.write(name, operands[0], out) if name in _IN_PLACE else out
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -286,6 +299,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], unchanged
     ),
+    **dict.fromkeys(["threshold", "threshold_"], threshold),
     "prelu": prelu,
     **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
     **dict.fromkeys(
@@ -304,5 +318,4 @@ RULES: dict[str, Callable[..., Any]] = {
         ],
         multiply,
     ),
-    **dict.fromkeys(("maximum", "max"), maximum),
 }

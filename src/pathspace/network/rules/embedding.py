@@ -64,4 +64,39 @@ def embedding(
     return recorder.note_linear(out)
 
 
-RULES: dict[str, Callable[..., Any]] = {"embedding": embedding}
+def embedding_bag(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """The sum, mean or maximum of the rows that a bag names, for bags of one length."""
+    del func, norm_type, scale_grad_by_freq, sparse, include_last_offset
+    if offsets is not None or input.dim() != 2:
+        recorder.refuse(
+            name,
+            "bags that are told apart by offsets have lengths that depend on the data",
+            "Give the indices as one row for each example, padded with padding_idx",
+        )
+    if per_sample_weights is not None:
+        recorder.refuse(
+            name, "weights of single rows are not known", "Weigh the rows of an nn.Embedding instead"
+        )
+    if padding_idx is not None and mode != "sum":
+        recorder.refuse(name, f"a {mode} without the padding depends on the data", "Use mode='sum'")
+    rows = embedding(recorder, name, torch.nn.functional.embedding, input, weight, max_norm=max_norm)
+    reduction = {"sum": "sum", "mean": "mean", "max": "amax"}[mode]
+    return recorder.apply(reduction, getattr(torch, reduction), rows, 1)
+
+
+RULES: dict[str, Callable[..., Any]] = {"embedding": embedding, "embedding_bag": embedding_bag}

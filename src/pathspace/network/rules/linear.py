@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pathspace.network.reasons import GATED
 from pathspace.network.recorder import Recorder
+from pathspace.network.rules.contraction import Form, contract, matmul_form
 from pathspace.network.rules.elementwise import add, add_bias
 from pathspace.network.scales import WILD
 from pathspace.network.squares import Outer, Square, dense, single_row, single_value
@@ -40,7 +41,9 @@ def linear(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
-    del func
+    given = recorder.known(weight)
+    if given is None or given.kind in ("input", "buffer"):
+        return _fixed(recorder, name, func, input, weight, bias)
     x, w = recorder.as_units(input), require_parameter(recorder, name, weight)
     if x.shape[-1:] != w.shape[-1:]:
         raise RuntimeError(
@@ -74,6 +77,21 @@ def linear(
         form="linear" if by_hand else None,
     )
     return recorder.note_linear(out)
+
+
+def _fixed(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """A linear map whose weight is a constant, a buffer or an input."""
+    n = input.dim()
+    form = Form([*range(n)], [n, n - 1][-weight.dim() :], [*range(n - 1), n][: n - 2 + weight.dim()])
+    y = contract(recorder, name, func, (input, weight), input, weight, form)
+    return y if bias is None else add(recorder, name, torch.add, y, bias)
 
 
 def linear_forward(
@@ -140,22 +158,19 @@ def map_units(
 
 
 def matmul(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
-    """``x @ W`` or ``W @ x`` with a parameter W of two dimensions."""
-    a, b = recorder.value(x), recorder.value(y)
-    if b.kind == "parameter" and b.labels.dim() == 2:
-        return linear(recorder, name, func, x, recorder.apply("t", torch.Tensor.t, y))
-    if a.kind == "parameter" and a.labels.dim() == 2 and b.kind != "parameter":
-        if b.labels.dim() == 1:
-            return linear(recorder, name, func, y, x)
+    """``x @ y``; with a parameter of two dimensions it is a linear map like any other."""
+    a, b = recorder.known(x), recorder.known(y)
+    weights = [v is not None and v.kind == "parameter" for v in (a, b)]
+    if weights == [False, True] and y.dim() == 2:
+        return linear(recorder, name, F.linear, x, recorder.apply("t", torch.Tensor.t, y))
+    if weights == [True, False] and x.dim() == 2:
+        if y.dim() == 1:
+            return linear(recorder, name, F.linear, y, x)
         moved = recorder.apply("transpose", torch.Tensor.transpose, y, -1, -2)
         return recorder.apply(
-            "transpose", torch.Tensor.transpose, linear(recorder, name, func, moved, x), -1, -2
+            "transpose", torch.Tensor.transpose, linear(recorder, name, F.linear, moved, x), -1, -2
         )
-    if {a.kind, b.kind} <= {"input", "buffer"}:
-        return recorder.preprocess(func, (x, y), {}, [a, b])
-    return recorder.refuse(
-        name, GATED if "hidden" in (a.kind, b.kind) else "its weight must be a matrix parameter"
-    )
+    return contract(recorder, name, func, (x, y), x, y, matmul_form(x.shape, y.shape))
 
 
 def addmm(
@@ -169,7 +184,7 @@ def addmm(
 
 RULES: dict[str, Callable[..., Any]] = {
     "linear": linear,
-    **dict.fromkeys(["matmul", "mm", "mv", "__matmul__"], matmul),
+    **dict.fromkeys(["matmul", "mm", "mv", "bmm", "__matmul__"], matmul),
     "__rmatmul__": lambda recorder, name, func, x, y: matmul(recorder, name, func, y, x),
-    **dict.fromkeys(["addmm", "addmv"], addmm),
+    **dict.fromkeys(["addmm", "addmv", "baddbmm"], addmm),
 }

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import WILD
 from pathspace.network.tape import Pullback
-from pathspace.network.values import AliasGroup, Value, common_kind
+from pathspace.network.values import Value, apart, common_kind
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:
@@ -55,13 +55,10 @@ def move_one(
     moved = _on_labels(move, value.labels)
     many = not isinstance(moved, Tensor)
     results = []
-    for labels in moved if many else [moved]:
+    for number, labels in enumerate(moved if many else [moved]):
         batch = _batch_after(recorder, name, value, labels.shape, args, kwargs)
-        value.alias.members += 1
-        kind = value.kind
-        results.append(
-            Value(recorder.new_slot(), labels, kind, value.name, batch, value.state, alias=value.alias)
-        )
+        made = Value(recorder.new_slot(), labels, value.kind, value.name, batch, value.state)
+        results.append(_shown(made, value, name, move, number if many else None, args))
     out = recorder.emit_many(
         (lambda t: tuple(move(t))) if many else move,
         [value],
@@ -74,6 +71,24 @@ def move_one(
     if not many:
         return out[0]
     return list(out) if isinstance(moved, list) else out
+
+
+def _shown(made: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
+    """What a movement made, in the memory of what it moved where it is a view of that."""
+    index = args[0] if name == "__getitem__" else ()
+    chosen = any(isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,)))
+    if chosen or name in (*_COPIES.split(), "interpolate", "upsample"):
+        return made
+    before = of.view
+
+    def view(t: Tensor) -> Tensor:
+        assert before is not None
+        moved = move(before(t))
+        return moved if number is None else moved[number]
+
+    of.memory.share(of)
+    certain = name in _VIEWS.split() and before is not None
+    return replace(made, memory=of.memory, view=view if certain else None, version=of.version)
 
 
 def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
@@ -170,10 +185,12 @@ def cast(
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:
         recorder.refuse(name, "it rounds activations to integers")
-    if name == "clone":
-        value = replace(value, alias=AliasGroup())
+    if name == "clone" or dtype != x.dtype:
+        value = apart(value)
     else:
-        value.alias.members += 1
+        value.memory.share(value)
+        if name in ("contiguous", "cpu", "cuda", "to"):
+            value = replace(value, view=None)
     return recorder.bind(torch.empty(value.shape, dtype=dtype, device="meta"), value)
 
 
@@ -218,13 +235,12 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     """``x[index] = item``: a copy of x with some elements replaced."""
     del func
     base = recorder.value(x)
-    if base.alias.members > 1:
-        recorder.refuse(
-            name, "it writes into a tensor that shares memory with another one", "Write into a clone()"
-        )
     if _reads_traced(recorder, index):
         recorder.refuse(name, "its indices depend on the data, so the network has no single graph")
     source = recorder.value(item if isinstance(item, Tensor) else torch.tensor(float(item)))
+    if base.memory.members > 1:
+        recorder.write_elements(name, x, lambda t: t[index], source)
+        return
     labels = recorder.scales.resolve(base.labels).clone()
     labels[index] = recorder.scales.resolve(source.labels)
 
@@ -237,16 +253,6 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     made = Value(slot, labels, common_kind((base, source)), batch=base.batch)
     recorder.emit_many(put, [base, source], [made], name="item assignment", dtype=x.dtype)
     recorder.bind(x, made)
-
-
-def nearest(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """Upsampling by repetition."""
-    mode = kwargs.get("mode", args[2] if len(args) > 2 else "nearest")
-    if mode not in ("nearest", "nearest-exact"):
-        recorder.refuse(name, f"mode '{mode}' mixes neighbours with fixed weights; only 'nearest' is known")
-    return move_one(recorder, name, func, input, *args, **kwargs)
 
 
 def _batch_after(
@@ -264,7 +270,17 @@ def _batch_after(
     n = len(before)
     arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "dims", "shape") if k in kwargs]
     arguments = [*args, *arguments]
-    if name in ("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "interpolate", "upsample"):
+    if name in (
+        "contiguous",
+        "clone",
+        "flip",
+        "roll",
+        "unfold",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "interpolate",
+        "upsample",
+    ):
         return batch
     if name in ("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__"):
         if name == "T.__get__":
@@ -323,11 +339,17 @@ def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> 
     return new + batch - old
 
 
+_KEEP_BATCH = "contiguous clone flip roll unfold pixel_shuffle pixel_unshuffle interpolate upsample"
 _ONE = (
     "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
     "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
-    "index_select T.__get__ mT.__get__ unfold pixel_shuffle channel_shuffle diagonal"
+    "index_select T.__get__ mT.__get__ unfold pixel_shuffle pixel_unshuffle channel_shuffle diagonal"
 )
+_VIEWS = (
+    "view permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze unflatten expand broadcast_to "
+    "narrow select __getitem__ split chunk unbind tensor_split T.__get__ mT.__get__ diagonal"
+)  # they share memory for certain; reshape and its kin may
+_COPIES = "flip roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
 _SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -337,6 +359,4 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["view_as", "expand_as", "reshape_as"], like_other),
     "pad": pad,
     "__setitem__": write,
-    "interpolate": nearest,
-    "upsample": nearest,
 }

@@ -253,7 +253,7 @@ def reduce(
     keepdim: bool = False,
     dtype: Any = None,
 ) -> Tensor:
-    """``sum``, ``mean`` and ``amax`` over dimensions."""
+    """``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
     del func, dtype
     x = recorder.value(input)
     n = x.labels.dim()
@@ -283,12 +283,12 @@ def reduce(
     out = recorder.emit(
         squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind, pullback=pullback
     )
-    return recorder.note_unit(out) if name == "amax" else recorder.note_linear(out)
+    return recorder.note_unit(out) if name in ("amax", "amin") else recorder.note_linear(out)
 
 
 RULES: dict[str, Callable[..., Any]] = {
     **{f"{prefix}max_pool{n}d": max_pool for n in (1, 2, 3) for prefix in ("", "_")},
     **{f"avg_pool{n}d": avg_pool for n in (1, 2, 3)},
     **{f"adaptive_{kind}_pool{n}d": adaptive_pool for n in (1, 2, 3) for kind in ("avg", "max")},
-    **dict.fromkeys(["sum", "mean", "amax"], reduce),
+    **dict.fromkeys(["sum", "mean", "amax", "amin"], reduce),
 }

@@ -1,0 +1,35 @@
+"""What a model returns: its tensors, in whatever structure they come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    return found
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The tensors, among all that the model returns, that rescaling leaves alone."""
+
+    output: Callable[[Any], Any] | None
+    places: tuple[int, ...]
+
+    def __call__(self, result: Any) -> list[Tensor]:
+        """Pick them out."""
+        leaves = tensors_in(result if self.output is None else self.output(result))
+        return [leaves[place] for place in self.places]

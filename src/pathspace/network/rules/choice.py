@@ -1,0 +1,126 @@
+"""Operations that choose among values: maxima, minima, ``where`` and masks.
+
+A path may leave through any of the values, so the squared network adds them, as it reads a ReLU as the identity. Where
+the choice is a constant, the others have no path at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.reasons import BOUNDED
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.elementwise import finish, linear_in_each, number
+from pathspace.network.rules.pooling import reduce
+from pathspace.network.scales import FIXED
+from pathspace.network.values import Value
+
+
+def extreme(
+    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """``max`` and ``min`` in their three forms: of two tensors, over a dimension, and over all of them."""
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, Tensor):
+        return larger(recorder, name, func, x, other)
+    if not args and "dim" not in kwargs:
+        return reduce(recorder, "amax", func, x)
+    values = reduce(recorder, "amax", func, x, *args, **kwargs)
+    kind = torch.return_types.max if name == "max" else torch.return_types.min
+    made = recorder.value(values)
+    return kind((values, indices(recorder, name, made.shape, made.batch)))
+
+
+def indices(recorder: Recorder, name: str, shape: torch.Size, batch: int | None) -> Tensor:
+    """Where a maximum was: it may be returned, but nothing may depend on it."""
+    labels = torch.tensor(FIXED).expand(shape)
+    made = Value(recorder.new_slot(), labels, "indices", name, batch, module=recorder.path)
+    return recorder.bind(torch.empty(shape, dtype=torch.long, device="meta"), made)
+
+
+def position(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """``argmax`` and ``argmin``: what is compared has one scale."""
+    if recorder.value(x).kind == "tail":
+        return indices(recorder, name, func(torch.empty(x.shape, device="meta"), dim, keepdim).shape, None)
+    largest = recorder.value(reduce(recorder, "amax", func, x, dim, keepdim))
+    return indices(recorder, name, largest.shape, largest.batch)
+
+
+def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+    """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them."""
+    del func
+    a, b = recorder.value(x), recorder.value(y)
+    if "parameter" in (a.kind, b.kind):
+        recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
+    labels = recorder.scales.unify(a.labels, b.labels)
+    return recorder.note_unit(
+        finish(recorder, name, torch.add, (x, y), (a, b), labels, pullback=linear_in_each((1.0, 1.0)))
+    )
+
+
+def where(
+    recorder: Recorder, name: str, func: Callable[..., Any], condition: Tensor, *branches: Any, **named: Any
+) -> Tensor:
+    """One of two values, as a constant or something that depends on data alone says."""
+    del func
+    given = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
+    if len(given) != 2:
+        recorder.refuse(name, "with a condition alone it returns places that depend on the data")
+    known = recorder.known(condition)
+    if known is not None and known.kind not in ("input", "buffer"):
+        recorder.refuse(name, "its condition depends on activations", _AS_RELU)
+    tensors = [t if isinstance(t, Tensor) else number(t) for t in given]
+    for t in tensors:
+        if recorder.known(t) is None and not bool(torch.isfinite(t).all()):
+            recorder.refuse(name, f"it fills in a constant that is not finite: {BOUNDED}", _FILL)
+    a, b = (recorder.as_units(t) for t in tensors)
+    operands = tuple(t for t in given if isinstance(t, Tensor))
+    shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
+    if known is None:
+        mask = condition.detach().clone()
+        labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))
+
+        def chosen(u: Tensor, v: Tensor) -> Tensor:
+            return torch.where(mask.to(u.device), u, v)
+
+        return finish(recorder, name, chosen, operands, (a, b), labels)
+    labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
+
+    def either(u: Tensor, v: Tensor, _: Tensor) -> Tensor:
+        return (u + v).expand(shape)
+
+    return finish(recorder, name, either, operands, (a, b, known), labels)
+
+
+def masked_fill(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, mask: Tensor, value: Any
+) -> Tensor:
+    """Some elements replaced by a number."""
+    out = where(recorder, name, func, mask, value, input)
+    return recorder.write(name, input, out) if name.endswith("_") else out
+
+
+_AS_RELU = (
+    "Write what it does as relu, leaky_relu, abs or maximum, or move that part into a module of its own and leave that "
+    "to the plain rule with outside=[...]"
+)
+_FILL = "Fill in zeros, or leave the outputs as they are and mask them where the loss is computed"
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["max", "min"], extreme),
+    **dict.fromkeys(["maximum", "minimum"], larger),
+    **dict.fromkeys(["argmax", "argmin"], position),
+    "where": where,
+    **dict.fromkeys(["masked_fill", "masked_fill_"], masked_fill),
+}

@@ -1,0 +1,252 @@
+"""Products with a sum over common indices: ``einsum``, and ``matmul`` in all its forms.
+
+A parameter in such a product is a weight between units, whatever its number of dimensions. A constant, a buffer or an
+input is a set of fixed edges between them: every unit of the result has the scale of all the units that it reads, so
+those share one. The squared network reads the squares of constants and buffers, and ones for an input, which is a
+factor like any input node.
+
+Letters: those of the einsum. A letter of both operands is *summed* where the result lacks it, else it runs along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.reasons import GATED, SIGNED
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.pooling import pooled_labels
+from pathspace.network.scales import WILD, without_repeats
+from pathspace.network.values import Value
+
+Letters = list[int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which index each dimension of two operands and of their product runs over."""
+
+    first: Letters
+    second: Letters
+    out: Letters
+
+    def swapped(self) -> Form:
+        """The same product, its operands exchanged."""
+        return Form(self.second, self.first, self.out)
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """The product."""
+        return torch.einsum(x, self.first, y, self.second, self.out)
+
+
+def matmul_form(x: Sequence[int], y: Sequence[int]) -> Form:
+    """``torch.matmul`` of tensors of these shapes."""
+    inner, row, column = 0, 1, 2
+    batch = list(range(3, 3 + max(len(x), len(y), 2) - 2))
+    first = [*batch[len(batch) - max(0, len(x) - 2) :], row, inner] if len(x) > 1 else [inner]
+    second = [*batch[len(batch) - max(0, len(y) - 2) :], inner, column] if len(y) > 1 else [inner]
+    return Form(first, second, [*batch, *([row] if len(x) > 1 else []), *([column] if len(y) > 1 else [])])
+
+
+def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
+    """``torch.tensordot`` of tensors of these shapes."""
+    if isinstance(dims, int):
+        dims = (range(len(x) - dims, len(x)), range(dims))
+    ours, theirs = ([d % n for d in some] for some, n in zip(dims, (len(x), len(y)), strict=True))
+    first = list(range(len(x)))
+    second = [len(x) + d for d in range(len(y))]
+    for a, b in zip(ours, theirs, strict=True):
+        second[b] = first[a]
+    return Form(first, second, [n for n in first + second if not (n in first and n in second)])
+
+
+def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
+    """``torch.einsum`` of an equation with two operands of these shapes."""
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    sides = given.split(",")
+    hidden = max(len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True))
+
+    def numbers(side: str, dots: int) -> Letters:
+        before, ellipsis, after = side.partition("...")
+        middle = list(range(hidden - dots, hidden)) if ellipsis else []
+        return [*(hidden + ord(c) for c in before), *middle, *(hidden + ord(c) for c in after)]
+
+    first, second = (
+        numbers(side, len(shape) - len(side.replace("...", "")))
+        for side, shape in zip(sides, (x, y), strict=True)
+    )
+    if not arrow:
+        letters = sorted(c for c in set(given) - set(",.") if given.count(c) == 1)
+        result = ("..." if "..." in given else "") + "".join(letters)
+    return _small(Form(first, second, numbers(result, hidden)))
+
+
+def _small(form: Form) -> Form:
+    """The same with numbers from zero on, as torch wants them."""
+    number = {n: i for i, n in enumerate(dict.fromkeys([*form.first, *form.second]))}
+    return Form(*([number[n] for n in side] for side in (form.first, form.second, form.out)))
+
+
+def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
+    """Indices of one size broadcast: such a dimension has an index of its own, and is summed over."""
+    fresh = count(max([*form.first, *form.second], default=0) + 1)
+    size = dict(zip(form.second, y, strict=True))
+    first = [n if size.get(n, s) == s or s > 1 else next(fresh) for n, s in zip(form.first, x, strict=True)]
+    size = dict(zip(first, x, strict=True))
+    second = [n if size.get(n, s) == s or s > 1 else next(fresh) for n, s in zip(form.second, y, strict=True)]
+    return Form(first, second, form.out)
+
+
+def contract(
+    recorder: Recorder, name: str, func: Callable[..., Any], args: Any, x: Tensor, y: Tensor, form: Form
+) -> Tensor:
+    """The product of two tensors: what it is to path geometry depends on what they are."""
+    if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
+        recorder.refuse(name, "an index occurs twice in one operand", "Take the diagonal first")
+    a, b = recorder.known(x), recorder.known(y)
+    kinds = {v.kind for v in (a, b) if v is not None}
+    if kinds <= {"input", "buffer"}:
+        return recorder.preprocess(func, args, {}, [v for v in (a, b) if v is not None])
+    if kinds == {"hidden"} and a is not None and b is not None:
+        recorder.refuse(name, GATED)
+    if kinds == {"parameter"} and a is not None and b is not None:
+        recorder.refuse(
+            name,
+            "it multiplies two parameters: what they make is no parameter, so no set of edges",
+            "Apply them to the activations one after the other",
+        )
+    order = {"hidden": 0, "parameter": 2}  # fixed edges in between: activations come first
+    if order.get(a.kind if a else "", 1) > order.get(b.kind if b else "", 1):
+        x, y, a, b, form = y, x, b, a, form.swapped()
+    form = _apart(form, x.shape, y.shape)
+    if b is not None and b.kind == "parameter":
+        return _by_weights(recorder, name, recorder.as_units(x), b, form, x.dtype)
+    assert a is not None
+    return _by_fixed_edges(recorder, name, a, y, form, x.dtype)
+
+
+def _batch(recorder: Recorder, name: str, value: Value, letters: Letters, form: Form) -> int | None:
+    if value.batch is None:
+        return None
+    if letters[value.batch] not in form.out:
+        recorder.wrong_batch(name)
+    return form.out.index(letters[value.batch])
+
+
+def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
+    """Every element of the parameter is an edge from the units it multiplies to those of the result."""
+    fresh = count(max([*form.first, *form.second]) + 1)  # a dimension of one broadcasts, be it the batch
+    second = [next(fresh) if w.shape[d] == 1 and n in form.first else n for d, n in enumerate(form.second)]
+    form = Form(form.first, second, form.out)
+    batch = _batch(recorder, name, x, form.first, form)
+    if x.batch is not None and form.first[x.batch] in form.second:
+        recorder.wrong_batch(name)
+    size = dict(zip([*form.first, *form.second], [*x.shape, *w.shape], strict=True))
+    common = [n for n in form.first if n in form.second]
+    source = recorder.scales.unify_over(x.labels, tuple(form.first.index(n) for n in common))
+    made = [n for n in form.second if n in form.out]
+    if bool((recorder.scales.resolve(source) == WILD).all()):  # W 0 = 0, whatever W is
+        target = torch.full([size[n] for n in made], WILD)
+    else:
+        units = torch.Size([size[n] for n in made])
+        target = recorder.scales.fresh(units.numel(), recorder.where(name)).reshape(units)
+    new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
+    recorder.uses.add(
+        w,
+        _laid_out(target, made, form.second),
+        _laid_out(source, common, form.second),
+        target_dim=new[0] if len(new) == 1 else None,
+    )
+    labels = _laid_out(recorder.scales.resolve(target), made, form.out).expand([size[n] for n in form.out])
+    out = recorder.emit(form, [x, w], labels, name=name, dtype=dtype, batch=batch)
+    return recorder.note_linear(out)
+
+
+def _by_fixed_edges(
+    recorder: Recorder, name: str, x: Value, factor: Tensor, form: Form, dtype: torch.dtype
+) -> Tensor:
+    """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
+    known = recorder.known(factor)
+    batch = _batch(recorder, name, x, form.first, form)
+    if known is None and bool((factor < 0).any()):
+        recorder.refuse(name, f"the constant it multiplies by has negative elements: {SIGNED}", _AS_PARAMETER)
+    if known is not None and known.kind == "buffer":
+        recorder.refuse_negative(name, known, _AS_PARAMETER)
+    if known is not None and known.batch is not None and form.second[known.batch] not in form.out:
+        recorder.wrong_batch(name)
+    size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
+    summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
+    order = [*form.out, *summed]
+    labels = _laid_out(without_repeats(x.labels), form.first, order)
+    if known is None and not bool(factor.all()):  # a zero is no edge
+        labels = torch.where(_laid_out(factor != 0, form.second, order), labels, WILD)
+    else:
+        labels = labels.expand([size[n] for n in order])
+    dims = range(-len(summed), 0)
+    if summed:
+        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(tuple(dims)))
+    else:
+        labels = recorder.scales.resolve(labels)
+    out = recorder.emit(
+        form,
+        [x, recorder.value(factor)],
+        labels.expand([size[n] for n in form.out]),
+        name=name,
+        dtype=dtype,
+        batch=batch,
+    )
+    return recorder.note_linear(out)
+
+
+def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
+    """The same with its dimensions in another order, and new ones of size one for letters that it lacks."""
+    t = t.permute([letters.index(n) for n in order if n in letters])
+    return t.reshape(
+        [t.shape[[m for m in order if m in letters].index(n)] if n in letters else 1 for n in order]
+    )
+
+
+def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: Any, *operands: Any) -> Tensor:
+    """An einsum of two tensors, or of one."""
+    if not isinstance(equation, str):
+        recorder.refuse(name, "its indices are given as lists", "Give them as a string of letters")
+    tensors = (
+        list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
+    )
+    if len(tensors) > 2:
+        recorder.refuse(name, "it multiplies more than two tensors", "Multiply them two at a time")
+    args = (equation, *tensors)
+    if len(tensors) == 1:  # a constant one beside it
+        given, arrow, result = equation.partition("->")
+        if not arrow:
+            result = "".join(sorted(c for c in set(given) if c.isalpha() and given.count(c) == 1))
+        tensors, equation = [*tensors, torch.ones(())], f"{given},->{result}"
+    x, y = tensors
+    return contract(recorder, name, func, args, x, y, einsum_form(equation, x.shape, y.shape))
+
+
+def tensordot(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    a: Tensor,
+    b: Tensor,
+    dims: Any = 2,
+    out: Any = None,
+) -> Tensor:
+    """A sum of products over some dimensions."""
+    del out
+    return contract(recorder, name, func, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
+
+
+_AS_PARAMETER = (
+    "Register it as an nn.Parameter with requires_grad=False: its elements are edges then, of any sign, or leave that "
+    "part to the plain rule with outside=[...]"
+)
+
+RULES: dict[str, Callable[..., Any]] = {"einsum": einsum, "tensordot": tensordot}
