@@ -186,6 +186,18 @@ REGISTRY = [
                 normalization="frozen",
                 steps=40,
             ),
+            _adam_like("PathAdam", "fused", fused=True, plain={}),
+            _adam_like(
+                "PathAdam",
+                "fused, everything",
+                fused=True,
+                betas=(0.8, 0.95),
+                eps=1e-6,
+                weight_decay=0.1,
+                refresh_every=3,
+                normalization="frozen",
+                clip_norm=0.5,
+            ),
         ]
         if find_spec("numba")  # an optional dependency
         else []

@@ -57,7 +57,9 @@ NETS = {
 
 def _scaled(model, factor):
     with torch.no_grad():
-        model.rnn.weight_hh_l0.mul_(factor / model.rnn.weight_hh_l0.square().sum(1, keepdim=True).sqrt())
+        for name, p in model.rnn.named_parameters():
+            if "weight_hh" in name:
+                p.mul_(factor / p.square().sum(1, keepdim=True).sqrt())
     return model
 
 
@@ -110,12 +112,24 @@ OPTIONS = {
 }
 
 
-def train(name, steps=12, dtype=torch.float64, factors=None, **options):
+ADAM_OPTIONS = {
+    "plain": {},
+    "clipped": {"clip_norm": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6},
+    "stale": {"refresh_every": 3, "normalization": "frozen"},
+    "undamped": {"damping": 0.0},
+    "maximizing": {"maximize": True, "lr": 1e-4},
+    # left to the general way, but for kappa
+    "AMSGrad": {"amsgrad": True},
+    "power": {"power": 0.5},
+}
+
+
+def train(name, steps=12, dtype=torch.float64, factors=None, rule=ps.optim.PathSGD, **options):
     model, x, network = build(name, dtype)
     if factors is not None:
         ps.rescaling.rescale_(network, factors)
     outside = nn.Parameter(torch.tensor([1.0, 2.0], dtype=dtype))
-    optimizer = ps.optim.PathSGD([*model.parameters(), outside], network, **{"lr": 0.02, **options})
+    optimizer = rule([*model.parameters(), outside], network, **{"lr": 0.02, **options})
     for _ in range(steps):
         optimizer.zero_grad()
         ((model(x) - outside).square().mean()).backward()
@@ -137,6 +151,16 @@ def test_runs_are_those_of_the_tape(name, options):
     assert not torch.equal(found[0], start)
 
 
+@pytest.mark.parametrize("name", ["mlp", "rnn", "settling rnn"])
+@pytest.mark.parametrize("options", ADAM_OPTIONS)
+def test_runs_of_path_adam_are_those_of_the_tape(name, options):
+    _, expected = train(name, rule=ps.optim.PathAdam, **ADAM_OPTIONS[options])
+    optimizer, found = train(name, rule=ps.optim.PathAdam, fused=True, **ADAM_OPTIONS[options])
+    assert optimizer.fused
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["mlp", "stack", "settling rnn at all steps"])
 @pytest.mark.parametrize(
     "options", [{}, {"momentum": 0.9, "nesterov": True, "clip_norm": 0.5, "refresh_every": 4}]
@@ -150,14 +174,16 @@ def test_powers_of_two_change_no_bit(name, options):
         assert torch.equal(p, q)
 
 
-def test_the_loops_take_the_steps(monkeypatch):
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
+def test_the_loops_take_the_steps(monkeypatch, rule):
     """All but the first step are two compiled calls; nothing asks the tape."""
     model, x, network = build("rnn")
-    optimizer = ps.optim.PathSGD(model.parameters(), network, fused=True, clip_norm=1.0)
+    rule = getattr(ps.optim, rule)
+    optimizer = rule(model.parameters(), network, fused=True, clip_norm=1.0)
     model(x).square().sum().backward()
     optimizer.step()
     monkeypatch.setattr(type(network.tape), "gradient", None)
-    monkeypatch.setattr(ps.optim.PathSGD, "_advance", None)
+    monkeypatch.setattr(rule, "_advance", None)
     before = copy.deepcopy(model.state_dict())
     for _ in range(3):
         optimizer.step()
@@ -240,13 +266,15 @@ def _set_anew(model, optimizer):
 def _without_velocity(model, optimizer):
     del model
     for state in optimizer.state.values():
-        del state["momentum_buffer"]
+        state.pop("momentum_buffer", None)
+        state.pop("exp_avg", None)
 
 
 def _velocity_moved(model, optimizer):
     del model
     for state in optimizer.state.values():
-        state["momentum_buffer"].data = state["momentum_buffer"].data.clone()
+        for key in {"momentum_buffer", "exp_avg", "exp_avg_sq"} & state.keys():
+            state[key].data = state[key].data.clone()
 
 
 def _converted(model, optimizer):
@@ -255,14 +283,17 @@ def _converted(model, optimizer):
     model.double()
 
 
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
 @pytest.mark.parametrize("refresh_every", [1, 3])
 @pytest.mark.parametrize("change", [_cleared, _set_anew, _without_velocity, _velocity_moved, _converted])
-def test_what_others_do_to_the_state_is_seen(change, refresh_every):
+def test_what_others_do_to_the_state_is_seen(change, refresh_every, rule):
     runs = []
     for fused in (False, True):
         model, x, network = build("stack")
-        options = {"lr": 0.01, "momentum": 0.9, "refresh_every": refresh_every}
-        optimizer = ps.optim.PathSGD(model.parameters(), network, fused=fused, **options)
+        options = {"lr": 0.01, "refresh_every": refresh_every} | (
+            {"momentum": 0.9} if rule == "PathSGD" else {}
+        )
+        optimizer = getattr(ps.optim, rule)(model.parameters(), network, fused=fused, **options)
         junk = []
         for step in range(8):
             if step == 4:
@@ -288,14 +319,16 @@ def test_autograd_notices_the_step():
         loss.backward()
 
 
-def test_a_state_goes_from_one_kind_to_the_other():
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
+def test_a_state_goes_from_one_kind_to_the_other(rule):
     expected = None
+    options = {"momentum": 0.9} if rule == "PathSGD" else {}
     for kinds in [(False, False), (False, True), (True, False), (True, True)]:
         model, x, network = build("rnn", torch.float64)
         state = None
         for fused in kinds:
-            optimizer = ps.optim.PathSGD(
-                model.parameters(), network, lr=0.01, momentum=0.9, fused=fused, refresh_every=4
+            optimizer = getattr(ps.optim, rule)(
+                model.parameters(), network, lr=0.01, fused=fused, refresh_every=4, **options
             )
             if state is not None:
                 optimizer.load_state_dict(state)

@@ -52,7 +52,7 @@ def kappa_pass(operations, slots, parameters, memory, scratch, pairs, report, mo
         parameters: where they lie, and where their kappas and the weights of their means do.
         memory: of the rows of all slots, those of slot 0 filled, and of their gradients, those of the last filled.
         scratch: memory for four rows of the largest width.
-        pairs: memory for three integers a time step.
+        pairs: memory for three integers a time step, or a pair of rows that can meet.
         report: for each parameter the smallest and largest element and the weighted sum of each factor of its kappa.
         moderate: how far from one sums and elements may be, for ``SAFE``.
 

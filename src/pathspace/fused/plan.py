@@ -25,7 +25,7 @@ from pathspace.network.tape import Instruction
 from pathspace.paths.safe_type import MODERATE, Surveyed
 
 # rows of a sequence that there is memory for; longer ones must settle before, or are left to the tape
-_ROOM = 48
+_ROOM = 40
 
 
 class Gauge(Protocol):
@@ -95,7 +95,9 @@ class Plan:
         self._memory[start : start + last.width] = last.positions.numel() / last.times
         self._slots[-1, passes.BACK_COUNT] = 1
         self._scratch = np.zeros(4 * int(self._slots[:, passes.WIDTH].max()), self._memory.dtype)
-        self._pairs = np.zeros((max(slot.times for slot in table.slots), 3), np.int64)
+        # rows met in a sum over time: one of the two changes from each pair to the next
+        pairs = min(max(slot.times for slot in table.slots), 2 * _ROOM)
+        self._pairs = np.zeros((pairs, 3), np.int64)
         self._report = np.ones((len(self.names), 6))
         self._own = list(network.parameters.values())
         self._addresses: list[int] = []
@@ -180,6 +182,20 @@ class Plan:
     def value_at(self, place: int) -> Tensor | Outer:
         """kappa1 of a parameter, as the last call left it."""
         return self.values[self.names[place]]
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it keeps."""
+        tensors: list[Tensor] = [self._ones, *self._spare]
+        for value in self.values.values():
+            tensors += [value.rows, value.columns] if isinstance(value, Outer) else [value]
+        for _, *ends in self._weights.values():
+            tensors += ends
+        own = {
+            t.data_ptr(): t.numel() * t.element_size() for t in tensors
+        }  # biases share theirs with a matrix
+        arrays = (self._memory, self._scratch, self._pairs, self._report, self._parameters, self._slots)
+        return sum(own.values()) + sum(array.nbytes for array in arrays)
 
     def means(self) -> list[float] | None:
         """Means of kappa1 in the gauges of the last :meth:`run`, if all of it may be divided by as it is."""

@@ -8,7 +8,7 @@ from pathspace.network import Network
 
 if TYPE_CHECKING:
     from pathspace.fused.plan import Plan
-    from pathspace.optim.fused_descent import FusedDescent
+    from pathspace.optim.fused_step import FusedStep
     from pathspace.optim.path_optimizer import PathOptimizer
 
 
@@ -32,8 +32,8 @@ def plan_of(network: Network, second_term: bool) -> tuple[Plan | None, str]:
         return None, str(error)
 
 
-def fused_descent(optimizer: PathOptimizer, plan: Plan) -> FusedDescent:
-    """The step of Path-SGD by compiled loops."""
-    from pathspace.optim.fused_descent import FusedDescent
+def fused_step(optimizer: PathOptimizer, plan: Plan, rule: str) -> FusedStep:
+    """The step of a rule, ``"FusedDescent"`` or ``"FusedAdam"``, by compiled loops."""
+    from pathspace.optim import fused_step
 
-    return FusedDescent(optimizer, plan)
+    return getattr(fused_step, rule)(optimizer, plan)

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from pathspace.optim.network_optimizer import (
 from pathspace.optim.path_metric import Gauge, divisor, gauges, parameter_names
 from pathspace.paths.kappa import own_memory, surveyed_kappa
 from pathspace.paths.safe_type import Measure, Surveyed
+
+if TYPE_CHECKING:
+    from pathspace.optim.fused_step import FusedStep
 
 Normalization = Literal["refreshed", "frozen", "none"]
 
@@ -83,6 +86,7 @@ class PathOptimizer(NetworkOptimizer):
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._gauges: dict[Tensor, Gauge] = {}
         super().__init__(params, network, defaults)
+        self._direct: FusedStep | None = None  # the step by compiled loops, where a rule has one
         self._plan, self.not_fused_because = plan_of(network, second_term) if fused else (None, "fused=False")
 
     @property
@@ -102,9 +106,13 @@ class PathOptimizer(NetworkOptimizer):
         """Move the parameters; those without a metric are outside the network."""
 
     def _taken(self, active: Active) -> bool:
-        """Whether a shorter way took the step."""
-        del active
-        return False
+        """Whether compiled loops took the step."""
+        if self._direct is None:
+            return False
+        taken = self._direct.take(active)
+        if not taken:
+            self._direct.forget()
+        return taken
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.compiled import fused_descent
+from pathspace.optim.compiled import fused_step
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import parameter_names, safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
@@ -121,17 +121,9 @@ class PathSGD(PathOptimizer):
             fused=fused,
         )
         damped = damping > 0 or clip_step is not None  # what the loops do not do
-        self._direct = None if self._plan is None or damped else fused_descent(self, self._plan)
+        self._direct = None if self._plan is None or damped else fused_step(self, self._plan, "FusedDescent")
 
     factored = True
-
-    def _taken(self, active: Active) -> bool:
-        if self._direct is None:
-            return False
-        taken = self._direct.take(active)
-        if not taken:
-            self._direct.forget()
-        return taken
 
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
         return Metric(safe_divisor_(kappa), state["normalizer"])
