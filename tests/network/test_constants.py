@@ -84,6 +84,9 @@ CASES = {
     "last valid step, time first": (lambda: Model(lambda _, h, n: h.transpose(0, 1)[n - 1, torch.arange(h.shape[0])]),
         SEQUENCE, (torch.tensor([2, 3]),), 4),
     "gather": (lambda: Model(lambda _, h, n: h.gather(1, n)), (2, 3), (torch.tensor([[2, 0, 1, 1], [0, 3, 2, 1]]),), 1),
+    "last valid step by gather": (lambda: Model(
+        lambda _, h, n: h.gather(1, (n - 1).view(-1, 1, 1).expand(-1, 1, 4)).squeeze(1)),
+        SEQUENCE, (torch.tensor([2, 3]),), 4),
     "gather by a constant": (lambda: Model(
         lambda _, h: h.gather(1, torch.tensor([[2, 0, 1, 1]]).expand(h.shape[0], 4))), (2, 3), (), 4),
     "rows of a table": (lambda: Model(

@@ -113,16 +113,10 @@ def unroll(network: Network) -> UnrolledGraph:
         >>> ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths
         10
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def real(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            return torch.rand(tensor.shape, dtype=torch.float64, generator=generator)
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-    call = network.call
-    example = pytree.tree_map_only(torch.Tensor, real, next(examples(call, call.arguments)))
-    unroller, nodes, _ = _run(network, example, with_edges=True)
+    try:
+        unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
+    except (IndexError, RuntimeError):  # a length, of which the model takes one to find the last step
+        unroller, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
     edges = unroller.edges
     empty = torch.zeros(0, dtype=torch.long)
     return UnrolledGraph(
@@ -137,6 +131,18 @@ def unroll(network: Network) -> UnrolledGraph:
         gate=torch.cat([empty, *edges.gate]),
         num_gates=unroller.num_gates,
     )
+
+
+def _example(call: Call, whole: int) -> Any:
+    """Something of the form of the example input: random numbers, and the same whole number everywhere."""
+    generator = torch.Generator().manual_seed(0)
+
+    def real(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, dtype=torch.float64, generator=generator)
+        return torch.full(tensor.shape, whole, dtype=tensor.dtype)
+
+    return pytree.tree_map_only(torch.Tensor, real, next(examples(call, call.arguments)))
 
 
 def activity(network: Network, data: Any) -> Activity:
