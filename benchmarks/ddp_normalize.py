@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import paired
 import pathspace as ps
 
 
@@ -59,18 +59,12 @@ def step_function(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], float]
     """A function that takes one training step and returns its seconds."""
     loss, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-6)
 
-    def step() -> float:
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
+    def train() -> None:
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
 
-    return step
+    return paired.timed(train, time.perf_counter, cuda=x.is_cuda)
 
 
 def measure(name: str, alpha: float, statistic: str, device: str, pairs: int | None) -> dict[str, object]:
@@ -82,20 +76,8 @@ def measure(name: str, alpha: float, statistic: str, device: str, pairs: int | N
     theirs = case.model(True).to(device)
     plain = case.model(False).to(device)
     ours = ps.nn.ddp_normalize(plain, ps.trace(plain, x), alpha=alpha, statistic=statistic)
-    step_theirs, step_ours = step_function(theirs, x, y), step_function(ours, x, y)
-    for _ in range(5):
-        step_theirs()
-        step_ours()
-    ratios, seconds = [], []
     count = pairs or case.pairs
-    for i in range(count):
-        if i % 2:
-            b, a = step_theirs(), step_ours()
-        else:
-            a, b = step_ours(), step_theirs()
-        seconds.append(b)
-        ratios.append(a / b)
-    ordered = sorted(ratios)
+    ratios, seconds = paired.alternate(step_function(ours, x, y), step_function(theirs, x, y), count)
     return {
         "benchmark": "ddp_normalize",
         "case": name,
@@ -104,11 +86,9 @@ def measure(name: str, alpha: float, statistic: str, device: str, pairs: int | N
         "device": device,
         "threads": torch.get_num_threads(),
         "pairs": count,
-        "batch_norm_milliseconds": round(1e3 * statistics.median(seconds), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
-        "torch": torch.__version__,
-        "pathspace": ps.__version__,
+        "batch_norm_milliseconds": paired.milliseconds(seconds),
+        **paired.summary(ratios),
+        **paired.versions(),
     }
 
 
@@ -132,10 +112,7 @@ def main() -> None:
             for alpha in options.alphas:
                 figures.append(measure(name, alpha, statistic, options.device, options.pairs))
                 print(json.dumps(figures[-1]), flush=True)
-    if options.output:
-        temporary = options.output.with_suffix(".tmp")
-        temporary.write_text(json.dumps(figures, indent=1) + "\n")
-        temporary.replace(options.output)
+    paired.write(figures, options.output)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,19 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import paired
 import pathspace as ps
-
-
-class LastStep(nn.Module):
-    """A ReLU RNN read at its last step."""
-
-    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        self.rnn = nn.RNN(inputs, hidden, nonlinearity="relu", batch_first=True)
-        self.out = nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.rnn(x)[0][:, -1])
+from step_cost import LastStep, cnn, mlp
 
 
 class RecurrentConvolution(nn.Module):
@@ -54,21 +43,6 @@ class RecurrentConvolution(nn.Module):
         return self.out(h.mean((2, 3)))
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
-
-
 # model, shape of the input, pairs of steps for a steady median
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "rnn-100x28": (lambda: LastStep(28, 100, 10), (64, 28, 28), 300),
@@ -80,23 +54,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-def step_function(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor):
+def step_function(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor
+) -> Callable[[], float]:
     """A function that takes one training step and returns its seconds."""
     loss = nn.CrossEntropyLoss()
     clock = time.perf_counter if x.is_cuda or torch.get_num_threads() > 1 else time.thread_time
 
-    def step() -> float:
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        begin = clock()
+    def train() -> None:
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        return clock() - begin
 
-    return step
+    return paired.timed(train, clock, cuda=x.is_cuda)
 
 
 def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
@@ -111,18 +81,7 @@ def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
     # so small a rate that both stay near the start: neither copy may diverge while it is timed
     plain = step_function(model, torch.optim.SGD(model.parameters(), lr=1e-6), x, y)
     ours = step_function(other, ps.optim.GSGD(other.parameters(), network, lr=1e-6), x, y)
-    for _ in range(5):
-        plain()
-        ours()
-    ratios, seconds = [], []
-    for i in range(pairs or usual):
-        if i % 2:
-            theirs, mine = plain(), ours()
-        else:
-            mine, theirs = ours(), plain()
-        seconds.append(theirs)
-        ratios.append(mine / theirs)
-    ordered = sorted(ratios)
+    ratios, seconds = paired.alternate(ours, plain, pairs or usual)
     return {
         "benchmark": "g_step_cost",
         "case": name,
@@ -130,11 +89,9 @@ def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
         "device": device,
         "threads": torch.get_num_threads(),
         "pairs": len(ratios),
-        "sgd_milliseconds": round(1e3 * statistics.median(seconds), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
-        "torch": torch.__version__,
-        "pathspace": ps.__version__,
+        "sgd_milliseconds": paired.milliseconds(seconds),
+        **paired.summary(ratios),
+        **paired.versions(),
     }
 
 
@@ -153,10 +110,7 @@ def main() -> None:
     for name in options.cases:
         figures.append(measure(name, options.device, options.pairs))
         print(json.dumps(figures[-1]), flush=True)
-    if options.output:
-        temporary = options.output.with_suffix(".tmp")
-        temporary.write_text(json.dumps(figures, indent=1) + "\n")
-        temporary.replace(options.output)
+    paired.write(figures, options.output)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import paired
 import pathspace as ps
 
 
@@ -158,19 +159,13 @@ def trial(
     elif variant == "graphs":
         run = torch.cuda.make_graphed_callables(model, (x,))
     loss = nn.CrossEntropyLoss()
-    cuda, now = x.is_cuda, CLOCKS[clock]
 
-    def step() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        begin = now()
+    def train() -> None:
         rule.zero_grad(set_to_none=variant != "graphs")
         loss(run(x), y).backward()
         rule.step()
-        if cuda:
-            torch.cuda.synchronize()
-        return now() - begin
 
+    step = paired.timed(train, CLOCKS[clock], cuda=x.is_cuda)
     return Trial(network, rule, sum(p.numel() * p.element_size() for p in model.parameters()), step)
 
 
@@ -234,24 +229,13 @@ def measure(
     options = {"refresh_every": refresh_every, **({"fused": True} if fused else {})}
     plain = trial(case, plain_name, {}, device, variant, clock).step
     ours = trial(case, optimizer, options, device, variant, clock).step
-    for _ in range(max(3, refresh_every)):
-        plain()
-        ours()
-    ratios, seconds = [], []
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
-    for i in range(count):
-        if i % 2:
-            theirs, mine = plain(), ours()
-        else:
-            mine, theirs = ours(), plain()
-        seconds.append(theirs)
-        ratios.append(mine / theirs)
+    ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
     if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
         ratios = [
             statistics.mean(ratios[i : i + refresh_every])
             for i in range(0, count // refresh_every * refresh_every, refresh_every)
         ]
-    ordered = sorted(ratios)
     return {
         "benchmark": "step_cost",
         "case": name,
@@ -264,12 +248,10 @@ def measure(
         "clock": clock,
         "threads": torch.get_num_threads(),
         "pairs": count,
-        "plain_milliseconds": round(1e3 * statistics.median(seconds), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "quartiles": [round(ordered[len(ordered) // 4], 4), round(ordered[(3 * len(ordered)) // 4], 4)],
+        "plain_milliseconds": paired.milliseconds(seconds),
+        **paired.summary(ratios),
         "peak_memory_in_parameters": memory(name, optimizer, options, device),
-        "torch": torch.__version__,
-        "pathspace": ps.__version__,
+        **paired.versions(),
     }
 
 
@@ -315,10 +297,7 @@ def main() -> None:
                         )
                     )
                     print(json.dumps(figures[-1]), flush=True)
-    if options.output:
-        temporary = options.output.with_suffix(".tmp")
-        temporary.write_text(json.dumps(figures, indent=1) + "\n")
-        temporary.replace(options.output)
+    paired.write(figures, options.output)
 
 
 if __name__ == "__main__":
