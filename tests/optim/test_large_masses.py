@@ -8,6 +8,8 @@ import pathspace as ps
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0),
     "PathSGD stale": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, refresh_every=2),
+    "PathSGD frozen": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, normalization="frozen"),
+    "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=1e24, normalization="none"),
     "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-3, clip_norm=1.0),
     "PathAdam power 1/2": lambda p, n: ps.optim.PathAdam(
         p, n, lr=1e-3, power=0.5, damping=1e-3, clip_norm=1.0
