@@ -10,7 +10,7 @@ from plain_metric import PlainMetric
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, oracle, trace
+from cases import BY_NAME, Recurrent, call, mlp, oracle, trace
 from fixture_nets import NETS, load
 
 
@@ -278,3 +278,15 @@ def test_step_does_nothing_before_any_gradient():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     assert ps.optim.PathSGD(model.parameters(), network, weight_decay=0.1).step() is None
     assert_close({name: p.detach() for name, p in model.named_parameters()}, before, rtol=0, atol=0)
+
+
+def test_a_kept_metric_keeps_nothing_else():
+    torch.manual_seed(0)
+    model = Recurrent(inputs=1, hidden=4, batch_first=True)
+    x = torch.randn(2, 50, 1)
+    optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, x), refresh_every=5)
+    model(x).sum().backward()
+    optimizer.step()
+    for state in optimizer.state.values():
+        for tensor in (value for value in state.values() if torch.is_tensor(value)):
+            assert tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()

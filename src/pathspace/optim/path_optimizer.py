@@ -229,11 +229,19 @@ def keep(state: dict[str, Any], metric: Metric) -> None:
     """Keep a metric until the next is due."""
     state["age"] = 1
     if isinstance(metric.values, Outer):
-        state["kappa_rows"], state["kappa_columns"] = metric.values.rows, metric.values.columns
+        state["kappa_rows"], state["kappa_columns"] = (
+            _alone(metric.values.rows),
+            _alone(metric.values.columns),
+        )
         state.pop("kappa", None)
     else:
-        state["kappa"] = metric.values
+        state["kappa"] = _alone(metric.values)
         state.pop("kappa_rows", None)
+
+
+def _alone(t: Tensor) -> Tensor:
+    """The tensor, without the rest of what it is a part of: one step of a sequence must not keep all of them."""
+    return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
 
 
 def kept(state: dict[str, Any]) -> Metric:
