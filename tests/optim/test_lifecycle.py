@@ -76,6 +76,15 @@ def test_pickling_says_what_to_save_instead(name, how):
         how(optimizer)
 
 
+@ALL
+def test_a_state_may_be_loaded_again_and_again(name):
+    model, optimizer = build(name)
+    for first in (0, 2, 4):
+        train(model, optimizer, 2, first=first)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_close(list(model.parameters()), train(*build(name), 6), rtol=0, atol=0)
+
+
 # --- conversions -------------------------------------------------------------------------------------------
 
 

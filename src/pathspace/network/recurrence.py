@@ -155,7 +155,7 @@ def _by_krylov_vectors(S: Tensor, first: Tensor, steps: int, *, moving: bool) ->
         look = n + (_LOOK_FIRST // 2 if n < 2 * _LOOK_EVERY else _LOOK_EVERY)
         ratio = _geometric(K[:n], steps - n)
         if ratio is not None:
-            powers = torch.full((steps - n,), ratio, dtype=torch.float64).cumprod(0)
+            powers = torch.full((steps - n,), ratio, dtype=torch.float64, device=K.device).cumprod(0)
             torch.outer(powers.to(K), rows[n - 1], out=K[n:])
             break
         if n >= 2 * _LOOK_EVERY and _worth_doubling(S, steps - n):

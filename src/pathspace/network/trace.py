@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from pathspace.network.assemble import assemble, coverage
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.interpreter import Interpreter
 from pathspace.network.network import Call, Network
@@ -117,6 +118,7 @@ class _Plan:
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
 
+    @with_tables_on_the_cpu
     def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
         """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
         recorder = Recorder(RULES)

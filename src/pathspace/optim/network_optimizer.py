@@ -34,6 +34,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
         self.network = network
+        self._of_groups = frozenset(
+            defaults
+        )  # torch adds options of its own to ``defaults`` when it loads a state
         super().__init__(params, defaults)
         network.check_current()
         if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
@@ -85,7 +88,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         kind, groups = type(self).__name__, state_dict["param_groups"]
         for group in groups:
-            missing = sorted(self.defaults.keys() - group.keys())
+            missing = sorted(self._of_groups - group.keys())
             if missing:
                 raise ValueError(
                     f"this is not the state of {kind}: its groups lack {', '.join(map(repr, missing))}"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
@@ -90,6 +91,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     # --- the skeleton ------------------------------------------------------------------------------------
 
+    @with_tables_on_the_cpu
     @torch.no_grad()
     def choose_skeleton(
         self, skeleton: Skeleton | Rule = "largest", generator: torch.Generator | None = None
@@ -175,6 +177,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self._advance(active)
         return loss
 
+    @with_tables_on_the_cpu
     def _advance(self, active: Active) -> None:
         self.network.check_current()
         names = self.network.names_by_id
@@ -265,6 +268,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     # --- the state ---------------------------------------------------------------------------------------
 
+    @with_tables_on_the_cpu
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Any]:
         """How well conditioned path space is at the present weights, and what became of the skeleton.

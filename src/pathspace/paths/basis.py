@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.condensation import cover
 from pathspace.paths.reduction import ReductionGraph
 from pathspace.paths.skeleton import Skeleton
 from pathspace.paths.usage import used_edges
 
 
+@with_tables_on_the_cpu
 def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
     """The paths in_I(u) . e . out_O(v), one for every edge e = (u -> v) outside O, in the order of the edges.
 
@@ -72,6 +74,7 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
     ]
 
 
+@with_tables_on_the_cpu
 def basis_values(
     network: Network, skeleton: Skeleton, parameters: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.basis import basis_paths
 from pathspace.paths.edge_list import NONE
 from pathspace.paths.listing import Paths
@@ -56,6 +57,7 @@ class BasisExpression:
         return powers.prod(1)
 
 
+@with_tables_on_the_cpu
 def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpression:
     """Write the values of paths as products of powers of the basis values of a skeleton.
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import reduction_graph
@@ -29,6 +30,7 @@ from pathspace.paths.unrolled import double_by_default, examples
 from pathspace.paths.usage import used_edges
 
 
+@with_tables_on_the_cpu
 def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
     """The derivative of path values in the weights, J_pe = dv_p/dw_e.
 

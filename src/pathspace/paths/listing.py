@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.edge_list import BIAS, NONE
 from pathspace.paths.reduction import ReductionGraph
 from pathspace.paths.unrolled import Activity, UnrolledGraph, unroll
@@ -108,6 +109,7 @@ class Paths:
         return torch.zeros(len(x), self.num_outputs, dtype=terms.dtype).index_add(1, self.end, terms)
 
 
+@with_tables_on_the_cpu
 def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGraph | None = None) -> Paths:
     """List all paths of a network, from an input or the bias node to an output.
 

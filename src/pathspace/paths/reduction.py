@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.network.devices import with_tables_on_the_cpu
 
 FIXED = 0
 """The node of everything whose scale is 1: inputs, bias node, outputs."""
@@ -127,6 +128,7 @@ class ReductionGraph:
         return result[:, 1:]
 
 
+@with_tables_on_the_cpu
 def reduction_graph(network: Network) -> ReductionGraph:
     """The reduction graph of a traced network.
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.condensation import condensation, cover
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
@@ -178,6 +179,7 @@ class Skeleton:
         return f"Skeleton({self.num_classes} unit classes{missing})"
 
 
+@with_tables_on_the_cpu
 def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generator | None = None) -> Skeleton:
     """Choose skeleton edges: one that enters every unit class and one that leaves it.
 

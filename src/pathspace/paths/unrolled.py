@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import UntraceableError
 from pathspace.network.network import Call, current_values
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
@@ -93,6 +94,7 @@ class Activity:
     outputs: Tensor
 
 
+@with_tables_on_the_cpu
 def unroll(network: Network) -> UnrolledGraph:
     """Write a traced network out: one node for every unit at every time step and position.
 

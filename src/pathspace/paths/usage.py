@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.kappa import first_term
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 
 
+@with_tables_on_the_cpu
 def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
     """Which weights are on a path from an input to an output, bool ``[E]``.
 

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.network import current_values
 
 
+@with_tables_on_the_cpu
 @torch.no_grad()
 def rescale_(network: Network, factors: Tensor) -> None:
     """Multiply what goes into each unit class c by s_c and divide what comes out by s_c, in place.
@@ -49,6 +51,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
         network.parameters[name].copy_(new)
 
 
+@with_tables_on_the_cpu
 def random_rescale_(
     network: Network,
     low: float = 1e-3,
@@ -77,14 +80,17 @@ def random_rescale_(
     if not 0 < low <= high < float("inf"):
         raise ValueError(f"need 0 < low <= high, got low={low}, high={high}")
     ends = torch.log2(torch.tensor([low, high], dtype=torch.float64))
+    device = "cpu" if generator is None else generator.device
     if powers_of_two:
         first, last = int(torch.ceil(ends[0])), int(torch.floor(ends[1]))
         if first > last:
             raise ValueError(f"no power of two lies between {low} and {high}")
-        exponents = torch.randint(first, last + 1, (network.num_classes,), generator=generator).double()
+        exponents = torch.randint(
+            first, last + 1, (network.num_classes,), generator=generator, device=device
+        ).double()
     else:
-        u = torch.rand(network.num_classes, dtype=torch.float64, generator=generator)
-        exponents = ends[0] + (ends[1] - ends[0]) * u
+        u = torch.rand(network.num_classes, dtype=torch.float64, generator=generator, device=device)
+        exponents = float(ends[0]) + float(ends[1] - ends[0]) * u
     factors = torch.exp2(exponents)
     rescale_(network, factors)
     return factors
