@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.blend import Blend
 from pathspace.network.observed import Key
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
 from pathspace.network.squares import Outer, Square
-from pathspace.network.tape import Blend
 from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
 from pathspace.paths.node_measure import Statistic, check_options, measure, spread

@@ -31,12 +31,12 @@ from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.observed import Use
 from pathspace.network.replay import Replay
 from pathspace.network.squares import memory_for
-from pathspace.paths.layer_data import Examples, lead, sequences
+from pathspace.paths.example_gradients import UseOf, summed_gradients
+from pathspace.paths.layer_data import Examples, sequences
 from pathspace.paths.node_measure import Statistic
 from pathspace.paths.signs import Pairs
 
 Sharing = Literal["parameters", "edges"]
-UseOf = tuple[Use, Tensor, Tensor]  # the use, which of its arguments, delta at its result
 
 _CHUNK = 2**19  # elements of J at a time: they stay in the cache
 
@@ -153,9 +153,7 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
         else:
             product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
             for examples in _chunks(seeded, leaf):
-                J, J0 = (
-                    _summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias))
-                )
+                J, J0 = (summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias)))
                 product += (J * J0.reshape(len(J0), *rows)).sum(0)
                 mean += J.sum(0)
                 bias_mean += J0.sum(0)
@@ -211,7 +209,7 @@ def _of_parameter(
             return _from_product(seeded, uses[0][2], *once, statistic, out).reshape(leaf.shape)
     square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
     for examples in _chunks(seeded, leaf):
-        J = _summed_gradients(uses, leaf, examples, pairs)
+        J = summed_gradients(uses, leaf, examples, pairs)
         if statistic == "covariance" and pairs is None:
             mean += J.sum(0)
         square += J.square_().sum(0)
@@ -286,77 +284,6 @@ def _chunks(seeded: Seeded, leaf: Tensor) -> Iterator[Examples]:
     size = max(1, _CHUNK // max(1, leaf.numel()))
     for first in range(0, total, size):
         yield slice(first, min(first + size, total))
-
-
-def _summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
-    """J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``; memory of its own."""
-    parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _gradients(
-    use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, examples: Examples, pairs: Pairs | None
-) -> Tensor:
-    if pairs is None:
-        J = _of_examples(use, weight, delta, examples)
-    else:
-        J = _of_examples(use, weight, delta, pairs.first[examples])
-        _of_examples(use, weight, delta, pairs.second[examples], minuend=J)
-    if weight is leaf:
-        return J
-    return torch.autograd.grad(
-        weight, leaf, J.reshape(-1, *weight.shape), retain_graph=True, is_grads_batched=True
-    )[0]
-
-
-def _of_examples(
-    use: Use, weight: Tensor, delta: Tensor, examples: Examples, minuend: Tensor | None = None
-) -> Tensor:
-    """J of some examples, ``[m, *weight.shape]``; taken from ``minuend``, in place, if there is one."""
-    found = sequences(use, weight, delta, examples)
-    if found is not None:
-        h, d = found
-        if h is not None:
-            d = d.transpose(1, 2)
-            if minuend is not None:
-                return minuend.view(*d.shape[:2], -1).baddbmm_(d, h, alpha=-1)
-            return torch.bmm(d, h).reshape(-1, *weight.shape)
-        J = d.sum(1)
-    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
-        J = delta[examples] if weight is not use.args[1] else delta[examples] * use.args[0][examples]
-        J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
-    else:
-        J = _by_operation(use, weight, delta, examples)
-    return J if minuend is None else minuend.sub_(J)
-
-
-def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
-    """J of any operation: its own gradient, one example at a time, all at once."""
-    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
-    data = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and id(x) in use.batches]
-    batches = [use.batches[id(leaves[i])] for i in data]
-    place = next(i for i, x in enumerate(leaves) if x is weight)
-
-    def one(d: Tensor, *values: Tensor) -> Tensor:
-        def operation(w: Tensor) -> Tensor:
-            given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-            for i, value, batch in zip(data, values, batches, strict=True):
-                given[i] = value.unsqueeze(batch)
-            given[place] = w
-            args, kwargs = pytree.tree_unflatten(given, spec)
-            return use.function(*args, **kwargs)
-
-        return torch.func.vjp(operation, weight.detach())[1](
-            d if use.batch is None else d.unsqueeze(use.batch)
-        )[0]
-
-    chosen = [lead(leaves[i], b)[examples] for i, b in zip(data, batches, strict=True)]
-    if use.batch is None:
-        return one(delta).unsqueeze(0)
-    return torch.func.vmap(one)(lead(delta, use.batch)[examples], *chosen)
 
 
 # -- every edge by itself -----------------------------------------------------------------------------------------

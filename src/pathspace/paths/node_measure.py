@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.blend import check_shape
 from pathspace.network.observed import Key, Node
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
-from pathspace.network.tape import Tap, check_shape
+from pathspace.network.tape import Tap
 from pathspace.paths.norm import widened
 
 Statistic = Literal["second_moment", "covariance"]
