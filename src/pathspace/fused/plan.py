@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pathspace.fused import passes
 from pathspace.network import Network
-from pathspace.network.rules.recurrent import Stack
 from pathspace.network.squares import Outer
+from pathspace.network.stacked import Stack
 from pathspace.network.tape import Instruction
 from pathspace.paths.safe_type import MODERATE, Surveyed
 

@@ -6,7 +6,6 @@ applies the same torch function everywhere. Only the position of the batch dimen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.recorder import Recorder
+from pathspace.network.rules.batch import batch_after
 from pathspace.network.scales import WILD
 from pathspace.network.tape import Pullback
 from pathspace.network.values import Value, apart, common_kind
@@ -56,7 +56,7 @@ def move_one(
     many = not isinstance(moved, Tensor)
     results = []
     for number, labels in enumerate(moved if many else [moved]):
-        batch = _batch_after(recorder, name, value, labels.shape, args, kwargs)
+        batch = batch_after(recorder, name, value, labels.shape, args, kwargs)
         made = Value(recorder.new_slot(), labels, value.kind, value.name, batch, value.state)
         results.append(_shown(made, value, name, move, number if many else None, args))
     out = recorder.emit_many(
@@ -255,91 +255,6 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     recorder.bind(x, made)
 
 
-def _batch_after(
-    recorder: Recorder,
-    name: str,
-    value: Value,
-    after: torch.Size,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> int | None:
-    """Where the batch dimension is after a movement; None where that is not known."""
-    batch, before = value.batch, value.shape
-    if batch is None:
-        return None
-    n = len(before)
-    arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "dims", "shape") if k in kwargs]
-    arguments = [*args, *arguments]
-    if name in (
-        "contiguous",
-        "clone",
-        "flip",
-        "roll",
-        "unfold",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "interpolate",
-        "upsample",
-    ):
-        return batch
-    if name in ("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__"):
-        if name == "T.__get__":
-            return n - 1 - batch
-        a, b = (arguments[0] % n, arguments[1] % n) if len(arguments) > 1 else (n - 2, n - 1)
-        return {a: b, b: a}.get(batch, batch)
-    if name == "permute":
-        dims = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
-        return [d % n for d in dims].index(batch)
-    if name == "unsqueeze":
-        return batch + (arguments[0] % (n + 1) <= batch)
-    if name == "squeeze":
-        dims = arguments[0] if isinstance(arguments[0], tuple) else (arguments[0],)
-        gone = {d % n for d in dims if before[d % n] == 1}
-        return None if batch in gone else batch - sum(d < batch for d in gone)
-    if name in ("unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"):
-        position = 1 if name in ("split", "chunk", "tensor_split") else 0
-        dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
-        if dim == batch:
-            recorder.wrong_batch(name)
-        return batch - (dim < batch) if name in ("unbind", "select") else batch
-    if name == "__getitem__":
-        return _batch_after_getitem(recorder, batch, n, args[0])
-    if name in ("view", "reshape", "flatten", "unflatten"):
-        lead = math.prod(before[:batch])
-        running = 1
-        for d, size in enumerate(after):
-            if running == lead:
-                return d if size == 1 else None  # size > 1: the batch was merged with what follows it
-            running *= size
-        return None
-    if name in ("expand", "broadcast_to"):
-        return batch + len(after) - n
-    return None
-
-
-def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> int | None:
-    index = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(i, (Tensor, list)) for i in index):
-        return None
-    given = sum(i is not None and i is not Ellipsis for i in index)
-    old = new = 0
-    for item in index:
-        if item is None:
-            new += 1
-        elif item is Ellipsis:
-            skip = n - given
-            if old <= batch < old + skip:
-                return new + batch - old
-            old, new = old + skip, new + skip
-        else:
-            whole = isinstance(item, slice) and item == slice(None)
-            if old == batch:
-                return new if whole else recorder.wrong_batch("indexing")
-            old, new = old + 1, new + isinstance(item, slice)
-    return new + batch - old
-
-
-_KEEP_BATCH = "contiguous clone flip roll unfold pixel_shuffle pixel_unshuffle interpolate upsample"
 _ONE = (
     "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
     "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
