@@ -32,7 +32,8 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         return json.loads(done.read_text())
     text, watched, test = texts
     mask = xor.mask(text)
-    model = PCNN(arguments.units, None, passes=arguments.passes, seed=seed)
+    options = {"metric": arguments.metric, "damping": arguments.damping, "passes": arguments.passes}
+    model = PCNN(arguments.units, None, seed=seed, **options)
     if kept.exists():
         loaded = load(kept)
         assert isinstance(loaded, PCNN)
@@ -50,6 +51,8 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         model.save(kept)
     figure = {
         "seed": seed,
+        "metric": model.metric,
+        "damping": model.damping,
         "success": error < PASSED,
         "passes": passes,
         "error": error,
@@ -69,6 +72,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1000, 1008)))
     parser.add_argument("--data-seed", type=int, default=21)
     parser.add_argument("--units", type=int, default=10)
+    parser.add_argument("--metric", default="rbp")
+    parser.add_argument("--damping", type=float, default=0.001, help="only one symbol in 200 is predicted")
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--length", type=int, default=100, help="T: a line has from T to 1.1 T bits")
     parser.add_argument("--passes", type=int, default=2000)

@@ -428,12 +428,15 @@ def baseline(
         if task is not None:
             if task not in TASKS:
                 raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
-            true = TASKS[task].true_bits(text.decode())
+            try:
+                true = TASKS[task].true_bits(text.decode())
+            except ValueError as error:
+                raise ValueError(f"{file} is no text of the task {task}: {error}") from error
     if as_json:
         figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
         _say(True, figures)
         return
     table = Table("baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol")
     for name, value in rows.items():
-        table.add_row(name, f"{value - true:.1f}", f"{value / len(text):.4f}")
+        table.add_row(name, f"{round(value - true, 1) + 0.0:.1f}", f"{_each(value, len(text)):.4f}")
     Console().print(table)
