@@ -79,9 +79,8 @@ class Recorder:
         data = tensor.detach().clone()
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
-        labels = torch.where(
-            data == 0, WILD, FIXED
-        )  # a constant zero fits every scale: the start of a recurrence
+        # a constant zero fits every scale: the start of a recurrence
+        labels = torch.where(data.cpu() == 0, WILD, FIXED)
         return Value(slot, labels, kind="input")
 
     def add_leaf(self, tensor: Tensor, kind: str, name: str = "", batch: int | None = None) -> Tensor:

@@ -88,7 +88,7 @@ def where(
     operands = tuple(t for t in given if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if known is None:
-        mask = condition.detach().clone()
+        mask = condition.detach().to("cpu", copy=True)
         labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))
 
         def chosen(u: Tensor, v: Tensor) -> Tensor:

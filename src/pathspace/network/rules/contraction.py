@@ -184,7 +184,7 @@ def _by_fixed_edges(
     order = [*form.out, *summed]
     labels = _laid_out(without_repeats(x.labels), form.first, order)
     if known is None and not bool(factor.all()):  # a zero is no edge
-        labels = torch.where(_laid_out(factor != 0, form.second, order), labels, WILD)
+        labels = torch.where(_laid_out((factor != 0).cpu(), form.second, order), labels, WILD)
     else:
         labels = labels.expand([size[n] for n in order])
     dims = range(-len(summed), 0)
