@@ -416,3 +416,25 @@ def _advance(model, x, optimizer, steps):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_loops_are_taken_in_every_member_of_a_rescaling_class(sign):
+    """Elements of kappa go through 2^40 where factors go to 2^10: that must not decide who takes the step."""
+    outputs, taken = [], []
+    for power in (0.0, 10.0):
+        model, x, network = build("rnn")
+        ends = torch.where(torch.arange(network.num_classes) % 2 == 0, sign * power, -sign * power)
+        ps.rescaling.rescale_(network, 2.0 ** ends.double())
+        with torch.no_grad():
+            for p in model.rnn.parameters():
+                p[1].mul_(1e-3)  # a unit of little path mass
+        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, fused=True)
+        for _ in range(5):
+            optimizer.zero_grad()
+            outputs.append(model(x))
+            outputs[-1].square().mean().backward()
+            optimizer.step()
+        taken.append(optimizer._plan.means() is not None)
+    assert taken == [True, True]
+    assert all(torch.equal(a, b) for a, b in zip(outputs[:5], outputs[5:], strict=True))

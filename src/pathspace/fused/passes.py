@@ -28,6 +28,7 @@ OUTER, DENSE, VECTOR = 0, 1, 2
 LOW, HIGH, SUM, LOW_COLUMN, HIGH_COLUMN, COLUMN_SUM = range(6)  # columns of the report
 UNSETTLED, EXTREME, SAFE = 0, 1, 2
 """A sequence was too long for its memory; kappa must be looked at; it is far from the ends of its type, and no zero."""
+_ELEMENTS, _FACTORS = 1e30, 1e18  # how far from one elements of kappa, or of its factors, may be
 
 
 @njit(error_model="numpy", cache=True, inline="always")
@@ -54,7 +55,7 @@ def kappa_pass(operations, slots, parameters, memory, scratch, pairs, report, mo
         scratch: memory for four rows of the largest width.
         pairs: memory for three integers a time step, or a pair of rows that can meet.
         report: for each parameter the smallest and largest element and the weighted sum of each factor of its kappa.
-        moderate: how far from one sums and elements may be, for ``SAFE``.
+        moderate: how far from one sums may be, for ``SAFE``.
 
     Returns:
         ``UNSETTLED``, ``EXTREME`` or ``SAFE``.
@@ -68,8 +69,11 @@ def kappa_pass(operations, slots, parameters, memory, scratch, pairs, report, mo
     verdict = SAFE
     for i in range(len(parameters)):
         _report(parameters[i], memory, report[i])
-        for j in range(6 if parameters[i, FORM] == OUTER else 3):
-            if not 1 / moderate <= report[i, j] <= moderate:
+        # sums are what rescaling does not change; elements it does, and they decide only near the ends of float32
+        outer = parameters[i, FORM] == OUTER
+        for j in range(6 if outer else 3):
+            most = moderate if j % 3 == 2 else _FACTORS if outer else _ELEMENTS
+            if not 1 / most <= report[i, j] <= most:
                 verdict = EXTREME
     return verdict
 
