@@ -55,10 +55,8 @@ class _Entry:
         self.moments.append((key, moment, moment.data_ptr()))
         return moment.data_ptr()
 
-    def is_as_it_was(self, states: Any) -> bool:
-        """Whether the state is still the one that the tables were made from, with the same moments."""
-        if states.get(self.p) is not self.state or not self.p.is_contiguous():
-            return False
+    def is_as_it_was(self) -> bool:
+        """Whether the moments are still those that the tables were made from."""
         for key, moment, address in self.moments:
             if self.state.get(key) is not moment or moment.data_ptr() != address or not _fits(moment, self.p):
                 return False
@@ -84,7 +82,10 @@ class FusedStep:
     def forget(self) -> None:
         """Look at everything anew at the next step: somebody else wrote to the state."""
         self._states: Any = None
-        self._places: list[tuple[int, torch.dtype]] = []  # addresses of the parameters, and their types
+        self._places: list[
+            tuple[int, torch.dtype, bool]
+        ] = []  # addresses of the parameters, their types and order
+        self._known: list[int] = []  # identities of all states
         self._options: list[Any] = []
 
     # what a rule says
@@ -116,15 +117,16 @@ class FusedStep:
     def take(self, active: Active) -> bool:
         """Take the step, or return False with nothing done."""
         states = self._optimizer.state
-        places = [(p.data_ptr(), p.dtype) for p, _ in active]
+        places = [(p.data_ptr(), p.dtype, p.is_contiguous()) for p, _ in active]
         known = self._states is states and self._places == places
-        known = known and all(e.is_as_it_was(states) for e in self._entries)
+        known = known and self._known == [id(state) for state in states.values()]
+        known = known and all(e.is_as_it_was() for e in self._entries if e.moments)
         if not known and not self._prepare(active, states):
             return False
         gradients = []
         for p, _ in active:
             g = p.grad
-            if g is None or not _fits(g, p):
+            if g is None or g.dtype != p.dtype or not g.is_contiguous():  # its device is p's
                 return False
             gradients.append(g.data_ptr())
         options = [self._option(group) for _, group in active]
@@ -162,7 +164,8 @@ class FusedStep:
         metrics = [kept(e.state) for e in self._inside if "kappa" in e.state or "kappa_rows" in e.state]
         if len(metrics) == len(self._inside) and not self._use_kept(metrics):
             return False
-        self._states, self._places = states, [(e.p.data_ptr(), e.p.dtype) for e in entries]
+        self._states, self._known = states, [id(state) for state in states.values()]
+        self._places = [(e.p.data_ptr(), e.p.dtype, True) for e in entries]
         return True
 
     def _measure(self) -> bool:
