@@ -189,6 +189,26 @@ def test_decay_and_clipping_act_on_paths(case):
     follow(case, make, lambda p: DecayedAndClipped(p, lr=1e-3, momentum=0.5))
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1e9])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
+    """The path through e = (u -> v) takes the options of the group that e is in; others on it do not count."""
+    model = case.model(torch.float64)
+    network = trace(case, model)
+    skeleton = ps.paths.skeleton(network, "cyclic")
+    values = PathValues(network, skeleton)
+    options = [{"lr": 1e-4 * (i + 1), "weight_decay": 10.0 * i} for i in range(len(network.parameters))]
+    groups = [{"params": [p], **own} for p, own in zip(network.parameters.values(), options, strict=True)]
+    optimizer = ps.optim.GSGD(groups, network, skeleton=skeleton, clip_norm=clip_norm, **RAW)
+    case.loss(call(model, case.example(4, torch.float64, seed=0))).backward()
+    before, gradient = values.now(), values.gradient()
+    optimizer.step()
+    names = [values.graph.edge(number)[0] for number in values.places]
+    own = [options[list(network.parameters).index(name)] for name in names]
+    lr, decay = (torch.tensor([o[key] for o in own], dtype=torch.float64) for key in ("lr", "weight_decay"))
+    assert_close(values.now(), (1 - lr * decay) * before - lr * gradient, rtol=1e-10, atol=1e-13)
+
+
 def test_oracle_tells_other_steps():
     """Planted faults: plain SGD, momentum on dL/dw, and a skeleton output that is not held."""
     case = BY_NAME["stacked rnn"]
