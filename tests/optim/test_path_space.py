@@ -416,6 +416,28 @@ def test_dead_units_come_alive():
     assert len(optimizer.diagnostics()["incomplete"]) < 3
 
 
+@pytest.mark.parametrize("clamp", [2.0, None])
+def test_skeleton_weights_that_are_set_to_zero_hold_their_class_until_another_is_chosen(clamp):
+    torch.manual_seed(0)
+    model = mlp(3, 6, 5, 2)
+    x = torch.randn(8, 3)
+    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), lr=0.05, clamp=clamp)
+    one_step(optimizer, model, x)
+    name, index = optimizer.skeleton.incoming[2]
+    with torch.no_grad():
+        model.get_parameter(name)[index] = 0
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(3):
+        one_step(optimizer, model, x)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert torch.equal(model[2].weight[:, 2], before["2.weight"][:, 2])
+    assert not torch.equal(model[2].weight[:, 3], before["2.weight"][:, 3])
+    assert optimizer.diagnostics()["smallest_ratio"] == 0
+    optimizer.choose_skeleton()
+    one_step(optimizer, model, x)
+    assert not torch.equal(model[2].weight[:, 2], before["2.weight"][:, 2])
+
+
 @pytest.mark.parametrize("frozen", ["0.weight", "2.weight", "2.bias", "4.weight"])
 def test_invariant_with_frozen_parameters(frozen):
     outputs = []
