@@ -69,12 +69,17 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: a gradient is sparse.
         """
-        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for p, _ in active:
-            if p.grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
-                )
+        active: Active = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                g = p.grad
+                if g is None:
+                    continue
+                if g.is_sparse:
+                    raise RuntimeError(
+                        f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                    )
+                active.append((p, group))
         return active
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

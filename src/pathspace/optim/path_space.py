@@ -170,9 +170,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         Returns:
             The closure's loss, or None.
         """
-        loss = evaluated(closure)
-        # with a rate of zero a weight stays as it is, as it does without a gradient
-        active = [(p, group) for p, group in self._active() if group["lr"] != 0]
+        loss, active = evaluated(closure), self._active()
         if active:
             self._advance(active)
         return loss
@@ -186,8 +184,10 @@ class PathSpaceOptimizer(NetworkOptimizer):
         inside: Inside = {}
         outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
         for p, group in active:
-            assert p.grad is not None
-            g = -widened(p.grad) if group["maximize"] else widened(p.grad)
+            g = p.grad
+            if g is None or group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
+                continue
+            g = -widened(g) if group["maximize"] else widened(g)
             name = names.get(id(p))
             if name is None:
                 outside.append((p, group, g))
