@@ -54,6 +54,12 @@ TINY_TASKS = {
         "task_options.test_size": 200,
         "model_options.hidden": 8,
     },
+    "reproduce cost": {
+        "task_options.train_size": 64,
+        "task_options.validation_size": 32,
+        "model_options.hidden": 8,
+        "methods": '["sgd", "g-sgd"]',
+    },
     "second-term": {
         "task_options.train_size": 500,
         "task_options.validation_size": 100,
