@@ -33,15 +33,15 @@ def test_methods_bring_their_own_models_along() -> None:
             {
                 "methods": ["sgd", "irnn-sgd", "lstm-adam"],
                 "starts": ["default"],
-                "model_options": {"hidden": 7},
+                "model_options": {"hidden": 7, "start": "identity-recurrent"},
             },
         )
     )
     models = [settings.run_config(name, "default", 0.1, 0, evaluate_test=False) for name in settings.methods]
     assert [(config.model, config.model_options) for config in models] == [
-        ("relu-rnn", {"hidden": 7}),
+        ("relu-rnn", {"hidden": 7, "start": "identity-recurrent"}),
         ("relu-rnn", {"hidden": 7, "start": "identity"}),
-        ("lstm", {"hidden": 7}),
+        ("lstm", {"hidden": 7}),  # which has no such start
     ]
 
 
@@ -83,11 +83,16 @@ def test_methods_bring_their_own_models_along() -> None:
         ({"methods": ["lstm-adam"], "starts": ["balanced"]}, "set starts to .'default'."),
         (
             {
-                "methods": ["tanh-sgd"],
+                "model": "tanh-rnn",
+                "methods": ["sgd"],
                 "starts": ["default"],
                 "model_options": {"start": "identity"},
             },
             "Unknown option 'start' in model_options of the model 'tanh-rnn'",
+        ),
+        (
+            {"methods": ["lstm-sgd"], "starts": ["default"], "model_options": {"width": 3}},
+            "Unknown option 'width' in model_options of the model 'relu-rnn'",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.tasks import check_options
+from pathspace.experiments.tasks import check_options, keyword_options
 from pathspace.nn import LanguageModel, RecurrentCNN
 
 CHOICES = {
@@ -288,6 +288,17 @@ def count_weights(name: str, input_size: int, output_size: int, options: Mapping
     check_model(name, options)
     with torch.device("meta"):
         return sum(p.numel() for p in MODELS[name](input_size, output_size, **options).parameters())
+
+
+def options_of(name: str) -> list[str]:
+    """Return the names of the options that the model takes.
+
+    Raises:
+        ConfigurationError: There is no such model.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS, "the setting 'model'")
+    return keyword_options(MODELS[name])
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:

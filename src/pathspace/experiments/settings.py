@@ -10,7 +10,7 @@ from typing import Any
 from pathspace.experiments import models, tasks
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.methods import MAIN_METHODS, method
-from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model
+from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
 from pathspace.experiments.starts import check_start
@@ -128,14 +128,22 @@ class Settings:
             method(name)
         for name in self.starts:
             check_start(name, "the setting 'starts'")
+        check_model(self.model, self.model_options)
         for name in self.methods:
             self._check_model_of(name)
         check_task(self.task, self.task_options)
 
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
-        """Return the model that a method trains, and its options."""
+        """Return the model that a method trains, and its options.
+
+        A model that the method brings along gets those options of the settings that it takes: `start` is one of ReLU
+        networks, and says nothing to an LSTM beside them.
+        """
         chosen = method(name)
-        return chosen.model or self.model, {**self.model_options, **chosen.model_options}
+        model, common = chosen.model or self.model, dict(self.model_options)
+        if model != self.model:
+            common = {option: value for option, value in common.items() if option in options_of(model)}
+        return model, {**common, **chosen.model_options}
 
     def _check_model_of(self, name: str) -> None:
         model, options = self.model_of(name)

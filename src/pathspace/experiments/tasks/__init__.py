@@ -65,11 +65,15 @@ def check_options(
         where: Where the options stand, for the error.
         reserved: Parameters that are not options.
     """
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in reserved]
+    known = [name for name in keyword_options(function) if name not in reserved]
     for name in options:
         if name not in known:
             raise unknown_name("option", name, known, where)
+
+
+def keyword_options(function: Any) -> list[str]:
+    """Return the names of the keyword-only parameters of a function or class."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _module(name: str) -> Any:
@@ -78,4 +82,13 @@ def _module(name: str) -> Any:
     return import_module(TASKS[name])
 
 
-__all__ = ["OF_IMAGES", "TASKS", "ConfigurationError", "build_task", "check_options", "check_task", "preset"]
+__all__ = [
+    "OF_IMAGES",
+    "TASKS",
+    "ConfigurationError",
+    "build_task",
+    "check_options",
+    "check_task",
+    "keyword_options",
+    "preset",
+]
