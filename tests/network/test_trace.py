@@ -177,10 +177,6 @@ REFUSED = {
     "relu6": (lambda h, _: functional.relu6(h), "relu6|hardtanh"),
     "softmax": (lambda h, _: functional.softmax(h, -1), "softmax"),
     "log_softmax": (lambda h, _: h.log_softmax(-1), "log_softmax"),
-    "subtraction": (lambda h, _: h - h.flip(-1), "sub|flip|-"),
-    "subtraction of two branches": (lambda h, _, a, b: a(h) - b(h), "sub|-"),
-    "negation": (lambda h, _: -h, "neg|-"),
-    "negative learned scale": (lambda h, scale: h * -scale, "neg|mul"),
     "gating": (lambda h, _, a, b: a(h) * b(h), "mul"),
     "square": (lambda h, _: h**2, "pow|square"),
     "division": (lambda h, _: h / h.sum(-1, keepdim=True), "div"),
@@ -191,13 +187,12 @@ REFUSED = {
     "clamp away from zero": (lambda h, _: h.clamp(min=0.5), "clamp"),
     "absolute threshold": (lambda h, _: functional.threshold(h, 0.5, 0.0), "threshold"),
     "attention": (attention, "softmax|matmul|mm|@"),
-    "sort": (lambda h, _: h.sort(-1).values, "sort"),
-    "comparison as a gate": (lambda h, _: torch.where(h > 0.5, h, torch.zeros_like(h)), "where|gt|>"),
+    "places of an order": (lambda h, _: h * h.sort(-1).indices, "sort"),
+    "a learned threshold": (lambda h, scale: torch.where(h > scale, h, torch.zeros_like(h)), "lt|gt|>"),
     "leaving the graph": (lambda h, _: torch.from_numpy(h.detach().numpy()), "detach|numpy"),
     "a branch on a value": (lambda h, _: h if h.sum() > 0 else 2 * h, "bool|gt|>|item|value|sum"),
 }
 LAYERS = {
-    "subtraction of two branches": lambda: (nn.Linear(4, 4), nn.Linear(4, 4)),
     "gating": lambda: (nn.Linear(4, 4), nn.Linear(4, 4)),
     "attention": lambda: (nn.Linear(4, 4),),
 }

@@ -123,6 +123,7 @@ TRACED = {
         normal(2, 1, 2, 2), 2),
     "u-net": (lambda: UNet("nearest"), normal(2, 1, 3, 3), 3),
     "bilinear u-net": (lambda: UNet("bilinear"), normal(2, 1, 3, 3), 3),
+    "bicubic u-net": (lambda: UNet("bicubic"), normal(2, 1, 3, 3), 3),
     "mobile block": (Inverted, normal(2, 1, 2, 2), 4),
     "loop over a cell": (lambda: Model(cells, c=nn.RNNCell(2, 3, nonlinearity="relu"), o=nn.Linear(3, 1)),
         normal(2, 3, 2), 3),
@@ -186,7 +187,6 @@ REFUSED = {
     "relu6": (after(nn.ReLU6())[0], normal(2, 3), "'1'.*outside="),
     "group norm": (nn.Sequential(nn.Conv1d(1, 4, 1), nn.GroupNorm(2, 4)), normal(2, 1, 3), "'group_norm'.* '1'"),
     "alpha dropout": (after(nn.AlphaDropout())[0], normal(2, 3), "'alpha_dropout' in module '1'.*draws"),
-    "bicubic": (UNet("bicubic"), normal(2, 1, 3, 3), "'up'.*both signs.*bilinear"),
     "highway": (
         Model(lambda m, x: torch.sigmoid(m.t(x)) * m.t(x), t=nn.Linear(3, 3)), normal(2, 3),
         "sigmoid.*the model's own forward.*module of its own",

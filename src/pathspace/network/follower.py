@@ -23,10 +23,13 @@ from pathspace.network.network import Network
 from pathspace.network.observed import Key, Node, Use
 from pathspace.network.program import Operation
 from pathspace.network.rules import MOVEMENTS
+from pathspace.network.rules.scale_free import SIGNS
 
 _OUT_OF_PLACE = {
     "add_": torch.add,
     "__iadd__": torch.add,
+    "sub_": torch.sub,
+    "__isub__": torch.sub,
     "mul_": torch.mul,
     "__imul__": torch.mul,
 }  # what a use of a parameter computes, where it happened in place
@@ -82,6 +85,9 @@ class Follower(TorchFunctionMode):
         """Match an operation that was done with the traced one, and remember what it shows."""
         made = tensors_in((result,), {}) if result is not None else list(args[:1])
         if not made:
+            return
+        if name in SIGNS:  # its gradient is zero
+            self.data.update((id(t), t) for t in made)
             return
         data = any(id(t) in self.data for t in tensors)
         if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:

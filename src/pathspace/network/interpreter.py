@@ -29,6 +29,7 @@ from pathspace.network.functions import (
 from pathspace.network.program import Operation
 from pathspace.network.reasons import BOUNDED, INDICES, REASONS
 from pathspace.network.recorder import Recorder
+from pathspace.network.rules.scale_free import noise
 
 
 class Interpreter(TorchFunctionMode):
@@ -113,10 +114,12 @@ class Interpreter(TorchFunctionMode):
 
     def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
-        if name in RANDOM:
-            self.recorder.refuse(
-                name, "it draws random numbers, so the network differs from one pass to the next"
-            )
+        if name in RANDOM:  # the numbers are inputs, as a mask is
+            if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
+                self.recorder.refuse(
+                    name, "it writes random numbers through a view", "Draw a tensor of its own"
+                )
+            return noise(self.recorder, name, func, args, kwargs)
         # the model may have asked an empty tensor for its device
         args, kwargs = pytree.tree_map_only(torch.device, _real_device, (args, kwargs))
         result = func(*args, **kwargs)

@@ -5,18 +5,14 @@ from __future__ import annotations
 _BOUNDED = (
     "it is not positively homogeneous: f(s x) differs from s f(x), so no unit before it can be rescaled"
 )
+_CURVED = (
+    "it scales with its input, but it is not piecewise linear, so what it returns is no sum over paths; a maximum, a "
+    "mean or a sum of absolute values is"
+)
 _GATED = "it multiplies two activations, so scaling both by s scales the product by s^2"
 _NORMALIZED = "it divides by a statistic of its own input, which removes the scale that path geometry follows"
-_SIGNED = (
-    "a path through it carries a fixed negative weight, "
-    "which the squares of path geometry cannot tell from a positive one"
-)
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
 _INDICES = "its indices depend on activations, so the network has no single graph"
-_COMPARED = (
-    "it compares activations, so what follows depends on the data in a way that tracing does not follow; write it as "
-    "relu, leaky_relu, abs or maximum"
-)
 
 REASONS: dict[str, str] = {
     **dict.fromkeys(
@@ -58,8 +54,6 @@ REASONS: dict[str, str] = {
             "rnn_tanh",
             "rnn_tanh_cell",
             "threshold",
-            "rrelu",
-            "sign",
             "clamp",
             "clamp_",
             "clamp_max",
@@ -81,7 +75,6 @@ REASONS: dict[str, str] = {
             "local_response_norm",
             "rms_norm",
             "normalize",
-            "norm",
             "cosine_similarity",
             "_weight_norm",
             "var",
@@ -90,22 +83,6 @@ REASONS: dict[str, str] = {
             "std_mean",
         ],
         _NORMALIZED,
-    ),
-    **dict.fromkeys(
-        [
-            "sub",
-            "sub_",
-            "subtract",
-            "rsub",
-            "__rsub__",
-            "__sub__",
-            "__isub__",
-            "neg",
-            "neg_",
-            "negative",
-            "__neg__",
-        ],
-        _SIGNED,
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], _BOUNDED),
@@ -118,30 +95,35 @@ REASONS: dict[str, str] = {
         ],
         "attention multiplies activations with activations and takes a softmax, which are not positively homogeneous",
     ),
-    "bilinear": _GATED,
+    **dict.fromkeys(["bilinear", "cumprod", "prod", "cdist", "cross", "outer"], _GATED),
     **dict.fromkeys(
-        [
-            *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal"),
-            *("__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "heaviside", "logical_not"),
-        ],
-        _COMPARED,
+        ["norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d"],
+        _CURVED,
     ),
+    **dict.fromkeys(["logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"], _BOUNDED),
     **dict.fromkeys(
         [
-            *("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"),
-            *("topk", "sort", "argsort", "kthvalue", "median", "mode", "nanmedian", "cummax", "cummin"),
+            *("max_unpool1d", "max_unpool2d", "max_unpool3d", "mode", "searchsorted", "bucketize"),
         ],
         _INDICES,
     ),
     **dict.fromkeys(
-        ["rand_like", "randn_like", "randint_like", "alpha_dropout", "feature_alpha_dropout", "rrelu_"],
+        [
+            "bernoulli",
+            "bernoulli_",
+            "multinomial",
+            "normal",
+            "poisson",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+        ],
         "the numbers it draws do not scale with the units beside them",
     ),
-    **dict.fromkeys(
-        ["isfinite", "isnan", "isinf"],
-        "what it returns depends on the data, so the forward pass has no single graph",
-    ),
     "_pack_padded_sequence": "packed sequences have lengths that depend on the data; pad the sequences instead",
+    **dict.fromkeys(
+        ["_sparse_mm", "sparse_mm", "_sparse_addmm", "sparse_coo_tensor", "sparse_csr_tensor", "to_sparse"],
+        "sparse tensors are not known; a dense matrix, index_add and scatter_add are",
+    ),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
-GATED, SIGNED, BOUNDED, INDICES = _GATED, _SIGNED, _BOUNDED, _INDICES
+GATED, BOUNDED, INDICES = _GATED, _BOUNDED, _INDICES

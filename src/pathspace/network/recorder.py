@@ -17,7 +17,6 @@ from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.memory import View, put
 from pathspace.network.parameter_uses import ParameterUses
 from pathspace.network.program import Operation
-from pathspace.network.reasons import SIGNED
 from pathspace.network.scales import FIXED, WILD, Scales
 from pathspace.network.tape import Instruction, Leaf, Pullback
 from pathspace.network.values import Value, common_kind
@@ -36,7 +35,6 @@ class Recorder:
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
-        self.numeric: dict[str, Tensor] = {}  # real data of the parameters, for checks of sign
         self.real: dict[
             int, Tensor
         ] = {}  # values of buffers and of views of them, by the id of the empty tensor
@@ -267,12 +265,6 @@ class Recorder:
             reason = f"it computes '{name}' from other parameters, so its elements are no edges of their own"
             advice = None
         raise UntraceableError(operation, self.path, reason, advice)
-
-    def refuse_negative(self, operation: str, value: Value, advice: str | None = None) -> None:
-        """Fixed weights and learned scales must not be negative."""
-        data = self.numeric[value.name]
-        if bool((data.flatten()[value.labels] if value.kind == "parameter" else data).lt(0).any()):
-            self.refuse(operation, f"the scale '{value.name}' has negative elements: {SIGNED}", advice)
 
     def wrong_batch(self, name: str) -> Any:
         """The batch dimension turned out to be another one."""

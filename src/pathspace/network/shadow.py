@@ -35,7 +35,6 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
     shadow = copy.deepcopy(model, memo)
     for tensor, kind, name, data in leaves:
-        recorder.numeric[name] = data
         recorder.add_leaf(tensor, kind, name)
         if kind == "buffer" and not data.is_meta:
             recorder.real[id(tensor)] = data.detach().cpu()

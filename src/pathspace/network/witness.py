@@ -21,7 +21,7 @@ from pathspace.network.network import Network
 from pathspace.network.replay import Replay
 
 _OTHERWISE = frozenset(
-    ["batch_norm", "instance_norm", "rnn_relu", "rnn_relu_cell"]
+    ["batch_norm", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
 )  # in training, or taken apart
 _HOOKS = frozenset(
     ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]

@@ -16,18 +16,26 @@ from torch import Tensor
 from torch.func import jacrev
 from torch.utils import _pytree as pytree
 
+from pathspace.network.rules.order import RULES as ORDERED
+from pathspace.network.rules.order import dimension
 from pathspace.paths.probing import each
 
 _UNARY = frozenset(
-    ["relu", "relu_", "leaky_relu", "leaky_relu_", "abs", "absolute", "prelu", "threshold", "threshold_"]
+    [
+        *("relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "prelu", "abs", "absolute"),
+        *("threshold", "threshold_"),
+    ]
 )
 _CLAMPS = frozenset(["clamp", "clamp_", "clamp_min", "clamp_min_"])
-_POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d|amax|amin|max|min")
+_POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
 _SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
 _DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__", "einsum", "tensordot"]
 )
+
+
+ACCUMULATED = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"])
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,17 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
     if name in _UNARY or name in _CLAMPS:
         return Gated((x,), lambda: _slopes(on, x))
+    if name in ORDERED and (name != "median" or len(args) > 1 or kwargs):
+        dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
+        return Gated(
+            (x,), lambda: _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum"))
+        )
     other = args[1] if len(args) > 1 else kwargs.get("other")
     if name in ("maximum", "max") and isinstance(other, Tensor):
         return Gated((x, other), lambda: _larger(x, other))
     if name in ("minimum", "min") and isinstance(other, Tensor):
         return Gated((x, other), lambda: _larger(-x, -other))
-    if _POOLS.fullmatch(name):
+    if _POOLS.fullmatch(name) or "median" in name:
         sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
 
         def largest(value: Tensor) -> Tensor:
@@ -96,10 +109,18 @@ def gated_by_data(
         return Gated(
             (given[0],), lambda: _picked(lambda h: func(h, *given[1:]), given[0], given[1], keep=True)
         )
-    if name == "__getitem__" and isinstance(given[1], tuple):
-        dims = [d for d, item in enumerate(given[1]) if id(item) in data]
-        if dims:
+    if name == "__getitem__":
+        items = given[1] if isinstance(given[1], tuple) else (given[1],)
+        dims = [d for d, item in enumerate(items) if id(item) in data]
+        if dims and sum(isinstance(item, Tensor) for item in items) > 1:
             return Gated((given[0],), lambda: _picked(lambda h: h[given[1]], given[0], dims[0], keep=False))
+        if dims:
+            return Gated((given[0],), lambda: _chosen_along(lambda h: h[given[1]], given[0], dims[0]))
+    if name == "index_select" and id(given[2]) in data:
+        return Gated((given[0],), lambda: _chosen_along(lambda h: func(h, *given[1:]), given[0], given[1]))
+    if name in ACCUMULATED and id(given[2]) in data:
+        source = given[3] if len(given) > 3 else kwargs.get("source", kwargs.get("src"))
+        return _added(name, func, given[:3], source, kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
@@ -142,6 +163,48 @@ def _picked(
     return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
 
 
+def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all along a dimension to each that is picked, in the same place of the other dimensions."""
+    units = torch.eye(x.numel(), dtype=torch.float64)
+    size = pick(x).numel() // max(1, x.numel() // x.shape[dim])
+    after = x.shape[dim % x.dim() + 1 :].numel()
+
+    def any_of(unit: Tensor) -> Tensor:
+        t = unit.reshape(x.shape).sum(dim).reshape(-1, 1, after)
+        return t.expand(-1, size, -1).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+
+
+def _added(
+    name: str, func: Callable[..., Any], given: list[Any], source: Any, kwargs: dict[str, Any]
+) -> Gated:
+    """Edges from every summand to all places along a dimension; open is the place that it is added to."""
+    base, dim, index = given
+    out_of_place = torch.scatter_add if name.startswith("scatter") else torch.index_add
+    options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
+    del func
+
+    def edges() -> tuple[Tensor, Tensor, Tensor]:
+        zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
+        units = torch.eye(source.numel(), dtype=torch.float64)
+
+        def added(unit: Tensor) -> Tensor:
+            return out_of_place(zero, dim, index, unit.reshape(source.shape), **options)
+
+        def anywhere(unit: Tensor) -> Tensor:
+            return added(unit).sum(dim, keepdim=True).expand(base.shape)
+
+        reach = each(lambda unit: anywhere(unit).reshape(-1), units)
+        i, o = reach.nonzero(as_tuple=True)
+        own, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
+        opened = (each(lambda unit: added(unit).reshape(-1), units) / reach)[i, o]
+        return torch.cat([own, o]), torch.cat([own, i + n]), torch.cat([one, opened])
+
+    return Gated((base, source), edges)
+
+
 def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     """Two values of which a condition opens one."""
     operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
@@ -149,12 +212,31 @@ def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     opened = condition.detach().double().expand(shape).flatten()
     parts, before = [], 0
     for t, given, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
-        if isinstance(given, Tensor) or given != 0:  # a zero has no path
+        if isinstance(given, Tensor) or given not in (0, torch.inf, -torch.inf):  # these have no path
             members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
             parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
         before += t.numel()
     o, i, g = torch.cat(parts, 1)
     return Gated(tuple(operands), lambda: (o.long(), i.long(), g))
+
+
+def _ordered(
+    function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
+    units, made = torch.eye(x.numel(), dtype=torch.float64), function(x.detach())
+    places = torch.sort(x.detach(), 0)[1] if isinstance(made, Tensor) else made[1]
+    places = places if places.dim() == x.dim() else places.unsqueeze(dim)
+
+    def any_of(unit: Tensor) -> Tensor:
+        t = unit.reshape(x.shape)
+        return (t.cumsum(dim) if running else t.sum(dim, keepdim=True).expand(places.shape)).reshape(-1)
+
+    def picked(unit: Tensor) -> Tensor:
+        return unit.reshape(x.shape).gather(dim, places).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(picked, units)[i, o]
 
 
 def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.functions import short_name
+from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
 from pathspace.paths.gates import Gated, gated, gated_by_data
@@ -124,7 +125,8 @@ class Unroller(TorchFunctionMode):
             self.inputs.append(nodes.flatten())
             self.input_values.append(tensor.detach().flatten().double())
         else:
-            self._edges(torch.zeros_like(nodes), nodes, NONE, tensor.detach().double())
+            fixed = tensor.detach().double()  # an infinity is passed over by a maximum: it starts no path
+            self._edges(torch.zeros_like(nodes), nodes, NONE, fixed.masked_fill(fixed.isinf(), 0.0))
         self._units[id(tensor)] = (tensor, nodes)
         return nodes
 
@@ -156,6 +158,10 @@ class Unroller(TorchFunctionMode):
         if name in ("rnn_relu", "rnn_relu_cell"):
             with self:
                 return self._recurrent(name, *args, **kwargs)
+        if name in COMPARISONS or name in SIGNS:  # what they open and close is known from the example
+            return self._keep(self._data, func(*args, **kwargs))
+        if name == "__setitem__" and data and id(args[1]) in self._data:
+            return self._masked_write(*args)
         if name in ("softmax", "log_softmax"):
             if units:
                 self.entered.append((args[0], self._units[id(args[0])][1]))
@@ -188,6 +194,14 @@ class Unroller(TorchFunctionMode):
         if name == "rnn_relu_cell":
             return cell(args[0], self._start(args[1]), *args[2:])
         return layers(args[0], lambda number: self._start(args[1], number), *args[2:])
+
+    def _masked_write(self, x: Tensor, mask: Tensor, item: Any) -> None:
+        """``x[mask] = item`` as the choice that it is."""
+        with self:
+            chosen = torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), item, x)
+        x.copy_(chosen)
+        self._bind(x, self._units[id(chosen)][1])
+        self._spread(x)
 
     def _start(self, hx: Tensor, number: int | None = None) -> Tensor | None:
         """The initial state of a recurrent cell; None for zero."""

@@ -117,7 +117,7 @@ def unroll(network: Network) -> UnrolledGraph:
     """
     try:
         unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
-    except (IndexError, RuntimeError):  # a length, of which the model takes one to find the last step
+    except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
         unroller, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
     edges = unroller.edges
     empty = torch.zeros(0, dtype=torch.long)

@@ -11,17 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from pathspace.network.rules import (
+    accumulation,
     choice,
     contraction,
     convolution,
     elementwise,
     embedding,
+    fixed_edges,
     linear,
     movement,
     normalization,
+    order,
     output,
     pooling,
     recurrent,
+    scale_free,
     selection,
     upsampling,
 )
@@ -40,6 +44,10 @@ RULES: dict[str, Callable[..., Any]] = {
     **output.RULES,
     **upsampling.RULES,
     **selection.RULES,
+    **accumulation.RULES,
+    **order.RULES,
+    **fixed_edges.RULES,
+    **scale_free.RULES,
 }
 
 MOVEMENTS = frozenset([*movement.RULES, *upsampling.RULES])

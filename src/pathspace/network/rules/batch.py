@@ -71,6 +71,9 @@ def batch_after(
                 return d if size == 1 else None  # size > 1: the batch was merged with what follows it
             running *= size
         return None
+    if name == "rot90":
+        dims = kwargs.get("dims", args[1] if len(args) > 1 else (0, 1))
+        return recorder.wrong_batch(name) if batch in [d % n for d in dims] else batch
     if name in ("expand", "broadcast_to"):
         return batch + len(after) - n
     return None

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import BOUNDED
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import finish, linear_in_each, number
 from pathspace.network.rules.pooling import reduce
@@ -82,9 +81,9 @@ def where(
         recorder.refuse(name, "its condition depends on activations", _AS_RELU)
     tensors = [t if isinstance(t, Tensor) else number(t) for t in given]
     for t in tensors:
-        if recorder.known(t) is None and not bool(torch.isfinite(t).all()):
-            recorder.refuse(name, f"it fills in a constant that is not finite: {BOUNDED}", _FILL)
-    a, b = (recorder.as_units(t) for t in tensors)
+        if recorder.known(t) is None and bool(torch.isnan(t).any()):
+            recorder.refuse(name, "it fills in what is no number", "Fill in zeros or infinities")
+    a, b = (recorder.as_units(_without_infinities(recorder, t)) for t in tensors)
     operands = tuple(t for t in given if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if known is None:
@@ -103,6 +102,11 @@ def where(
     return finish(recorder, name, either, operands, (a, b, known), labels)
 
 
+def _without_infinities(recorder: Recorder, t: Tensor) -> Tensor:
+    """An infinity fits every scale and starts no path, as a zero does: a maximum may pass it over."""
+    return t if recorder.known(t) is not None else t.masked_fill(torch.isinf(t), 0.0)
+
+
 def masked_fill(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, mask: Tensor, value: Any
 ) -> Tensor:
@@ -111,16 +115,30 @@ def masked_fill(
     return recorder.write(name, input, out) if name.endswith("_") else out
 
 
+def pool_with_indices(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """Max-pooling that also says where the maxima were."""
+    plain = name.removesuffix("_with_indices")
+    kwargs = {key: value for key, value in kwargs.items() if key != "return_indices"}
+    largest = 5 if not plain.startswith("adaptive") else 1  # arguments before return_indices
+    values = recorder.apply(plain, func, input, *args[:largest], **kwargs)
+    made = recorder.value(values)
+    return values, indices(recorder, name, made.shape, made.batch)
+
+
 _AS_RELU = (
     "Write what it does as relu, leaky_relu, abs or maximum, or move that part into a module of its own and leave that "
     "to the plain rule with outside=[...]"
 )
-_FILL = "Fill in zeros, or leave the outputs as they are and mask them where the loss is computed"
 
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["max", "min"], extreme),
     **dict.fromkeys(["maximum", "minimum"], larger),
     **dict.fromkeys(["argmax", "argmin"], position),
     "where": where,
+    **{
+        f"{kind}max_pool{n}d_with_indices": pool_with_indices for n in (1, 2, 3) for kind in ("", "adaptive_")
+    },
     **dict.fromkeys(["masked_fill", "masked_fill_"], masked_fill),
 }

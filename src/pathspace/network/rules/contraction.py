@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import GATED, SIGNED
+from pathspace.network.reasons import GATED
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.pooling import pooled_labels
 from pathspace.network.scales import WILD, without_repeats
@@ -173,10 +173,6 @@ def _by_fixed_edges(
     """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
     known = recorder.known(factor)
     batch = _batch(recorder, name, x, form.first, form)
-    if known is None and bool((factor < 0).any()):
-        recorder.refuse(name, f"the constant it multiplies by has negative elements: {SIGNED}", _AS_PARAMETER)
-    if known is not None and known.kind == "buffer":
-        recorder.refuse_negative(name, known, _AS_PARAMETER)
     if known is not None and known.batch is not None and form.second[known.batch] not in form.out:
         recorder.wrong_batch(name)
     size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
@@ -243,10 +239,5 @@ def tensordot(
     del out
     return contract(recorder, name, func, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
 
-
-_AS_PARAMETER = (
-    "Register it as an nn.Parameter with requires_grad=False: its elements are edges then, of any sign, or leave that "
-    "part to the plain rule with outside=[...]"
-)
 
 RULES: dict[str, Callable[..., Any]] = {"einsum": einsum, "tensordot": tensordot}

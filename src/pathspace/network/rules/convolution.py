@@ -36,11 +36,19 @@ def convolution(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Convolution and its transpose; all positions of a channel share one scale."""
+    """Convolution and its transpose; all positions of a channel share one scale.
+
+    A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
+    """
     del func
     function = _FUNCTIONS[name]
     transposed = "transpose" in name
-    x, w = recorder.value(input), require_parameter(recorder, name, weight)
+    given = recorder.known(weight)
+    fixed = given is None or given.kind == "buffer"
+    x, w = (
+        recorder.value(input),
+        recorder.value(weight) if fixed else require_parameter(recorder, name, weight),
+    )
     space = w.labels.dim() - 2
     if x.batch is not None and x.batch != (0 if x.labels.dim() == space + 2 else None):
         recorder.wrong_batch(name)
@@ -49,7 +57,11 @@ def convolution(
     channel = x.labels.dim() - space - 1
     source = recorder.scales.unify_over(x.labels, (channel,))  # [C_in]
     count = w.shape[1] * groups if transposed else w.shape[0]
-    target = _targets(recorder, name, source, count, w, transposed, groups)
+    if fixed:
+        own = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
+        target = own[:, None].expand(groups, count // groups).reshape(count)
+    else:
+        target = _targets(recorder, name, source, count, w, transposed, groups)
 
     meta = function(
         torch.empty(x.shape, device="meta"), torch.empty(w.shape, device="meta"), None, *args, **kwargs

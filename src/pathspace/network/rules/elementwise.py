@@ -1,6 +1,8 @@
-"""Operations on single elements: ReLUs, sums and products.
+"""Operations on single elements: ReLUs, sums, differences and products.
 
-Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not.
+Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not. A difference is a
+sum with a fixed edge of weight -1, whose square is that of +1: like a negative weight it changes the sign of a path's
+value, never its square, and scales alike.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import BOUNDED, GATED, SIGNED
+from pathspace.network.reasons import BOUNDED, GATED
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.tape import Pullback
@@ -20,8 +22,14 @@ from pathspace.network.values import Value, apart, common_kind
 _INPLACE_ARGUMENT = {
     "relu": 0,
     "leaky_relu": 1,
+    "rrelu": 3,
 }  # where ``inplace`` stands after the input; after p, training
-_IN_PLACE = frozenset(["add_", "mul_", "div_", "__iadd__", "__imul__", "__itruediv__"])
+_IN_PLACE = frozenset(
+    [
+        *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "neg_"),
+        *("index_add_", "scatter_add_"),
+    ]
+)
 
 
 def number(value: Any) -> Tensor:
@@ -32,7 +40,7 @@ def number(value: Any) -> Tensor:
 def homogeneous(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """ReLU, LeakyReLU, absolute value: f(s x) = s f(x) for s > 0."""
+    """ReLU, LeakyReLU (also with a random slope), absolute value: f(s x) = s f(x) for s > 0."""
     recorder.activated.append(recorder.as_units(input))
     return recorder.note_unit(unchanged(recorder, name, func, input, *args, **kwargs))
 
@@ -93,25 +101,25 @@ def add(
     alpha: float = 1,
     out: Any = None,
 ) -> Tensor:
-    """A sum: both terms have the same scale. A parameter in it is a bias; a constant fixes the scale at 1."""
-    del func
-    if alpha < 0:
-        recorder.refuse(name, SIGNED)
-    del out
+    """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
+    del func, out
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
-        recorder.refuse(name, "it adds two parameters, which are then no longer separate edges")
+        recorder.refuse(name, _COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
         bias, other = (a, b) if a.kind == "parameter" else (b, a)
         labels = add_bias(recorder, name, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
-    weight = alpha**2
+    weight = float(alpha) ** 2
+    weights = (weight, 1.0) if name == "rsub" else (1.0, weight)  # rsub(x, y) = y - alpha x
 
     def squared(u: Tensor, v: Tensor) -> Tensor:
-        return u + v if weight == 1 else u + weight * v
+        if weight == 1:
+            return u + v
+        return weights[0] * u + v if weights[1] == 1 else u + weights[1] * v
 
-    return finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each((1.0, weight)))
+    return finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each(weights))
 
 
 def linear_in_each(weights: Sequence[float]) -> Pullback:
@@ -162,27 +170,26 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
 
 
 def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y: Any) -> Tensor:
-    """A product with a non-negative constant (a fixed weight) or with a parameter (one edge per element)."""
+    """A product with a constant (a fixed weight) or with a parameter (one edge per element)."""
     a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
     if "div" in name:
         if b is not None and a is not None and b.kind == "input":
             return _by_input(recorder, name, (x, y), a, b)
         if b is not None:
             recorder.refuse(name, "it divides by a traced tensor, which is not positively homogeneous")
-        return _scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
+        return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else number(constant)
         if not bool(constant.any()) and constant.numel() > 1:  # nothing but zeros: the start of a recurrence
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
-        return _scaled(recorder, name, traced, (x, y), constant)
+        return scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:
         return recorder.preprocess(func, (x, y), {}, [a, b])
     if "parameter" in kinds and kinds != {"parameter"}:
         weight, other = (a, b) if a.kind == "parameter" else (b, a)
         if other.kind == "buffer":
-            recorder.refuse_negative(name, other)
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
             return finish(
                 recorder,
@@ -197,7 +204,6 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         return learned_scale(recorder, name, (x, y), other, weight)
     if "buffer" in kinds:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
-        recorder.refuse_negative(name, constant_value)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
         return finish(
             recorder, name, torch.mul, (x, y), (activation, constant_value), labels, pullback=product_pullback
@@ -224,10 +230,9 @@ def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor
     return finish(recorder, name, squared, operands, (value, factor), labels, value.kind, pullback)
 
 
-def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
+def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
+    """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
     value = recorder.value(traced)
-    if bool((constant < 0).any()):
-        recorder.refuse(name, SIGNED)
     square = constant.detach().double().square()
 
     def squared(t: Tensor) -> Tensor:
@@ -245,7 +250,6 @@ def _scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, consta
 
 def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
     """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
-    recorder.refuse_negative(name, weight)
     shape = torch.broadcast_shapes(other.shape, weight.shape)
     n, own = len(shape), weight.labels.dim()
     keep = tuple(d for d in range(n) if d >= n - own and weight.shape[d - n] == shape[d])
@@ -293,8 +297,13 @@ def finish(
     return recorder.write(name, operands[0], out) if name in _IN_PLACE else out
 
 
+_COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"
+_APART = "Apply each of them to the activations and combine the results"
+
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(["relu", "relu_", "leaky_relu", "leaky_relu_", "abs", "absolute"], homogeneous),
+    **dict.fromkeys(
+        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "absolute"], homogeneous
+    ),
     **dict.fromkeys(["clamp", "clamp_", "clamp_min", "clamp_min_"], clamp),
     **dict.fromkeys(
         ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], unchanged
@@ -302,6 +311,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["threshold", "threshold_"], threshold),
     "prelu": prelu,
     **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
+    **dict.fromkeys(["sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__", "__isub__"], add),
     **dict.fromkeys(
         [
             "mul",

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.reasons import GATED
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.contraction import Form, contract, matmul_form
 from pathspace.network.rules.elementwise import add, add_bias
@@ -22,7 +21,13 @@ def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
     """The value of a weight, which must be a parameter (or a view of one)."""
     value = recorder.value(weight)
     if value.kind == "hidden":
-        recorder.refuse(name, f"its weight is computed by the network: {GATED}")
+        recorder.refuse(
+            name,
+            "its weight is computed from activations (which multiplies two of them) or joined from several parameters, "
+            "whose elements are then no edges of their own",
+            "Apply each parameter to the activations and combine the results, or leave that part to the plain rule "
+            "with outside=[...]",
+        )
     if value.kind != "parameter":
         recorder.refuse(
             name,

@@ -236,7 +236,8 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     del func
     base = recorder.value(x)
     if _reads_traced(recorder, index):
-        recorder.refuse(name, "its indices depend on the data, so the network has no single graph")
+        _write_masked(recorder, name, x, index, item)
+        return
     source = recorder.value(item if isinstance(item, Tensor) else torch.tensor(float(item)))
     if base.memory.members > 1:
         recorder.write_elements(name, x, lambda t: t[index], source)
@@ -255,16 +256,33 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     recorder.bind(x, made)
 
 
+def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any) -> None:
+    """``x[mask] = number`` with a mask that is an input, or a comparison."""
+    single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.known(item) is None)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
+        recorder.refuse(
+            name,
+            "its indices depend on the data, so the network has no single graph",
+            "Write torch.where(mask, a, b)",
+        )
+    wide = mask
+    for _ in range(x.dim() - mask.dim()):
+        wide = recorder.apply("unsqueeze", torch.Tensor.unsqueeze, wide, -1)
+    recorder.write(name, x, recorder.apply("where", torch.where, wide, item, x))
+
+
 _ONE = (
     "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
     "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "
-    "index_select T.__get__ mT.__get__ unfold pixel_shuffle pixel_unshuffle channel_shuffle diagonal"
+    "index_select T.__get__ mT.__get__ unfold pixel_shuffle pixel_unshuffle channel_shuffle diagonal rot90"
 )
 _VIEWS = (
     "view permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze unflatten expand broadcast_to "
     "narrow select __getitem__ split chunk unbind tensor_split T.__get__ mT.__get__ diagonal"
 )  # they share memory for certain; reshape and its kin may
-_COPIES = "flip roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
+_COPIES = (
+    "flip rot90 roll repeat repeat_interleave tile index_select pixel_shuffle pixel_unshuffle channel_shuffle"
+)
 _SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
 
 RULES: dict[str, Callable[..., Any]] = {

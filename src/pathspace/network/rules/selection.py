@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.movement import move_one
 from pathspace.network.rules.pooling import pooled_labels, reduce
+from pathspace.network.values import Value
 
 
 def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any) -> Any:
@@ -33,6 +34,10 @@ def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, 
         return recorder.preprocess(func, (x, index), {}, [v for v in (value, *indices) if v is not None])
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
+    dims = [d for d, i in enumerate(items) if any(i is t for t in traced)]
+    others = [i for d, i in enumerate(items) if d not in dims]
+    if len(dims) == len(traced) == 1 and all(isinstance(i, slice) and i == slice(None) for i in others):
+        return picked_along(recorder, name, x, dims[0], indices[0], traced[0].shape)
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
         return reduce(recorder, "amax", func, x, 1 - batch)
@@ -47,6 +52,52 @@ def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examp
     if not isinstance(own, Tensor) or any(own is t for t in traced) or own.tolist() != list(range(examples)):
         return False
     return any(other is t for t in traced) and other.shape == (examples,)
+
+
+def picked_along(
+    recorder: Recorder, name: str, x: Tensor, dim: int, index: Value, shape: torch.Size
+) -> Tensor:
+    """``x[:, index]``: each of the result is any along the dimension, in one place of the other dimensions."""
+    value = recorder.as_units(x)
+    dim %= value.labels.dim()
+    if value.batch == dim or index.batch is not None:
+        recorder.wrong_batch(name)
+    common = pooled_labels(recorder, value.labels, (dim,), lambda t: t.amax(dim))
+    size = torch.Size((*value.shape[:dim], *shape, *value.shape[dim + 1 :]))
+    new = (1,) * len(shape)
+
+    def spread(t: Tensor) -> Tensor:
+        return t.reshape(*t.shape[:dim], *new, *t.shape[dim:]).expand(size)
+
+    def squared(h: Tensor) -> Tensor:
+        return spread(h.sum(dim))
+
+    batch = value.batch
+    if batch is not None and batch > dim:
+        batch += len(shape) - 1
+    out = recorder.emit(
+        squared, [value], spread(common), name=name, dtype=x.dtype, batch=batch, kind=value.kind
+    )
+    return recorder.note_unit(out)
+
+
+def index_select(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, index: Tensor
+) -> Tensor:
+    """``index_select`` along one dimension."""
+    known = recorder.known(index)
+    if known is None:
+        return move_one(recorder, name, func, input, dim, index)
+    value = recorder.known(input)
+    if known.kind not in ("input", "buffer"):
+        recorder.refuse(name, "its indices depend on activations, so the network has no single graph")
+    if value is None or value.kind in ("input", "buffer"):
+        return recorder.preprocess(
+            func, (input, dim, index), {}, [v for v in (value, known) if v is not None]
+        )
+    if value.kind == "parameter" and input.dim() == 2 and dim % 2 == 0:
+        return recorder.apply("embedding", F.embedding, index, input)
+    return picked_along(recorder, name, input, dim, known, index.shape)
 
 
 def gather(
@@ -73,7 +124,14 @@ def gather(
     return recorder.note_unit(out)
 
 
-_PICK = "Pick one element of every example, x[torch.arange(len(x)), places], or use gather"
+_PICK = (
+    "Pick along one dimension, x[:, places], or one element of every example, x[torch.arange(len(x)), places], or use "
+    "gather"
+)
 _MASK = "Multiply by the mask, or use torch.where, which leave the shape as it is"
 
-RULES: dict[str, Callable[..., Any]] = {"__getitem__": getitem, "gather": gather}
+RULES: dict[str, Callable[..., Any]] = {
+    "__getitem__": getitem,
+    "gather": gather,
+    "index_select": index_select,
+}

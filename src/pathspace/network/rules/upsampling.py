@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.reasons import SIGNED
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.movement import move_one
 
@@ -26,21 +25,21 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """``nearest`` repeats; ``linear``, ``bilinear`` and ``trilinear`` weigh, one dimension after the other."""
+    """``nearest`` repeats, ``area`` averages; the others weigh neighbours, one dimension after the other."""
     if mode in ("nearest", "nearest-exact"):
         given = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
         return move_one(recorder, name, func, input, **given, mode=mode)
-    if mode == "bicubic" or antialias:
-        recorder.refuse(
-            name, f"mode '{mode}' weighs neighbours with both signs: {SIGNED}", "Use mode='bilinear'"
-        )
-    if mode not in ("linear", "bilinear", "trilinear"):
+    if mode not in ("linear", "bilinear", "trilinear", "bicubic", "area"):
         recorder.refuse(name, f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
     given = recorder.value(input)
     if given.kind == "input":
         options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}
-        options["recompute_scale_factor"] = recompute_scale_factor
+        options |= {"recompute_scale_factor": recompute_scale_factor, "antialias": antialias}
         return recorder.preprocess(func, (input,), options, [given])
+    if mode == "area":
+        shape = func(torch.empty(given.shape, device="meta"), size, scale_factor, mode).shape[2:]
+        pool = f"adaptive_avg_pool{len(shape)}d"
+        return recorder.apply(pool, getattr(F, pool), input, shape)
     x = recorder.as_units(input)
     space = x.labels.dim() - 2
     if x.batch is not None and x.batch > 1:
@@ -49,18 +48,22 @@ def interpolate(
     def of_dimension(value: Any, d: int) -> Any:
         return value[d] if isinstance(value, (tuple, list)) else value
 
-    weights = []  # M^2 of every dimension, M [in, out] what interpolation does to unit vectors
-    for d in range(space):
-        units = torch.eye(x.shape[2 + d], dtype=torch.float64).unsqueeze(1)
+    def of_units(d: int) -> Tensor:
+        """What interpolation along a dimension does to unit vectors, ``[in, out]``."""
+        units, n, f = torch.eye(x.shape[2 + d], dtype=torch.float64), of_dimension(size, d), scale_factor
+        f = of_dimension(f, d)
+        if mode != "bicubic" and not antialias:
+            units = units.unsqueeze(1)
+            return F.interpolate(units, n, f, "linear", align_corners, recompute_scale_factor).squeeze(1)
+        # in two dimensions of which one has a single place
+        sizes, factors = None if n is None else (n, 1), None if f is None else (f, 1.0)
+        units = units[:, None, :, None]
         made = F.interpolate(
-            units,
-            of_dimension(size, d),
-            of_dimension(scale_factor, d),
-            "linear",
-            align_corners,
-            recompute_scale_factor,
+            units, sizes, factors, mode, align_corners, recompute_scale_factor, antialias=antialias
         )
-        weights.append(made.squeeze(1).square())
+        return made[:, 0, :, 0]
+
+    weights = [of_units(d).square() for d in range(space)]
     channels = recorder.scales.unify_over(x.labels, (0, 1))
     shape = [*x.shape[:2], *(m.shape[1] for m in weights)]
     labels = channels.reshape(*x.shape[:2], *[1] * space).expand(shape)

@@ -1,0 +1,148 @@
+"""Sums of which every element has its own members: cumulative sums, ``index_add``, ``fold``.
+
+They are linear with fixed edges of weight one, so the squared network is the same function. An element of the result
+and all that was added to it share one scale. Where the places are inputs, any element may be added to any place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.elementwise import finish
+from pathspace.network.rules.pooling import pooled_labels
+from pathspace.network.scales import WILD
+
+
+def cumulative_sum(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, **_: Any
+) -> Tensor:
+    """``cumsum``: everything along the dimension shares one scale."""
+    x = recorder.as_units(input)
+    dim %= x.labels.dim()
+    if x.batch == dim:
+        recorder.wrong_batch(name)
+    labels = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True)).expand(x.shape)
+
+    def squared(t: Tensor) -> Tensor:
+        return t.cumsum(dim)
+
+    def pullback(_: Any, __: Any, gradients: Any, needed: Any) -> list[Tensor | None]:
+        g = gradients[0]
+        return [g.flip(dim).cumsum(dim).flip(dim) if g is not None and needed[0] else None]
+
+    out = recorder.emit(
+        squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
+    )
+    del func
+    return recorder.note_linear(out)
+
+
+def add_at(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Any = None,
+    *,
+    alpha: float = 1,
+    **named: Any,
+) -> Tensor:
+    """``index_add`` and ``scatter_add``: some elements of a tensor get summands."""
+    source = named["src"] if source is None else source
+    base, more = recorder.as_units(input), recorder.as_units(source)
+    known = recorder.known(index)
+    dim %= base.labels.dim()
+    if dim in (base.batch, more.batch):
+        recorder.wrong_batch(name)
+    by_element, weight = name.startswith("scatter"), float(alpha) ** 2
+    shape = index.shape if by_element else more.shape
+    part = tuple(slice(n) for n in shape)  # of the source, what is read
+    if known is not None:
+        return _anywhere(recorder, name, input, source, dim, part, weight)
+    places, own = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
+    places = places.gather(dim, own) if by_element else places.index_select(dim, own)
+    labels = labels_at(recorder, base.labels, places, more.labels[part])
+    accumulate = torch.scatter_add if by_element else torch.index_add
+
+    def squared(b: Tensor, s: Tensor) -> Tensor:
+        return accumulate(b, dim, own.to(b.device), s if weight == 1 else s * weight)
+
+    del func
+    return finish(recorder, name, squared, (input, source), (base, more), labels)
+
+
+def _anywhere(
+    recorder: Recorder, name: str, input: Tensor, source: Tensor, dim: int, part: Any, weight: float
+) -> Tensor:
+    """Places that are inputs: every element along the dimension may get every summand."""
+    base, more = recorder.as_units(input), recorder.as_units(source)
+    added = pooled_labels(recorder, more.labels[part], (dim,), lambda t: t.amax(dim, keepdim=True))
+    size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
+    if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
+        recorder.refuse(
+            name, "it adds to a part of a tensor at places that are inputs", "Cut that part out first"
+        )
+    labels = recorder.scales.unify(base.labels, added)
+
+    def squared(b: Tensor, s: Tensor) -> Tensor:
+        return b + weight * s[part].sum(dim, keepdim=True)
+
+    return finish(recorder, name, squared, (input, source), (base, more), labels)
+
+
+def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
+    """Labels of a sum: those of ``base`` and, at every flat place of it, of all that is added there."""
+    flat = places.reshape(-1)
+
+    def merged(largest: bool) -> Tensor:
+        sign = 1.0 if largest else -1.0
+        both = [recorder.scales.resolve(t).reshape(-1) for t in (base, labels)]
+        own, new = ((sign * t.double()).masked_fill(t == WILD, -math.inf) for t in both)
+        return sign * own.clone().scatter_reduce(0, flat, new, "amax")
+
+    while True:
+        high, low = merged(True), merged(False)
+        empty = torch.isinf(high)
+        high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
+        if bool((high == low).all()):
+            return high.reshape(base.shape)
+        recorder.scales.unify(high, low)
+
+
+def fold(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """``fold``: overlapping patches are added."""
+    x = recorder.as_units(input)
+    if x.batch is not None and x.batch == x.labels.dim() - 2:
+        recorder.wrong_batch(name)
+    shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
+    given = dict(zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False))
+    options = {k: v for k, v in {**given, **kwargs}.items() if k != "output_size"}
+    # the place of every element of a patch, counted from one: zero is padding
+    numbers = torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).reshape(shape)
+    places = F.unfold(numbers, **options).long()
+    wild = torch.full((shape.numel() + 1,), WILD)
+    labels = labels_at(recorder, wild, places, x.labels)[1:].reshape(shape)
+
+    def squared(t: Tensor) -> Tensor:
+        return func(t, *args, **kwargs)
+
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    return recorder.note_linear(out)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "cumsum": cumulative_sum,
+    **dict.fromkeys(["index_add", "index_add_", "scatter_add", "scatter_add_"], add_at),
+    "fold": fold,
+}

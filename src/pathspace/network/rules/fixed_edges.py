@@ -1,0 +1,96 @@
+"""Fixed edges from few elements: negation, neighbours subtracted, means of two, triangles of matrices.
+
+A fixed edge of weight c is c^2 in the squared network, whatever its sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.elementwise import finish, linear_in_each, scaled
+
+
+def negative(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor) -> Tensor:
+    """``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
+    del func
+    value = recorder.value(input)
+    pullback = linear_in_each((1.0,))
+    return finish(recorder, name, _same, (input,), (value,), value.labels, value.kind, pullback)
+
+
+def _same(t: Tensor) -> Tensor:
+    return t
+
+
+def triangle(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, diagonal: int = 0
+) -> Tensor:
+    """``tril`` and ``triu``: a product with zeros and ones."""
+    mask = func(torch.ones(input.shape[-2:], dtype=torch.float64), diagonal)
+    return scaled(recorder, name, input, (input,), mask)
+
+
+def lerp(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, end: Tensor, weight: Any
+) -> Tensor:
+    """``input + weight (end - input)`` with a number as the weight."""
+    del func
+    if isinstance(weight, Tensor):
+        if recorder.known(weight) is not None or weight.numel() != 1:
+            recorder.refuse(name, "its weight is a tensor", "Write it as a sum of two products")
+        weight = float(weight)
+    a, b = recorder.as_units(input), recorder.as_units(end)
+    weights = ((1 - weight) ** 2, weight**2)
+
+    def squared(u: Tensor, v: Tensor) -> Tensor:
+        return weights[0] * u + weights[1] * v
+
+    labels = recorder.scales.unify(a.labels, b.labels)
+    return finish(recorder, name, squared, (input, end), (a, b), labels, pullback=linear_in_each(weights))
+
+
+def difference(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """``diff``: neighbours subtracted."""
+    del func
+    ends = [t for t in (prepend, input, append) if t is not None]
+    x = input if len(ends) == 1 else recorder.apply("cat", torch.cat, ends, dim)
+    value = recorder.as_units(x)
+    dim %= value.labels.dim()
+    if value.batch == dim:
+        recorder.wrong_batch(name)
+    for _ in range(n):
+        x = _neighbours(recorder, name, x, dim)
+    return x
+
+
+def _neighbours(recorder: Recorder, name: str, x: Tensor, dim: int) -> Tensor:
+    value = recorder.as_units(x)
+    size = value.shape[dim] - 1
+    labels = recorder.scales.unify(value.labels.narrow(dim, 1, size), value.labels.narrow(dim, 0, size))
+
+    def squared(t: Tensor) -> Tensor:
+        return t.narrow(dim, 1, size) + t.narrow(dim, 0, size)
+
+    return finish(recorder, name, squared, (x,), (value,), labels)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["neg", "neg_", "negative", "__neg__"], negative),
+    "lerp": lerp,
+    "diff": difference,
+    **dict.fromkeys(["tril", "triu"], triangle),
+}

@@ -1,0 +1,64 @@
+"""Operations that put values in order: ``sort``, ``topk``, ``median``, running maxima.
+
+Each value of the result is one of the values along a dimension, whichever it is: like a maximum it has a path from any
+of them, and they share one scale. Where they were may be returned, but nothing may depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.choice import indices
+from pathspace.network.rules.pooling import pooled_labels, reduce
+
+_DIMENSION = {"topk": 1, "kthvalue": 1, "sort": 0, "median": 0, "nanmedian": 0, "cummax": 0, "cummin": 0}
+_DIMENSION |= {"argsort": 0}
+"""Where the dimension stands among the arguments after the tensor."""
+
+
+def ordered(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """The values, in the order and the number that the function gives, and their indices."""
+    x = recorder.as_units(input)
+    dim = dimension(name, args, kwargs)
+    if dim is None:  # the median of all
+        return reduce(recorder, "amax", func, input)
+    dim %= x.labels.dim()
+    if x.batch == dim:
+        recorder.wrong_batch(name)
+    made = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
+    shape = (made if isinstance(made, Tensor) else made[0]).shape
+    common = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True))
+    keeps = len(shape) == x.labels.dim()
+    labels = (common if keeps else common.squeeze(dim)).expand(shape)
+
+    def squared(t: Tensor) -> Tensor:
+        if name in ("cummax", "cummin"):
+            return t.cumsum(dim)
+        return t.sum(dim, keepdim=keeps).expand(shape)
+
+    batch = x.batch if x.batch is None or keeps else x.batch - (dim < x.batch)
+    if name == "argsort":
+        return indices(recorder, name, shape, batch)
+    values = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
+    recorder.note_unit(values)
+    return values if name == "msort" else type(made)((values, indices(recorder, name, shape, batch)))
+
+
+def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The dimension that a function puts in order; None for all of them."""
+    if name == "msort":
+        return 0
+    at = _DIMENSION[name]
+    given = [a for a in args if type(a) is not bool]
+    dim = kwargs.get("dim", given[at] if len(given) > at else None)
+    return -1 if dim is None and "median" not in name else dim
+
+
+RULES: dict[str, Callable[..., Any]] = dict.fromkeys([*_DIMENSION, "msort"], ordered)

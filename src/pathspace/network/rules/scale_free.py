@@ -1,0 +1,80 @@
+"""What no rescaling changes: comparisons and signs of activations, and random numbers.
+
+A comparison of two values of one scale says the same in every member of a rescaling class, and no gradient passes
+through it. So its result is an input of the network, like a mask: what it gates has all the paths that it might open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.rules.elementwise import number
+
+
+def compare(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, other: Any, **_: Any
+) -> Tensor:
+    """``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
+    a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (input, other))
+    if "parameter" in (a.kind, b.kind):
+        recorder.refuse(
+            name, "it compares with a parameter: no gradient would train it there", "Make it a buffer"
+        )
+    labels = recorder.scales.unify(a.labels, b.labels)
+    batch = None
+    for value in (a, b):
+        if value.batch is not None:
+            batch = value.batch + labels.dim() - value.labels.dim()
+    return recorder.as_inputs(func, (input, other), {}, batch)
+
+
+def sign(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """The sign of an activation, or whether it is finite: the same at every scale."""
+    value = recorder.value(input)
+    if value.kind == "parameter" or any(
+        recorder.known(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+    ):
+        recorder.refuse(name, "it takes the sign of a parameter, or mixes it with another traced tensor")
+    return recorder.as_inputs(func, (input, *args), kwargs, value.batch)
+
+
+def noise_like(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Random numbers that take no more than the form of an activation."""
+    del name
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator")}
+    return recorder.as_inputs(func, (input, *args), kwargs, recorder.value(input).batch)
+
+
+def noise(recorder: Recorder, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+    """Random numbers of a form of their own; none are drawn."""
+    if name.endswith("_"):
+        return recorder.add_leaf(args[0], "input")
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}
+    if not any(isinstance(t, Tensor) for t in pytree.tree_leaves((args, kwargs))):
+        kwargs["device"] = "meta"
+    return recorder.as_inputs(func, args, kwargs, None)
+
+
+COMPARISONS = frozenset(
+    [
+        *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal", "not_equal"),
+        *("__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__"),
+    ]
+)
+SIGNS = frozenset(["sign", "sgn", "signbit", "heaviside", "isfinite", "isnan", "isinf"])
+"""Signs have a gradient, which is zero."""
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(COMPARISONS, compare),
+    **dict.fromkeys(SIGNS, sign),
+    **dict.fromkeys(["rand_like", "randn_like", "randint_like"], noise_like),
+}
