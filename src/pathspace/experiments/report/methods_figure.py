@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Colours that differ to colour-blind eyes too (Okabe and Ito), and three more.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31", "#7f7f7f", "#5e3c99",
-    "#a6761d",
+    "#7fbc41",
 )  # fmt: skip
 
 
