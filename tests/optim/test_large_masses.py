@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import pathspace as ps
+from pathspace.paths.safe_type import Surveyed
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0),
     "PathSGD stale": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, refresh_every=2),
     "PathSGD frozen": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, normalization="frozen"),
-    "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=1e24, normalization="none"),
+    "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=3e22, normalization="none"),
     "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-3, clip_norm=1.0),
     "PathAdam power 1/2": lambda p, n: ps.optim.PathAdam(
         p, n, lr=1e-3, power=0.5, damping=1e-3, clip_norm=1.0
@@ -52,13 +53,23 @@ def train(make, factors):
     return losses, [p.detach() for p in model.parameters()], largest
 
 
+def both(rule):
+    factors = 2.0 ** torch.randint(-10, 11, (16,), generator=torch.Generator().manual_seed(1)).float()
+    return train(RULES[rule], None), train(RULES[rule], factors)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule):
-    factors = 2.0 ** torch.randint(-10, 11, (16,), generator=torch.Generator().manual_seed(1)).float()
-    losses, weights, fits = train(RULES[rule], None)
-    theirs, their_weights, leaves = train(RULES[rule], factors)
+    (losses, weights, fits), (theirs, their_weights, leaves) = both(rule)
     assert fits < torch.finfo(torch.float32).max < leaves
     assert losses == theirs
     assert len(set(losses)) > 1
     for ours, other in zip(weights, their_weights, strict=True):
         assert torch.equal(ours, other)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_they_would_not_if_each_chose_its_type_by_itself(rule, monkeypatch):
+    monkeypatch.setattr(Surveyed, "moderate", True)
+    (_, weights, _), (_, their_weights, _) = both(rule)
+    assert any(not torch.equal(a, b) for a, b in zip(weights, their_weights, strict=True))
