@@ -34,6 +34,11 @@ _OUT_OF_PLACE = {
     "__imul__": torch.mul,
 }  # what a use of a parameter computes, where it happened in place
 
+_PACKED = (
+    "sequences are packed by their lengths, so a batch has other steps than the traced ones; for quantities on data "
+    "pad them, and multiply by a mask or pick the last step, h[torch.arange(len(h)), lengths - 1]"
+)
+
 _DETACHES = ("detach", "data.__get__")
 
 
@@ -83,6 +88,8 @@ class Follower(TorchFunctionMode):
         result: Any,
     ) -> None:
         """Match an operation that was done with the traced one, and remember what it shows."""
+        if name == "_pack_padded_sequence":
+            raise UnmatchedForwardError(_PACKED)
         made = tensors_in((result,), {}) if result is not None else list(args[:1])
         if not made:
             return

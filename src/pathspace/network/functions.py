@@ -92,7 +92,6 @@ RANDOM = frozenset(
 
 READS = frozenset(
     [
-        "_pack_padded_sequence",
         "item",
         "tolist",
         "numpy",

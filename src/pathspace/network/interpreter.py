@@ -8,7 +8,7 @@ which hands it to its rule (see ``rules``) or refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from pathspace.network.functions import (
 from pathspace.network.program import Operation
 from pathspace.network.reasons import BOUNDED, INDICES, REASONS
 from pathspace.network.recorder import Recorder
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS
 from pathspace.network.rules.scale_free import noise
 
 
@@ -37,12 +38,11 @@ class Interpreter(TorchFunctionMode):
 
     Args:
         recorder: what is known; rules write into it.
-        movements: operations that mean the same for inputs as for activations.
     """
 
-    def __init__(self, recorder: Recorder, movements: Collection[str]) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.recorder, self.movements = recorder, movements
+        self.recorder = recorder
         self.paused = False
         self._viewed: dict[int, Any] = {}  # constants that have views
 
@@ -79,10 +79,10 @@ class Interpreter(TorchFunctionMode):
             return _shaped_factory(name, args, kwargs)
         kinds = {v.kind for v in values}
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
-        if of_inputs and name not in self.movements and name not in READS:
+        if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
         real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
-        if real is not None and name not in self.movements:
+        if real is not None and name not in MOVEMENTS:
             return real
         rule = recorder.rules.get(name)
         if rule is None:

@@ -119,7 +119,6 @@ REASONS: dict[str, str] = {
         ],
         "the numbers it draws do not scale with the units beside them",
     ),
-    "_pack_padded_sequence": "packed sequences have lengths that depend on the data; pad the sequences instead",
     **dict.fromkeys(
         ["_sparse_mm", "sparse_mm", "_sparse_addmm", "sparse_coo_tensor", "sparse_csr_tensor", "to_sparse"],
         "sparse tensors are not known; a dense matrix, index_add and scatter_add are",

@@ -43,6 +43,9 @@ class Recorder:
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
         self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
+        self.packed: dict[
+            int, Any
+        ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
         self.module_path: list[str] = []
         self._values: dict[int, tuple[Tensor, Value]] = {}  # keeps the tensors alive, so that ids stay unique
         self._slots = 0

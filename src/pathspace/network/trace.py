@@ -19,7 +19,7 @@ from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.recorder import Recorder
 from pathspace.network.returned import Returned, tensors_in
-from pathspace.network.rules import MOVEMENTS, RULES
+from pathspace.network.rules import RULES
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.shadow import arguments_for, running, shadow_of, uncompiled
 from pathspace.network.values import Value
@@ -119,7 +119,7 @@ class _Plan:
     def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
         """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
         recorder = Recorder(RULES)
-        interpreter = Interpreter(recorder, MOVEMENTS)
+        interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, size, self.states)
         with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:

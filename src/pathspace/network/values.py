@@ -28,6 +28,7 @@ class Value:
         memory: what it shares with other tensors.
         view: which elements of the memory it shows; None if it may be a copy of them.
         version: how many writes into the memory it has seen.
+        order: True for a permutation of the examples, an input.
     """
 
     slot: int
@@ -40,6 +41,7 @@ class Value:
     memory: Memory = field(default_factory=Memory)
     view: View | None = whole
     version: int = 0
+    order: bool = False
 
     @property
     def shape(self) -> torch.Size:

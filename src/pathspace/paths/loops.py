@@ -23,6 +23,8 @@ def layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A stacked, bidirectional ReLU layer in evaluation form.
 
@@ -36,6 +38,7 @@ def layers(
         train: likewise.
         bidirectional: whether a second cell of each layer runs backwards.
         batch_first: whether the batch comes before the time.
+        mask: ones at the steps of each sequence and zeros after them, ``[T, B, 1]``; None if all are of one length.
 
     Returns:
         The sequence of states of the last layer, and the last states of all cells.
@@ -49,13 +52,61 @@ def layers(
             number = layer * (1 + bidirectional) + backwards
             own = params[number * per_cell : (number + 1) * per_cell]
             h, states = start(number), []
-            for x in reversed(rows) if backwards else rows:
-                h = cell(x, h, *own)
+            for t in reversed(range(len(rows))) if backwards else range(len(rows)):
+                h = cell(rows[t], h, *own)
+                h = h * mask[t] if mask is not None and backwards else h  # it starts at the last step
                 states.append(h)
-            last.append(states[-1])
+            last.append(states[-1] if mask is None or backwards else _state_at_the_end(states, mask))
             directions.append(states[::-1] if backwards else states)
         rows = [torch.cat(step, -1) if bidirectional else step[0] for step in zip(*directions, strict=True)]
     return torch.stack(rows, time), torch.stack(last)
+
+
+def _state_at_the_end(states: list[Tensor], mask: Tensor) -> Tensor:
+    ends = torch.cat([mask[:-1] - mask[1:], mask[-1:]])
+    return torch.stack([h * end for h, end in zip(states, ends.unbind(0), strict=True)]).sum(0)
+
+
+class PackedSequences:
+    """``torch.nn.utils.rnn`` on packed sequences, one small operation after the other, with all steps and a mask.
+
+    Rows are the steps of all sequences, one step after the other, whatever the lengths are.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor, Tensor | None]] = {}  # by the id of the batch sizes
+
+    def pack(self, x: Tensor, lengths: Tensor, batch_first: bool, *, fixed: bool) -> tuple[Tensor, Tensor]:
+        """Rows and batch sizes; ``fixed`` says that the lengths are constants, alike for all."""
+        x = x.transpose(0, 1) if batch_first else x
+        steps = int(lengths[0]) if fixed else x.shape[0]
+        mask = None if fixed else (torch.arange(steps)[:, None] < lengths[None, :]).double()[..., None]
+        sizes = torch.full((steps,), x.shape[1], dtype=torch.long)
+        self._known[id(sizes)] = sizes, mask
+        return x[:steps].reshape(-1, *x.shape[2:]), sizes
+
+    def run(
+        self, rows: Tensor, sizes: Tensor, start: Callable[[int], Tensor | None], *options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """``nn.RNN`` on packed sequences; ``options`` are those of :func:`layers` from the parameters on."""
+        h, last = layers(self._steps(rows, sizes), start, *options, mask=self._known[id(sizes)][1])
+        return h.reshape(-1, *h.shape[2:]), last
+
+    def pad(
+        self, rows: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
+    ) -> tuple[Tensor, Tensor]:
+        """The sequences with ``value`` after their last steps, and their lengths."""
+        x, mask = self._steps(rows, sizes), self._known[id(sizes)][1]
+        if mask is not None:
+            wide = mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
+            x = torch.where(wide > 0, x, value)
+        if total > len(sizes):
+            x = torch.cat([x, torch.full((total - len(sizes), *x.shape[1:]), value, dtype=x.dtype)])
+        lengths = torch.full((x.shape[1],), len(sizes)) if mask is None else mask.sum((0, 2)).long()
+        return x.transpose(0, 1) if batch_first else x, lengths
+
+    def _steps(self, rows: Tensor, sizes: Tensor) -> Tensor:
+        return rows.reshape(len(sizes), -1, *rows.shape[1:])
 
 
 def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
 from pathspace.paths.gates import Gated, gated, gated_by_data
-from pathspace.paths.loops import bags, cell, layers
+from pathspace.paths.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.probing import LARGEST, reads
 from pathspace.paths.reduction import ReductionGraph
 
@@ -58,6 +58,7 @@ class Unroller(TorchFunctionMode):
         self._weights: dict[int, tuple[Tensor, _Weights]] = {}
         self._data: dict[int, Tensor] = {}  # tensors that depend on the example alone
         self._tails: dict[int, Tensor] = {}
+        self._packed = PackedSequences()
         self._known: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
 
     # -- what is known of a tensor ------------------------------------------------------------------------------
@@ -152,6 +153,10 @@ class Unroller(TorchFunctionMode):
         data = any(id(t) in self._data for t in tensors)
         if any(self.is_tail(t) for t in tensors):
             return self._keep(self._tails, func(*args, **kwargs))
+        if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
+            fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
+            with self:
+                return (self._packed.pack if fixed else self._packed.pad)(*args, **fixed)
         if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
             result = func(*args, **kwargs)
             return self._keep(self._data, result) if data and not (units or weights) else result
@@ -193,6 +198,8 @@ class Unroller(TorchFunctionMode):
         """``nn.RNN`` and ``nn.RNNCell`` as the loops that they stand for."""
         if name == "rnn_relu_cell":
             return cell(args[0], self._start(args[1]), *args[2:])
+        if isinstance(args[2], Tensor):
+            return self._packed.run(*args[:2], lambda number: self._start(args[2], number), *args[3:])
         return layers(args[0], lambda number: self._start(args[1], number), *args[2:])
 
     def _masked_write(self, x: Tensor, mask: Tensor, item: Any) -> None:

@@ -23,6 +23,7 @@ from pathspace.network.rules import (
     normalization,
     order,
     output,
+    packed,
     pooling,
     recurrent,
     scale_free,
@@ -48,7 +49,11 @@ RULES: dict[str, Callable[..., Any]] = {
     **order.RULES,
     **fixed_edges.RULES,
     **scale_free.RULES,
+    **packed.RULES,
 }
 
 MOVEMENTS = frozenset([*movement.RULES, *upsampling.RULES])
-"""Operations that mean the same for inputs as for activations; any other function of the inputs is preprocessing."""
+"""Operations that mean the same for inputs as for activations."""
+
+ON_INPUTS = MOVEMENTS | frozenset(packed.RULES) | {"sort", "argsort"}
+"""Operations whose rules also say what they make of inputs; any other function of inputs alone is preprocessing."""

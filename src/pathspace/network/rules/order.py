@@ -7,6 +7,7 @@ of them, and they share one scale. Where they were may be returned, but nothing 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ def ordered(
 ) -> Any:
     """The values, in the order and the number that the function gives, and their indices."""
     x = recorder.as_units(input)
+    if x.kind == "input":
+        made = recorder.preprocess(func, (input, *args), kwargs, [x])
+        places = made if isinstance(made, Tensor) else made[1]
+        if places.dim() == 1 and x.batch == 0:  # examples by their lengths, as for packed sequences
+            recorder.bind(places, replace(recorder.value(places), batch=0, order=True))
+        return made
     dim = dimension(name, args, kwargs)
     if dim is None:  # the median of all
         return reduce(recorder, "amax", func, input)

@@ -21,6 +21,7 @@ from pathspace.network.rules.linear import (
     map_units,
     require_parameter,
 )
+from pathspace.network.rules.packed import packed_rnn
 from pathspace.network.scales import FIXED, WILD
 from pathspace.network.squares import Outer, Square
 from pathspace.network.stacked import Stack, stacked_pullback, stacked_recurrence, stacked_states
@@ -36,13 +37,15 @@ def rnn(
     hx: Tensor,
     params: Any,
     *args: Any,
+    below: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """A (stacked, bidirectional) ReLU RNN: returns the output sequence and the last states."""
-    del func
+    """A (stacked, bidirectional) ReLU RNN: returns the output sequence and the last states.
+
+    ``below`` counts the layers of the same module that are read apart.
+    """
     if isinstance(params, Tensor):
-        recorder.refuse(
-            name, "packed sequences have lengths that depend on the data", "Pad the sequences instead"
-        )
+        return packed_rnn(recorder, name, func, input, hx, params, *args)
+    del func
     has_biases, layers, _dropout, _train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     x = recorder.value(input)
@@ -65,7 +68,7 @@ def rnn(
         outputs = []
         for direction in range(directions):
             cell = layer * directions + direction
-            origin = f"{name} layer {layer}" + (" reversed" if direction else "")
+            origin = f"{name} layer {below + layer}" + (" reversed" if direction else "")
             labels = _cell_labels(recorder, origin, cells[cell], source)
             start = _start_value(recorder, hx, cell, labels)
             starts.append(start is not None)
@@ -224,4 +227,4 @@ def rnn_cell(
     return recorder.note_unit(out)
 
 
-RULES: dict[str, Callable[..., Any]] = {"rnn_relu": rnn, "rnn_relu_cell": rnn_cell}
+RULES: dict[str, Callable[..., Any]] = {"rnn_relu": rnn, "rnn_relu_cell": rnn_cell, "padded_rnn_relu": rnn}

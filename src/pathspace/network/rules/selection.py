@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.recorder import Recorder
 from pathspace.network.rules.movement import move_one
+from pathspace.network.rules.packed import in_order
 from pathspace.network.rules.pooling import pooled_labels, reduce
 from pathspace.network.values import Value
 
@@ -86,6 +87,9 @@ def index_select(
 ) -> Tensor:
     """``index_select`` along one dimension."""
     known = recorder.known(index)
+    same = in_order(recorder, input, dim, index)
+    if same is not None:
+        return same
     if known is None:
         return move_one(recorder, name, func, input, dim, index)
     value = recorder.known(input)

@@ -1,0 +1,240 @@
+"""Packed sequences: ``pack_padded_sequence``, ``nn.RNN`` on what it returns, ``pad_packed_sequence``.
+
+Rows of a packed sequence are the steps of all examples, one step after the other: ``[T * B, ...]``. Lengths that are
+inputs open and close steps as a mask does, so all T steps count: the states of a recurrent layer are those of the
+padded sequence, and its last forward state may be that of any step. Lengths that are constants, alike for all examples,
+are the number of steps.
+
+Sequences that are not sorted by their lengths are put in order and back. All examples are alike in the squared network,
+so a permutation of them changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.recorder import Recorder
+from pathspace.network.scales import WILD
+from pathspace.network.values import Value, apart
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is known of packed sequences by their batch sizes.
+
+    Attributes:
+        batch_sizes: the tensor that travels with the rows.
+        examples: B.
+        any_length: whether the lengths are inputs.
+    """
+
+    batch_sizes: Tensor
+    examples: int
+    any_length: bool
+
+    def steps(self, rows: Tensor) -> Tensor:
+        """Rows ``[T * B, ...]`` as ``[T, B, ...]``."""
+        return rows.reshape(-1, self.examples, *rows.shape[1:])
+
+
+def pack(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, lengths: Tensor, batch_first: bool
+) -> tuple[Tensor, Tensor]:
+    """``pack_padded_sequence``, without its sorting."""
+    del func
+    x, known = recorder.as_units(input), recorder.known(lengths)
+    if x.labels.dim() < 2:
+        raise RuntimeError(f"{recorder.where(name)}: packs a tensor of {x.labels.dim()} dimensions")
+    if x.batch not in (None, 0 if batch_first else 1):
+        recorder.wrong_batch(name)
+    steps, examples = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    if known is None:
+        given = lengths.tolist()
+        if len(given) != examples:
+            raise RuntimeError(f"{recorder.where(name)}: {len(given)} lengths for {examples} sequences")
+        if len(set(given)) > 1:
+            recorder.refuse(
+                name,
+                "its lengths stand in the code, one for each example of a batch",
+                "Make the lengths an argument of forward, a tensor",
+            )
+        steps = given[0]
+    elif known.kind not in ("input", "buffer"):
+        recorder.refuse(name, "its lengths depend on activations, so the network has no single graph")
+
+    def rows(t: Tensor) -> Tensor:
+        t = t.transpose(0, 1) if batch_first else t
+        return t[:steps].reshape(steps * examples, *t.shape[2:])
+
+    data = recorder.emit(rows, [x], rows(x.labels), name=name, dtype=input.dtype, batch=0, kind=x.kind)
+    sizes = torch.full((steps,), examples, dtype=torch.long)
+    recorder.packed[id(sizes)] = Packed(sizes, examples, known is not None)
+    return data, sizes
+
+
+def pad(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    rows: Tensor,
+    batch_sizes: Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> tuple[Tensor, Tensor]:
+    """``pad_packed_sequence``, without its sorting: zeros after the last step."""
+    del func
+    packed, x = packed_of(recorder, name, batch_sizes), recorder.as_units(rows)
+    if padding_value != 0 and not math.isinf(padding_value):
+        recorder.refuse(
+            name,
+            f"it pads with the constant {padding_value}, which does not scale with the units beside it",
+            "Pad with zeros or with an infinity",
+        )
+    steps = len(batch_sizes)
+
+    def padded(t: Tensor) -> Tensor:
+        t = packed.steps(t)
+        more = t.new_zeros(1).expand(total_length - steps, *t.shape[1:])
+        t = torch.cat([t, more]) if total_length > steps else t
+        return t.transpose(0, 1) if batch_first else t
+
+    # zeros beyond the longest sequence fit every scale
+    labels = padded(recorder.scales.resolve(x.labels) - WILD) + WILD
+    batch = 0 if batch_first else 1
+    out = recorder.emit(padded, [x], labels, name=name, dtype=rows.dtype, batch=batch, kind=x.kind)
+    if not packed.any_length:
+        return out, torch.full((packed.examples,), steps, dtype=torch.long)
+    lengths = torch.empty(packed.examples, dtype=torch.long, device="meta")
+    return out, recorder.add_leaf(lengths, "input", batch=0)
+
+
+def packed_of(recorder: Recorder, name: str, batch_sizes: Tensor) -> Packed:
+    """What is known of the sequences with these batch sizes."""
+    packed = recorder.packed.get(id(batch_sizes))
+    if packed is None:
+        recorder.refuse(
+            name,
+            "it takes sequences that were not packed in the model's own forward",
+            "Pack them there, from a padded tensor and lengths that are arguments of forward",
+        )
+        raise AssertionError
+    return packed
+
+
+def packed_rnn(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    rows: Tensor,
+    batch_sizes: Tensor,
+    hx: Tensor,
+    params: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor]:
+    """A (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
+    packed, x = packed_of(recorder, name, batch_sizes), recorder.as_units(rows)
+    directions, steps = (2 if bidirectional else 1), len(batch_sizes)
+    each = directions * (4 if has_biases else 2)
+    sequence = recorder.emit(
+        packed.steps, [x], packed.steps(x.labels), name=name, dtype=rows.dtype, batch=1, kind=x.kind
+    )
+    last: list[Tensor] = []
+    for layer in range(layers):
+        start = hx[layer * directions : (layer + 1) * directions] if recorder.known(hx) is None else None
+        if start is None:
+            start = recorder.apply("narrow", torch.Tensor.narrow, hx, 0, layer * directions, directions)
+        own = list(params)[layer * each : (layer + 1) * each]
+        sequence, final = recorder.rules["padded_rnn_relu"](
+            recorder,
+            name,
+            func,
+            sequence,
+            start,
+            own,
+            has_biases,
+            1,
+            dropout,
+            train,
+            bidirectional,
+            False,
+            below=layer,
+        )
+        last.append(_any_last(recorder, name, sequence, directions) if packed.any_length else final)
+    out = recorder.value(sequence)
+
+    def flat(t: Tensor) -> Tensor:
+        return t.reshape(steps * packed.examples, *t.shape[2:])
+
+    made = recorder.emit(flat, [out], flat(out.labels), name=name, dtype=rows.dtype, batch=0)
+    states = recorder.apply("cat", torch.cat, last, 0)
+    recorder.bind(states, replace(recorder.value(states), state=True))
+    return made, states
+
+
+def _any_last(recorder: Recorder, name: str, sequence: Tensor, directions: int) -> Tensor:
+    """The last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
+    x = recorder.value(sequence)
+
+    def last(t: Tensor) -> Tensor:
+        parts = t.chunk(directions, -1)
+        return torch.stack([parts[0].sum(0), *(part[0] for part in parts[1:])])
+
+    labels = torch.stack([part[0] for part in x.labels.chunk(directions, -1)])
+    return recorder.emit(last, [x], labels, name=name, dtype=sequence.dtype, batch=1)
+
+
+def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
+    """``x.index_select(dim, index)`` where that only changes the order of the examples; None where it does more."""
+    known, value = recorder.known(index), recorder.known(x)
+    dim %= x.dim()
+    if known is None:
+        whole = index.dim() == 1 and index.tolist() == list(range(x.shape[dim]))
+    elif not known.order:
+        return None
+    elif value is None:  # a constant, such as a start of zeros
+        whole = bool((x == x.narrow(dim, 0, 1)).all())
+        return x.clone() if whole else None
+    else:
+        whole = value.batch == dim
+    if not whole or value is None:
+        return None
+    return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))
+
+
+def inverse_order(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    *rest: Any,
+    **named: Any,
+) -> Tensor:
+    """``scatter_`` as ``torch.nn.utils.rnn`` uses it: the inverse of a permutation of the examples."""
+    del func, dim, rest, named
+    known = recorder.known(index)
+    if known is None or not known.order or recorder.known(x) is not None or x.dim() != 1:
+        recorder.refuse(
+            name, "it writes to places that tracing does not follow", "Use scatter_add or index_add"
+        )
+    assert known is not None
+    return recorder.bind(x, Value(recorder.new_slot(), known.labels, "input", batch=known.batch, order=True))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "_pack_padded_sequence": pack,
+    "_pad_packed_sequence": pad,
+    "scatter_": inverse_order,
+}
