@@ -32,7 +32,7 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         return json.loads(done.read_text())
     text, watched, test = texts
     mask = xor.mask(text)
-    options = {"metric": arguments.metric, "damping": arguments.damping, "passes": arguments.passes}
+    options = {name: getattr(arguments, name) for name in ("metric", "damping", "reach", "passes")}
     model = PCNN(arguments.units, None, seed=seed, **options)
     if kept.exists():
         loaded = load(kept)
@@ -53,6 +53,7 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         "seed": seed,
         "metric": model.metric,
         "damping": model.damping,
+        "reach": model.reach,
         "success": error < PASSED,
         "passes": passes,
         "error": error,
@@ -73,7 +74,8 @@ def main() -> None:
     parser.add_argument("--data-seed", type=int, default=21)
     parser.add_argument("--units", type=int, default=10)
     parser.add_argument("--metric", default="rbp")
-    parser.add_argument("--damping", type=float, default=0.001, help="only one symbol in 200 is predicted")
+    parser.add_argument("--damping", type=float, default=1e-4, help="only one symbol in 200 is predicted")
+    parser.add_argument("--reach", type=float, default=0.1, help="bounds what a step changes at each symbol")
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--length", type=int, default=100, help="T: a line has from T to 1.1 T bits")
     parser.add_argument("--passes", type=int, default=2000)

@@ -7,7 +7,7 @@ import pytest
 
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.graph import Graph
-from pathspace.sequences.parameters import start
+from pathspace.sequences.parameters import Direction, start
 from pathspace.sequences.passes import forward, transition_direction, writing_direction
 from pathspace.sequences.prior import Prior
 from pathspace.sequences.text import Corpus
@@ -108,6 +108,47 @@ def test_validation_keeps_the_best_and_patience_stops():
     assert code_length(done.model, validation) > done.best_bits
 
 
+@pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
+def test_reach_bounds_what_a_step_changes_at_every_symbol(kind):
+    model, rng = some_training(kind)[0].model, np.random.default_rng(3)
+    tau, rho = 0.3 * rng.standard_normal(model.tau.shape), 0.3 * rng.standard_normal(model.rho.shape)
+    rho[:, :1] = 0
+    direction = Direction(tau=tau, rho=rho if rho.size else np.zeros(()), V0=rng.standard_normal(7))
+    reach = 0.7
+    moved, free = model.moved(direction, 0.9, reach), model.moved(direction, 0.9)
+    step, wanted = (each.contextual_tau() - model.contextual_tau() for each in (moved, free))
+    scales = []
+    for j in range(1, model.units + 1):
+        edges = slice(model.graph.first[j], model.graph.first[j + 1])
+        # what reading y changes in V_j is largest where each activity is 1 with the sign of its weight
+        change = np.abs(step[:, edges]).sum(axis=1)
+        assert np.all(change <= reach * (1 + 1e-12))
+        # each block keeps its direction; one that is within reach already stays as it is
+        scale = change / np.abs(wanted[:, edges]).sum(axis=1)
+        np.testing.assert_allclose(step[:, edges], wanted[:, edges] * scale[:, None], atol=1e-12)
+        if kind == "rnn":
+            np.testing.assert_allclose(scale, scale[0])
+        else:
+            assert np.all((np.abs(change - reach) < 1e-12) | (np.abs(scale - 1) < 1e-12))
+        scales.append(scale)
+    assert np.min(scales) < 0.9
+    assert kind == "rnn" or np.max(scales) > 1 - 1e-12
+    np.testing.assert_allclose(moved.V0, model.V0 + np.clip(0.9 * direction.V0, -reach, reach))
+
+
+def test_a_reach_that_bounds_nothing_changes_nothing_and_one_that_does_still_learns():
+    training, corpus, _ = some_training()
+    plain = train(training, corpus, Settings(passes=40, damping=1e-6))
+    loose = train(training, corpus, Settings(passes=40, damping=1e-6, reach=1e9))
+    assert np.array_equal(plain.model.tau, loose.model.tau)
+    seen = []
+    train(training, corpus, Settings(passes=40, damping=1e-6, reach=0.01), report=seen.append)
+    values = [record.log_likelihood for record in seen]
+    assert np.all(np.diff(values) >= 0)
+    assert values[-1] > values[0]
+    assert values[-1] != plain.log_likelihood
+
+
 def test_no_time_means_no_pass():
     training, corpus, _ = some_training()
     assert train(training, corpus, Settings(seconds=0.0)).passes == 0
@@ -127,6 +168,7 @@ def test_a_singular_metric_without_damping_is_reported():
         ({"writing": "x"}, "unknown writing step 'x'"),
         ({"damping": -1.0}, "damping"),
         ({"damping": float("nan")}, "damping"),
+        ({"reach": 0.0}, "reach must be above 0"),
         ({"validate_every": 0}, "validate_every"),
     ],
 )

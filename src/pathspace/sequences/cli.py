@@ -156,6 +156,9 @@ def fit(
     metric: Annotated[str | None, typer.Option(help="rbp, rutsd, rbp-qd, rutsd-qd or fb.")] = None,
     writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
     damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.")] = 1.0,
+    reach: Annotated[
+        float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.")
+    ] = 0.0,
     prior_writing: Annotated[float, typer.Option(help="Precision of a prior on writing weights.")] = 0.0,
     prior_transition: Annotated[
         float, typer.Option(help="Precision of a prior on transition weights.")
@@ -197,6 +200,7 @@ def fit(
             "metric": metric,
             "writing": writing,
             "damping": damping,
+            "reach": reach or None,
             "prior_writing": prior_writing,
             "prior_transition": prior_transition,
             "passes": passes,

@@ -58,6 +58,7 @@ class SequenceModel:
         writing: WritingStep = "qdh",
         squash: Squash = "tanh",
         damping: float = 1.0,
+        reach: float | None = None,
         prior_writing: float = 0.0,
         prior_transition: float = 0.0,
         rate: float | None = None,
@@ -78,6 +79,7 @@ class SequenceModel:
         self.writing: WritingStep = writing
         self.squash: Squash = squash
         self.damping = damping
+        self.reach = reach
         self.prior_writing = prior_writing
         self.prior_transition = prior_transition
         self.rate = rate
@@ -118,6 +120,7 @@ class SequenceModel:
             metric=self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
             writing=self.writing,
             damping=self.damping,
+            reach=self.reach,
             prior_writing=self.prior_writing,
             prior_transition=self.prior_transition,
             passes=self.passes if passes is None else passes,
@@ -359,7 +362,12 @@ class PCNN(SequenceModel):
             frequency-adjusted backpropagation. None: "rbp", or "rbp-qd" for an RNN.
         writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).
         squash: "tanh" or "logistic"; invariant metrics learn the same with both, up to the damping.
-        damping: added to the diagonal of the transition metric.
+        damping: added to the diagonal of the transition metric. Where few symbols are to be predicted, long after
+            what they depend on, its sums are small and a damping of 1 outweighs them.
+        reach: most that one step may change what one symbol adds to a unit V_j: each unit's step at each symbol
+            is shortened to it, by itself. With little damping the step of one unit may be huge, and without a bound
+            the one rate of all shrinks until nothing else moves. None: no bound. A bound that acts is not
+            invariant.
         prior_writing: precision of a Gaussian prior of the writing weights; about 0.01 to 0.1 against
             overfitting, 0 for none. A prior is not invariant.
         prior_transition: the same for the transition weights between units, around their start values.

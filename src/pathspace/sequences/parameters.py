@@ -97,19 +97,41 @@ class Parameters:
         tau[:, bias] += self.rho[:, 1:]
         return tau
 
-    def moved(self, direction: Direction, rate: float) -> Parameters:
-        """Return these parameters plus ``rate`` times a direction."""
+    def moved(self, direction: Direction, rate: float, reach: float | None = None) -> Parameters:
+        """Return these parameters plus ``rate`` times a direction.
+
+        Args:
+            direction: where to.
+            rate: how far.
+            reach: shorten the step of each unit (and symbol) so far that it changes no V_j, given the same
+                activities before, by more than this; None: do not.
+        """
+        tau, rho, V0 = rate * direction.tau, rate * direction.rho, rate * direction.V0
+        if reach is not None:
+            tau, rho, V0 = _shortened(self.graph, tau, rho, V0, reach)
         return replace(
-            self,
-            w=self.w + rate * direction.w,
-            tau=self.tau + rate * direction.tau,
-            rho=self.rho + rate * direction.rho,
-            V0=self.V0 + rate * direction.V0,
+            self, w=self.w + rate * direction.w, tau=self.tau + tau, rho=self.rho + rho, V0=self.V0 + V0
         )
 
 
 def _still() -> Array:
     return np.zeros(())
+
+
+def _shortened(graph: Graph, tau: Array, rho: Array, V0: Array, reach: float) -> tuple[Array, Array, Array]:
+    """Return a step no block of which can change a V_j by more than ``reach`` when one symbol is read."""
+    if tau.ndim:
+        # |sum_i dtau[i,j,y] a_i| <= sum_i |dtau[i,j,y]|, as |a_i| <= 1
+        change = np.add.reduceat(np.abs(tau), graph.first[1:-1], axis=1)
+        if rho.ndim:
+            # one row for all symbols: the worst of them
+            change += np.abs(rho[:, 1:]).max(axis=0)
+        scale = np.minimum(1.0, reach / np.maximum(change, reach))
+        tau = tau * scale[:, graph.targets - 1]
+        if rho.ndim:
+            rho = rho.copy()
+            rho[:, 1:] *= scale
+    return tau, rho, np.clip(V0, -reach, reach)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,7 @@ class Settings:
         metric: "rbp", "rutsd", "rbp-qd", "rutsd-qd" or "fb" for the transition steps.
         writing: "qdh" or "dh" for the writing steps.
         damping: eps of the transition metric.
+        reach: most that a transition step may change what a symbol adds to a unit; None: no bound.
         prior_writing: precision of a Gaussian prior of the writing weights, 0 for none.
         prior_transition: precision of a Gaussian prior of the transition weights, around the start values.
         passes: stop after this many passes.
@@ -58,6 +59,7 @@ class Settings:
     metric: Metric = "rbp"
     writing: WritingStep = "qdh"
     damping: float = 1.0
+    reach: float | None = None
     prior_writing: float = 0.0
     prior_transition: float = 0.0
     passes: int = 1000
@@ -73,6 +75,8 @@ class Settings:
         for name in ("damping", "prior_writing", "prior_transition"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.reach is not None and not self.reach > 0:
+            raise ValueError(f"reach must be above 0, or None for no bound, got {self.reach}")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
@@ -169,7 +173,7 @@ def advance(
     while tries < _TRIES:
         tries += 1
         with np.errstate(all="ignore"):
-            trial = training.model.moved(direction, rate)
+            trial = training.model.moved(direction, rate, settings.reach)
             a = state.a if writing else activities(trial, corpus, memory.trial_a)
             trial_state = forward(trial, corpus, a, memory.trial_pi)
             after = trial_state.log_likelihood - (prior.penalty(trial) if prior else 0.0)
