@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--data-seed", type=int, default=21)
     parser.add_argument("--units", type=int, default=10)
     parser.add_argument("--metric", default="rbp")
-    parser.add_argument("--damping", type=float, default=1e-4, help="only one symbol in 200 is predicted")
+    parser.add_argument("--damping", type=float, default=1e-6, help="only one symbol in 200 is predicted")
     parser.add_argument("--reach", type=float, default=0.1, help="bounds what a step changes at each symbol")
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--length", type=int, default=100, help="T: a line has from T to 1.1 T bits")
