@@ -46,6 +46,7 @@ class DataMetric(PathOptimizer):
     statistic: Statistic
     sharing: Sharing
     estimator: Estimator
+    steps_nearby = False  # its data runs through the model as it is
 
     def _start(
         self,

@@ -151,7 +151,7 @@ class FusedStep:
             if p.dtype != self._dtype or not p.is_contiguous() or p.device.type != "cpu":
                 return False
             if name is not None:
-                if "gauge_rows" not in state:
+                if "gauge_rows" not in state or "scales" in state:
                     return False
                 gauges[name] = gauge_of(state)
             entries.append(_Entry(p, state, None if name is None else self._plan.place(name)))

@@ -104,6 +104,8 @@ class PathGradientAdam(PathOptimizer):
             damping=damping,
         )
 
+    steps_nearby = False  # the rule is another one in every member of a rescaling class
+
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
         return Metric(safe_divisor_(kappa), state["normalizer"])
 

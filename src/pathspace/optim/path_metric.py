@@ -95,12 +95,13 @@ class _Weights:
         return (t[0], self.total) if t.stride(0) == 0 else (torch.dot(t, self.values), 1.0)
 
 
-def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
-    """Gauges of parameters, at the network's present weights.
+def gauges(network: Network, names: Iterable[str], scales: Tensor | None = None) -> dict[str, Gauge]:
+    """Gauges of parameters.
 
     Args:
         network: a traced network.
         names: parameters of it.
+        scales: b_c of every unit class; those of the present weights if None.
 
     Returns:
         Parameter name -> gauge.
@@ -108,7 +109,7 @@ def gauges(network: Network, names: Iterable[str]) -> dict[str, Gauge]:
     Raises:
         FloatingPointError: the path mass of a unit class is not finite.
     """
-    scales = node_mass(network).gauge()
+    scales = node_mass(network).gauge() if scales is None else scales
     result = {}
     for name in names:
         parameter, labels = network.parameters[name], network.edges[name]

@@ -21,6 +21,7 @@ from pathspace.network import Network
 from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
 from pathspace.optim.compiled import plan_of
+from pathspace.optim.near_member import Nearby, far_scales
 from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
@@ -31,6 +32,7 @@ from pathspace.optim.network_optimizer import (
 )
 from pathspace.optim.path_metric import Gauge, divisor, gauges, parameter_names
 from pathspace.paths.kappa import own_memory, surveyed_kappa
+from pathspace.paths.node_mass import node_mass
 from pathspace.paths.safe_type import Measure, Surveyed
 
 if TYPE_CHECKING:
@@ -85,6 +87,10 @@ class PathOptimizer(NetworkOptimizer):
         self.normalization, self.damping = normalization, damping
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._gauges: dict[Tensor, Gauge] = {}
+        self._near: Nearby | None = None  # during the step of a network that is far from balance
+        self._b: Tensor | None = (
+            None  # scales of all classes, from when they are first looked at to when they are used
+        )
         super().__init__(params, network, defaults)
         self._direct: FusedStep | None = None  # the step by compiled loops, where a rule has one
         self._plan, self.not_fused_because = plan_of(network, second_term) if fused else (None, "fused=False")
@@ -93,6 +99,9 @@ class PathOptimizer(NetworkOptimizer):
     def fused(self) -> bool:
         """Whether compiled loops compute kappa; ``not_fused_because`` says why not."""
         return self._plan is not None
+
+    steps_nearby = True
+    """Whether a far network's step is taken in another member: the rule is invariant, its metric needs no data."""
 
     factored = False
     """Whether the metric is kappa / c as it is, and ``_advance`` takes outer products as their factors."""
@@ -128,8 +137,41 @@ class PathOptimizer(NetworkOptimizer):
         if active and not self._taken(active):
             names = parameter_names(self.network, (p for p, _ in active))
             with full_precision(active[0][0]):
-                self._advance(active, self._metrics(names))
+                scales = self._scales(names)
+                if scales is None:
+                    self._advance(active, self._metrics(names))
+                else:
+                    self._advance_nearby(active, names, scales)
         return loss
+
+    def _scales(self, names: Iterable[Tensor]) -> Tensor | None:
+        """The scales of a network that was far from balance at the first step (see ``near_member``)."""
+        known = next((state for p in names if "gauge_rows" in (state := self.state[p])), None)
+        if known is not None or not self.steps_nearby:
+            return None if known is None else known.get("scales")
+        self._b = node_mass(self.network).gauge()
+        return far_scales(self.network, self._b)
+
+    def _advance_nearby(self, active: Active, names: dict[Tensor, str], scales: Tensor) -> None:
+        """Take the step in a member of the rescaling class that is near balance."""
+        near = self._near = Nearby(self.network, scales)
+        own = {p: near.stand_in(names[p], p) if p in names else p for p, _ in active}
+        try:
+            metrics = self._metrics(names, scales)
+            self.state.update({own[p]: self.state[p] for p in names})
+            self._advance([(own[p], group) for p, group in active], {own[p]: m for p, m in metrics.items()})
+            for p, name in names.items():
+                near.bring_back(name, p)
+        finally:
+            self._near = None
+            for p in names:
+                self.state.pop(own[p], None)
+
+    def _names(self, parameters: Iterable[Tensor]) -> dict[Tensor, str]:
+        """Names in the network of those parameters, or stand-ins for them, that belong to it."""
+        if self._near is None:
+            return parameter_names(self.network, parameters)
+        return {p: self._near.names[id(p)] for p in parameters if id(p) in self._near.names}
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         if "normalizer" not in state:
@@ -139,15 +181,15 @@ class PathOptimizer(NetworkOptimizer):
             )
         super()._check_state(name, index, state)
 
-    def _metrics(self, names: dict[Tensor, str]) -> dict[Tensor, Metric]:
-        """The metric of every parameter of the network, computed afresh when it is due."""
+    def _metrics(self, names: dict[Tensor, str], scales: Tensor | None = None) -> dict[Tensor, Metric]:
+        """The metric of every parameter of the network, computed afresh when it is due; of the near member, if any."""
         states = {p: self.state[p] for p in names}
         if not any(state.get("age", 0) % self.refresh_every == 0 for state in states.values()):
             for state in states.values():
                 state["age"] += 1
             return {p: kept(state) for p, state in states.items()}
         self.network.check_current()
-        due = self._means_due(names, states)
+        due = self._means_due(names, states, scales)
         result, means = self._surveyed(names)
         for (p, state), mean in zip(states.items(), means, strict=True):
             if p in due:
@@ -169,7 +211,7 @@ class PathOptimizer(NetworkOptimizer):
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
         """Kappa, and the mean of each parameter's in the gauge."""
-        if self._plan is not None:
+        if self._plan is not None and self._near is None:
             found = self._plan.run({name: self._gauges[p] for p, name in names.items()})
             if found is not None:
                 return found
@@ -197,7 +239,12 @@ class PathOptimizer(NetworkOptimizer):
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         """Kappa of some parameters, and what ``measure`` finds in it."""
         return surveyed_kappa(
-            self.network, names, second_term=self.second_term, memory=self._memory, measure=measure
+            self.network,
+            names,
+            second_term=self.second_term,
+            parameters=None if self._near is None else self._near.parameters,
+            memory=self._memory,
+            measure=measure,
         )
 
     def _normalize(self, names: Iterable[Tensor]) -> None:
@@ -205,12 +252,18 @@ class PathOptimizer(NetworkOptimizer):
         for p in names:
             self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
 
-    def _means_due(self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]]) -> Iterable[Tensor]:
+    def _means_due(
+        self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]], scales: Tensor | None
+    ) -> Iterable[Tensor]:
         """The parameters whose mean of kappa enters c (see ``path_metric``); gauges at the first step."""
         new = {p: name for p, name in names.items() if "gauge_rows" not in states[p]}
-        found = gauges(self.network, new.values()) if new else {}
-        for p, name in new.items():
-            states[p]["gauge_rows"], states[p]["gauge_columns"] = found[name].rows, found[name].columns
+        if new:
+            b, self._b = node_mass(self.network).gauge() if self._b is None else self._b, None
+            found = gauges(self.network, new.values(), b if scales is None else b / scales)
+            for p, name in new.items():
+                states[p]["gauge_rows"], states[p]["gauge_columns"] = found[name].rows, found[name].columns
+                if scales is not None:
+                    states[p]["scales"] = scales
         for p, state in states.items():
             known = self._gauges.get(p)
             if known is None or known.rows is not state["gauge_rows"]:

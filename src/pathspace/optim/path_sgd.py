@@ -14,7 +14,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.compiled import fused_step
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
-from pathspace.optim.path_metric import parameter_names, safe_divisor_
+from pathspace.optim.path_metric import safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.optim.steepest import Steepest, shrinking, squared_length
 from pathspace.paths.kappa import first_term
@@ -149,9 +149,9 @@ class PathSGD(PathOptimizer):
     def _gradients(self, active: Active) -> list[Tensor]:
         """The gradients to descend, with the path regularizer's; the user's own tensors are never changed."""
         regularized = [p for p, group in active if group["path_decay"]]
-        names = parameter_names(self.network, regularized) if regularized else {}
-        decayed = list(names.values())
-        kappa1 = first_term(self.network, names=decayed) if decayed else {}
+        names = self._names(regularized) if regularized else {}
+        decayed, near = list(names.values()), None if self._near is None else self._near.parameters
+        kappa1 = first_term(self.network, near, names=decayed) if decayed else {}
         gradients = []
         for p, group in active:
             g = p.grad

@@ -1,0 +1,132 @@
+"""Steps of networks that are rescaled so far that kappa leaves float32 at both ends."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+from pathspace.optim import path_optimizer
+
+RULES = {
+    "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.05, momentum=0.9),
+    "PathSGD with options": lambda p, n: ps.optim.PathSGD(
+        p, n, lr=0.05, momentum=0.9, weight_decay=0.01, path_decay=1e-3, clip_norm=1.0, clip_step=0.1, damping=0.01,
+        second_term=True, refresh_every=2,
+    ),
+    "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, normalization="none"),
+    "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-2),
+    "PathAdam half": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-2, power=0.5, damping=0.0, weight_decay=0.1),
+    "PathSOAP": lambda p, n: ps.optim.PathSOAP(p, n, lr=1e-2, precondition_frequency=2),
+    "PathMuon": lambda p, n: ps.optim.PathMuon(p, n, lr=1e-2),
+}  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.RNN(3, 6, nonlinearity="relu", batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def deep():
+    return nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+NETWORKS = {"deep": (deep, (8, 3)), "recurrent": (Recurrent, (8, 7, 3))}
+
+
+def start(name, exponent):
+    build, shape = NETWORKS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x, y = build(), torch.randn(shape), torch.randn(8, 2)
+        network = ps.trace(model, x)
+        factors = 2.0 ** (exponent * (2 * torch.randint(2, (network.num_classes,)) - 1)).double()
+    ps.rescaling.rescale_(network, factors)
+    return model, network, factors, x, y
+
+
+def train(make, name, exponent, way="plain", steps=8):
+    model, network, factors, x, y = start(name, exponent)
+    parameters = list(model.parameters())
+    optimizer = make(parameters[:-2] if way == "joins" else parameters, network)
+    outputs = []
+    for step in range(steps):
+        if step == 3 and way == "joins":
+            optimizer.add_param_group({"params": parameters[-2:]})
+        if step == 3 and way == "resumes":
+            saved = io.BytesIO()
+            torch.save(optimizer.state_dict(), saved)
+            saved.seek(0)
+            model = copy.deepcopy(model)
+            network = ps.trace(model, x)
+            optimizer = make(model.parameters(), network)
+            optimizer.load_state_dict(torch.load(saved, weights_only=True))
+        optimizer.zero_grad()
+        outputs.append(model(x))
+        (outputs[-1] - y).square().mean().backward()
+        before = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        assert all(same(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
+    ps.rescaling.rescale_(network, 1 / factors)
+    return torch.stack(outputs).detach(), [p.detach() for p in model.parameters()], optimizer
+
+
+def same(a, b):
+    return torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def alike(ours, theirs):
+    return torch.equal(ours[0], theirs[0]) and all(
+        torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_member_far_away_steps_alike(rule, name):
+    near, far = (train(RULES[rule], name, exponent) for exponent in (0, 40))
+    assert alike(near, far)
+    assert not torch.equal(near[0][0], near[0][-1])
+    assert not any("scales" in state for state in near[2].state.values())  # others pay nothing
+    assert set(far[2].state) <= {p for group in far[2].param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("way", ["joins", "resumes"])
+def test_far_members_resume_and_take_more_parameters(way):
+    for rule in ("PathSGD with options", "PathSOAP"):
+        assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_it_they_part(rule, monkeypatch):
+    monkeypatch.setattr(path_optimizer, "far_scales", lambda *_: None)
+    near = train(RULES[rule], "recurrent", 0)
+    try:
+        far = train(RULES[rule], "recurrent", 40)
+    except FloatingPointError:
+        return
+    assert not alike(near, far)
+
+
+def test_a_rule_that_is_not_invariant_stays_where_it_is():
+    *_, optimizer = train(lambda p, n: ps.optim.PathGradientAdam(p, n, lr=1e-6), "deep", 30, steps=2)
+    assert not any("scales" in state for state in optimizer.state.values())
+
+
+def test_a_failed_step_changes_nothing():
+    model, network, _, x, _ = start("deep", 40)
+    optimizer = RULES["PathSGD"](model.parameters(), network)
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(FloatingPointError, match="not finite"):
+        optimizer.step()
+    assert all(torch.equal(p, b) or p.isnan().any() for p, b in zip(model.parameters(), before, strict=True))
+    assert all(isinstance(key, nn.Parameter) for key in optimizer.state)
