@@ -42,14 +42,25 @@ _PACKED = (
 _DETACHES = ("detach", "data.__get__")
 
 
+Summary = Callable[[Tensor, int | None], Tensor]
+"""From a node's values and the dimension of the examples to what is wanted of them."""
+
+
 class Follower(TorchFunctionMode):
     """Matches operations with the traced ones. Depends on data: *data*; on parameters only: *weight*."""
 
     def __init__(
-        self, network: Network, leaves: dict[str, Tensor], count: int, differentiable: bool, inputs: list[Any]
+        self,
+        network: Network,
+        leaves: dict[str, Tensor],
+        count: int,
+        differentiable: bool,
+        inputs: list[Any],
+        summary: Summary | None = None,
     ) -> None:
         super().__init__()
         self.program, self.count, self.differentiable = network.program, count, differentiable
+        self._summary = summary
         self.batch, self.outside = network.call.batch_dim, network.call.outside
         self.nodes: dict[Key, Node] = {}
         self.uses: list[Use] = []
@@ -196,8 +207,12 @@ class Follower(TorchFunctionMode):
         batch = self.batch_of(tensor, known)
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError("a node of the network has the same value for all examples")
-        value = tensor.clone() if self.differentiable else tensor.detach().clone()
-        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch)
+        value, found = tensor if self.differentiable else tensor.detach(), None
+        if self._summary is None:
+            value = value.clone()
+        else:
+            found = self._summary(value, batch)
+        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, found)
 
     def _leaves_as(self, slot: int, tensor: Tensor) -> None:
         """An output counts as it leaves the network, after its activation if it has one."""

@@ -21,6 +21,9 @@ class Node:
     value: Tensor  # as it was before its activation; part of the graph only in a differentiable replay
     edge: GradientEdge
     batch: int | None  # the dimension that holds the examples
+    spread: Tensor | None = (
+        None  # what was wanted of the values while they were there; they may be overwritten then
+    )
 
     def shape_of_one(self) -> torch.Size:
         """Its shape on the tape, for one example."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.network.arguments import Arguments, arguments_of, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.follower import Follower
+from pathspace.network.follower import Follower, Summary
 from pathspace.network.functions import METADATA, RANDOM, short_name
 from pathspace.network.network import Network
 from pathspace.network.replay import Replay
@@ -34,15 +34,16 @@ class Witness(TorchFunctionMode):
     Args:
         network: a traced network; its model is the one that runs.
         inputs: what it is called with.
+        summary: what is wanted of the values of a node.
     """
 
-    def __init__(self, network: Network, inputs: Arguments) -> None:
+    def __init__(self, network: Network, inputs: Arguments, summary: Summary) -> None:
         super().__init__()
         self.network = network
         self._given = tensors_in(inputs.args, inputs.kwargs)
         count = arguments_of(network, inputs)[2]
         self._follower: Follower | None = Follower(
-            network, dict(network.parameters), count, False, self._given
+            network, dict(network.parameters), count, False, self._given, summary
         )
 
     def __torch_function__(

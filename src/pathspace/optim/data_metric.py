@@ -6,6 +6,7 @@ Letters: kappa = path + alpha data (see ``paths.data_dependent``); a the decay o
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pathspace.optim.moments import in_type
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.paths.data_dependent import Estimator, Request, Shares, kappa_shares
 from pathspace.paths.edge_statistics import Sharing
-from pathspace.paths.node_measure import Statistic, check_options
+from pathspace.paths.node_measure import Statistic, check_options, spread_of
 from pathspace.paths.safe_type import Measure, Surveyed, survey
 
 _AVERAGED = 0.9  # for random signs, if nothing else is asked for
@@ -72,7 +73,12 @@ class DataMetric(PathOptimizer):
         self.examples = examples
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
-        self._latest = LatestBatch(self.network, self._is_due, self._prepare, look=watch and alpha > 0)
+        self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
+
+    def _watched_by(self, owner: DataMetric, network: Network, *, look: bool) -> LatestBatch:
+        """What looks at the calls of a model, for this optimizer or for a copy of it."""
+        summary = functools.partial(spread_of, statistic=self.statistic)
+        return LatestBatch(network, owner._is_due, owner._prepare, summary, look=look)
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
@@ -90,8 +96,7 @@ class DataMetric(PathOptimizer):
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         if name != "_latest":
             return super()._copied(name, value, memo)
-        made = memo[id(self)]
-        return LatestBatch(copy.deepcopy(self.network, memo), made._is_due, made._prepare, look=value.looks)
+        return self._watched_by(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -133,6 +138,10 @@ class DataMetric(PathOptimizer):
                 "the data-dependent kappa is not finite: weights or inputs are not finite, or too large (if training "
                 "diverged: lower the learning rate, raise the damping or clip)"
             )
+        for name, ((low, _),) in found.bounds.items():
+            if low < 0:  # rounding
+                found.bounds[name] = ((0.0, found.largest(name)),)
+                kappa[name].clamp_min_(0)
         return found
 
     def _draws(self, names: Sequence[str]) -> int:

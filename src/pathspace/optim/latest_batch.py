@@ -17,6 +17,7 @@ from torch.overrides import _get_current_function_mode
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments
 from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.follower import Summary
 from pathspace.network.replay import Replay
 from pathspace.network.witness import Witness, can_witness
 
@@ -30,6 +31,7 @@ class LatestBatch:
         network: the traced network.
         wanted: a bound method: whether a call with these arguments is to be followed.
         prepare: a bound method: what is made of a call that was followed.
+        summary: what ``prepare`` needs of the values of a node.
         look: whether to look at all; if not, batches come by :meth:`give`.
 
     Attributes:
@@ -42,12 +44,13 @@ class LatestBatch:
         network: Network,
         wanted: Callable[[Arguments], bool],
         prepare: Callable[[Replay], Any],
+        summary: Summary,
         *,
         look: bool,
     ) -> None:
         self.inputs: Arguments | None = None
         self.prepared: Any = None
-        self._network = network
+        self._network, self._summary = network, summary
         self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
         self._witness: Witness | None = None
         self._end: Any = None  # the hook at the end of a call that is followed
@@ -82,7 +85,7 @@ class LatestBatch:
         if wanted is None or not wanted(inputs) or not can_witness(self._network, inputs):
             return
         try:
-            self._witness = Witness(self._network, inputs)
+            self._witness = Witness(self._network, inputs, self._summary)
         except (ValueError, UnmatchedForwardError):
             return
         self._end = model.register_forward_hook(_End(weakref.ref(self)), always_call=True)

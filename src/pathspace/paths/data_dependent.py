@@ -106,7 +106,7 @@ def data_dependent_kappa(
 
 
 def require_finite(kappa: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Kappa itself, all of it finite.
+    """Kappa itself, all of it finite, without what rounding left below zero.
 
     Raises:
         FloatingPointError: a value is not.
@@ -115,7 +115,7 @@ def require_finite(kappa: dict[str, Tensor]) -> dict[str, Tensor]:
         raise FloatingPointError(
             "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
         )
-    return kappa
+    return {name: value.clamp_min_(0) for name, value in kappa.items()}
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def kappa_shares(
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
     for seeds, pairs, weight in (
-        _one_by_one(found, psi) if exact else _at_once(found, psi, statistic, generator)
+        _one_by_one(found, psi) if exact else _at_once(found, psi, statistic, generator, memory)
     ):
         seeded = Seeded.of(found, seeds, pairs)
         _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
@@ -263,11 +263,15 @@ Seeding = tuple[dict[Key, Tensor], Pairs | None, float]
 
 
 def _at_once(
-    found: Replay, psi: dict[Key, Tensor], statistic: Statistic, generator: torch.Generator
+    found: Replay,
+    psi: dict[Key, Tensor],
+    statistic: Statistic,
+    generator: torch.Generator,
+    memory: dict[str, Tensor] | None,
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
-        yield *sign_seeds(found, psi, statistic, generator), 1.0
+        yield *sign_seeds(found, psi, statistic, generator, memory), 1.0
 
 
 def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:

@@ -32,13 +32,13 @@ from pathspace.network.observed import Use
 from pathspace.network.replay import Replay
 from pathspace.network.squares import memory_for
 from pathspace.paths.example_gradients import UseOf, summed_gradients
-from pathspace.paths.layer_data import Examples, sequences
+from pathspace.paths.layer_data import CONVOLUTIONS, Examples, sequences
 from pathspace.paths.node_measure import Statistic
 from pathspace.paths.signs import Pairs
 
 Sharing = Literal["parameters", "edges"]
 
-_CHUNK = 2**19  # elements of J at a time: they stay in the cache
+_CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
 
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
@@ -66,7 +66,8 @@ class Seeded:
     found: Replay
     deltas: list[Tensor | None]  # of each use's result
     pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
-    squares: dict[int, Tensor] = field(default_factory=dict)  # (delta o delta) / n by the identity of delta
+    # by the identity of delta: delta o delta, or sum and difference of delta in a pair, for the uses that share it
+    known: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @staticmethod
     def of(found: Replay, seeds: Mapping[tuple[int, ...], Tensor], pairs: Pairs | None = None) -> Seeded:
@@ -114,7 +115,7 @@ def statistics(
         memory: memory for matrices, kept by the caller from one call to the next.
 
     Returns:
-        Parameter name -> tensor of its shape.
+        Parameter name -> tensor of its shape. Rounding may leave a variance just below zero.
 
     Raises:
         UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
@@ -145,14 +146,17 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
             h, delta, delta_0 = once[0], once[1], bias_once[1]
             if pairs is not None:
                 i, j = pairs.first, pairs.second
-                difference = delta_0[i] - delta_0[j]
-                left = torch.cat([delta[i] * difference, delta[j] * -difference])
-                return (left.t() @ h[torch.cat([i, j])]).mul_(pairs.weight).reshape(leaf.shape)
+                difference = _halves(delta_0, pairs)[1]
+                left = torch.cat(
+                    [delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference]
+                )
+                product = left.t() @ h.index_select(0, torch.cat([i, j]))
+                return product.mul_(pairs.weight).reshape(leaf.shape)
             product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
             mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), delta_0.sum(0)
         else:
             product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
-            for examples in _chunks(seeded, leaf):
+            for examples in _chunks(seeded, leaf, uses):
                 J, J0 = (summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias)))
                 product += (J * J0.reshape(len(J0), *rows)).sum(0)
                 mean += J.sum(0)
@@ -208,7 +212,7 @@ def _of_parameter(
             out = None if memory is None or leaf.dim() != 2 else memory_for(leaf, memory, f"{name}, data")
             return _from_product(seeded, uses[0][2], *once, statistic, out).reshape(leaf.shape)
     square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
-    for examples in _chunks(seeded, leaf):
+    for examples in _chunks(seeded, leaf, uses):
         J = summed_gradients(uses, leaf, examples, pairs)
         if statistic == "covariance" and pairs is None:
             mean += J.sum(0)
@@ -219,8 +223,7 @@ def _of_parameter(
 
 
 def _combined(second: Tensor, mean: Tensor, statistic: Statistic) -> Tensor:
-    # variance as the difference of moments: rounding may leave it just below zero
-    return second if statistic == "second_moment" else (second - mean.square()).clamp_min_(0)
+    return second if statistic == "second_moment" else second - mean.square()
 
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
@@ -242,10 +245,14 @@ def _from_product(
     """Stat of delta h^T, as one product of matrices; ``whole`` is the tensor that delta is a view of."""
     n, pairs = seeded.found.count, seeded.pairs
     if pairs is not None:
-        return _of_pairs(*_halves(h, delta, pairs), pairs.weight, out)
-    square = seeded.squares.get(id(whole))
-    if square is None:
-        square = seeded.squares[id(whole)] = delta.square().div_(n)
+        if id(whole) not in seeded.known:
+            seeded.known[id(whole)] = _halves(delta, pairs)
+        s, t = seeded.known[id(whole)]
+        u, v = (None, None) if h is None else _halves(h, pairs)
+        return _of_pairs(u, v, s, t, pairs.weight, out)
+    if id(whole) not in seeded.known:
+        seeded.known[id(whole)] = (delta.square().div_(n),)
+    square = seeded.known[id(whole)][0]
     second = square.sum(0) if h is None else torch.mm(square.t(), h.square(), out=out)
     if statistic == "second_moment":
         return second
@@ -253,16 +260,10 @@ def _from_product(
     return _combined(second, mean, statistic)
 
 
-def _halves(
-    h: Tensor | None, delta: Tensor, pairs: Pairs
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """Twice the half sums and half differences of pairs of rows: u, v of h and s, t of delta."""
-    i, j = pairs.first, pairs.second
-    a, b = delta[i], delta[j]
-    if h is None:
-        return None, None, a + b, a - b
-    c, d = h[i], h[j]
-    return c + d, c - d, a + b, a - b
+def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Twice the half sum and the half difference of pairs of rows."""
+    a, b = x.index_select(0, pairs.first), x.index_select(0, pairs.second)
+    return a + b, a.sub_(b)
 
 
 def _of_pairs(
@@ -272,16 +273,30 @@ def _of_pairs(
     if u is None or v is None:
         return t.square().sum(0).mul_(weight)
     # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
-    left = torch.cat([s.square(), t.square(), (s * t).mul_(2)])
-    right = torch.cat([v.square(), u.square(), u * v])
-    product = torch.mm(left.mul_(weight / 4).t(), right, out=out)
-    return product.clamp_min_(0)  # rounding
+    left, right = _products(s, t), _products(v, u)
+    left[-len(s) :].mul_(2)
+    out = left.new_empty(left.shape[1], right.shape[1]) if out is None else out
+    return torch.addmm(out, left.t(), right, beta=0, alpha=weight / 4, out=out)
 
 
-def _chunks(seeded: Seeded, leaf: Tensor) -> Iterator[Examples]:
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """The rows of a^2, b^2 and a b, one below the other."""
+    made = a.new_empty(3, *a.shape)
+    for place, (x, y) in zip(made, ((a, a), (b, b), (a, b)), strict=True):
+        torch.mul(x, y, out=place)
+    return made.flatten(0, 1)
+
+
+def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
     """Examples, or numbers of pairs, a chunk at a time."""
     total = seeded.found.count if seeded.pairs is None else len(seeded.pairs.first)
-    size = max(1, _CHUNK // max(1, leaf.numel()))
+    # what a convolution reads is written out, too
+    read = [
+        use.shape[2:].numel() * leaf[0].numel()
+        for use, w, _ in uses
+        if w is leaf and use.name in CONVOLUTIONS
+    ]
+    size = max(1, _CHUNK // max(1, leaf.numel() + max(read, default=0)))
     for first in range(0, total, size):
         yield slice(first, min(first + size, total))
 
@@ -316,17 +331,16 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
     """Sum over positions of stat of delta h^T."""
     n, pairs = seeded.found.count, seeded.pairs
     if pairs is not None:  # a pair at every position
-        u, v, s, t = _halves(h, delta, pairs)
-        if u is not None and v is not None:
-            u, v = u.flatten(0, 1), v.flatten(0, 1)
-        return _of_pairs(u, v, s.flatten(0, 1), t.flatten(0, 1), pairs.weight)
+        s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
+        u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
+        return _of_pairs(u, v, s, t, pairs.weight)
     if h is None:
         h = delta.new_ones(*delta.shape[:2], 1)
     second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)
     if statistic == "second_moment":
         return second
     means = torch.einsum("npo,npi->poi", delta, h).div_(n)
-    return (second - means.square().sum(0)).clamp_min_(0)
+    return second - means.square().sum(0)
 
 
 def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.observed import Use
-from pathspace.paths.layer_data import Examples, lead, sequences
+from pathspace.paths.layer_data import Examples, lead, sequences, some
 from pathspace.paths.signs import Pairs
 
 UseOf = tuple[Use, Tensor, Tensor]
@@ -56,7 +56,9 @@ def _of_examples(
             return torch.bmm(d, h).reshape(-1, *weight.shape)
         J = d.sum(1)
     elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
-        J = delta[examples] if weight is not use.args[1] else delta[examples] * use.args[0][examples]
+        J = some(delta, examples)
+        if weight is use.args[1]:
+            J = J * some(use.args[0], examples)
         J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
     else:
         J = _by_operation(use, weight, delta, examples)
@@ -83,7 +85,7 @@ def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -
             d if use.batch is None else d.unsqueeze(use.batch)
         )[0]
 
-    chosen = [lead(leaves[i], b)[examples] for i, b in zip(data, batches, strict=True)]
+    chosen = [some(lead(leaves[i], b), examples) for i, b in zip(data, batches, strict=True)]
     if use.batch is None:
         return one(delta).unsqueeze(0)
-    return torch.func.vmap(one)(lead(delta, use.batch)[examples], *chosen)
+    return torch.func.vmap(one)(some(lead(delta, use.batch), examples), *chosen)

@@ -16,6 +16,7 @@ Letters: n examples, m pairs, o node, D units of all nodes together.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +26,17 @@ from torch import Tensor
 
 from pathspace.network.observed import Key
 from pathspace.network.replay import Replay
+from pathspace.network.squares import memory_for
 from pathspace.paths.node_measure import Statistic
+
+PAIRED, MANY = 2 / 3, 32
+"""The share of a batch that is paired, and from how many examples on: a pair costs as much as three examples do for the
+second moment."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Disjoint pairs of examples, first[k] with second[k]; one example of an odd number is left out."""
+    """Disjoint pairs of examples, first[k] with second[k]; the others are left out."""
 
     first: Tensor  # [m]
     second: Tensor  # [m]
@@ -44,23 +50,28 @@ class Pairs:
 
 
 def random_pairs(count: int, generator: torch.Generator, device: torch.device) -> Pairs:
-    """A random matching of n examples, each equally likely."""
+    """A random matching of n examples, or of ``PAIRED`` of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    half = count // 2
+    half = count // 2 if count < MANY else int(count * PAIRED / 2)
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
 
 
 def sign_seeds(
-    found: Replay, psi: Mapping[Key, Tensor], statistic: Statistic, generator: torch.Generator
+    found: Replay,
+    psi: Mapping[Key, Tensor],
+    statistic: Statistic,
+    generator: torch.Generator,
+    memory: dict[str, Tensor] | None = None,
 ) -> tuple[dict[Key, Tensor], Pairs | None]:
     """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
 
-    An example that is in no pair has zeros.
+    An example that is in no pair has zeros. ``memory`` is kept by the caller; the next call overwrites the seeds.
     """
     nodes = {key: found.nodes[key] for key in psi}
     if not nodes:
         return {}, None
-    device = next(iter(nodes.values())).value.device
+    value = next(iter(nodes.values())).value
+    device, dtype = value.device, value.dtype
     pairs, rows, row_of = None, found.count, None
     if statistic == "covariance":
         pairs = random_pairs(found.count, generator, device)
@@ -70,38 +81,44 @@ def sign_seeds(
         row_of[pairs.first] = row_of[pairs.second] = torch.arange(rows, device=device)
     wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
     tall = -(-rows // wide)
-    sizes = [p.numel() for p in psi.values()]
-    drawn = random_signs((tall + wide, sum(sizes)), generator).to(device)
-    seeds: dict[Key, Tensor] = {}
-    of_dtype: dict[torch.dtype, Tensor] = {}
-    start = 0
-    for (key, node), size in zip(nodes.items(), sizes, strict=True):
-        dtype = node.value.dtype
-        if dtype not in of_dtype:
-            of_dtype[dtype] = drawn.to(dtype)
-        signs = of_dtype[dtype][:, start : start + size]
-        start += size
-        root = psi[key].reshape(-1).to(dtype).sqrt()
-        a, b = signs[:tall] * root, signs[tall:]
-        seed = (a[:, None] * b[None]).reshape(-1, size)[:rows]
-        if pairs is not None and row_of is not None:
-            seed = seed[row_of] if rows else seed.new_zeros(found.count, size)
+    flat = [p.reshape(-1).to(dtype) for p in psi.values()]
+    sizes = [len(p) for p in flat]
+    signs = random_signs((tall + wide, sum(sizes)), generator, dtype).to(device)
+    # all nodes side by side: one row of seeds for every example
+    a = signs[:tall].mul_(torch.cat(flat).sqrt_())
+    memory = {} if memory is None else memory
+    made = memory_for(signs[:1].expand(tall * wide, -1), memory, "seeds")
+    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, -1))
+    seed = made[:rows]
+    if pairs is not None and row_of is not None:
+        made = memory_for(signs[:1].expand(found.count, -1), memory, "seeds of pairs")
+        seed = torch.index_select(seed, 0, row_of, out=made) if rows else made.zero_()
+        if len(pairs.left_out):
             seed[pairs.left_out] = 0
+    seeds: dict[Key, Tensor] = {}
+    for (key, node), part in zip(nodes.items(), seed.split(sizes, 1), strict=True):
+        part = part.to(node.value.dtype)
         if node.batch is None:
-            seeds[key] = seed.reshape(node.value.shape)
+            seeds[key] = part.reshape(node.value.shape)
             continue
         shape = list(node.value.shape)
         del shape[node.batch]
-        seed = seed.reshape(-1, *shape)
-        seeds[key] = seed.movedim(0, node.batch) if node.batch else seed
+        part = part.reshape(-1, *shape)
+        seeds[key] = part.movedim(0, node.batch) if node.batch else part
     return seeds, pairs
 
 
-def random_signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Independent signs +-1, int8; a random byte makes eight of them."""
+def random_signs(
+    shape: tuple[int, int], generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Independent signs +-1; a random byte makes eight of them."""
     count = shape[0] * shape[1]
-    drawn = torch.randint(
-        0, 256, (-(-count // 8), 1), dtype=torch.uint8, generator=generator, device=generator.device
-    )
-    bits = drawn.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=drawn.device)).bitwise_and_(1)
-    return bits.to(torch.int8).mul_(2).sub_(1).reshape(-1)[:count].reshape(shape)
+    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
+    return _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
+
+
+@functools.cache
+def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The eight signs that each byte stands for, ``[256, 8]``."""
+    bits = torch.arange(256)[:, None].bitwise_right_shift(torch.arange(8)).bitwise_and(1)
+    return bits.mul(2).sub(1).to(dtype).to(device)
