@@ -13,6 +13,7 @@ import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
+from pathspace.optim import data_metric
 from pathspace.paths.safe_type import survey
 
 
@@ -324,3 +325,129 @@ def test_batches_of_autocast_are_followed_in_full_precision():
             optimizer.step()
         runs.append([optimizer.state[p]["kappa"] for p in model.parameters()])
     assert_close(runs[0], runs[1], rtol=0, atol=0)
+
+
+# --- types and places ----------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """A layer of float32 before one of float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 12).double()
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x.float())).double())
+
+
+FAMILY = [ps.optim.DDPSGD, ps.optim.DDPAdam, ps.optim.QuasiDiagonal]
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+@pytest.mark.parametrize("estimator", ["exact", "signs"])
+@pytest.mark.parametrize("kind", FAMILY)
+def test_models_of_two_types_train_as_in_one(kind, estimator, statistic):
+    def run(model, x):
+        network = ps.trace(model, x)
+        optimizer = kind(
+            model.parameters(), network, lr=0.02, alpha=0.5, estimator=estimator, statistic=statistic
+        )
+        train(model, optimizer, x, torch.ones(8, 12, dtype=torch.float64), 3)
+        return [p.detach().double() for p in model.parameters()]
+
+    _, x, _ = small()
+    torch.manual_seed(0)
+    mixed = Mixed()
+    plain = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 12)).double()
+    plain.load_state_dict(dict(zip(plain.state_dict(), mixed.state_dict().values(), strict=True)))
+    before = [p.detach().clone() for p in plain.parameters()]
+    ours, theirs = run(mixed, x), run(plain, x)
+    assert_close(ours, theirs, rtol=2e-4, atol=2e-6)
+    assert all(not torch.allclose(p, q) for p, q in zip(before, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", [*FAMILY, ps.optim.PathSGD])
+def test_model_that_was_moved_is_told(kind):
+    model, x, y = small()
+    optimizer = kind(model.parameters(), ps.trace(model, x), lr=0.01, refresh_every=2)
+    train(model, optimizer, x, y, 1)
+    for state in optimizer.state.values():  # another place; a move of the model leaves the state where it is
+        state["gauge_rows"] = state["gauge_rows"].to("meta")
+    with pytest.raises(RuntimeError, match=r"the model was moved after .*load_state_dict"):
+        optimizer.step()
+
+
+OPTIONS = {
+    "M": {"estimator": "signs"},
+    "M exact": {"alpha": 1.0, "estimator": "exact", "damping": 0.1},
+    "C": {"statistic": "covariance", "estimator": "signs"},
+    "stale": {"estimator": "signs", "refresh_every": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize("power", [60, -60])
+def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power):
+    """One kappa is 2^120 times that of the balanced network, another one 2^-120 times."""
+    runs = []
+    for scale in (0, power):
+        model, x, y = small()
+        model, x, y = model.float(), 100 * x.float(), 100 * y.float()
+        network = ps.trace(model, x)
+        factors = torch.ones(network.num_classes)
+        factors[:5] = 2.0**scale
+        ps.rescaling.rescale_(network, factors)
+        settings = {"alpha": 0.5, "refresh_every": 1, **OPTIONS[options]}
+        rate = 1e-3 if kind is ps.optim.DDPAdam else 1e-6
+        optimizer = kind(model.parameters(), network, lr=rate, **settings)
+        start = weights(model)["2.weight"]
+        train(model, optimizer, x, y, 4)
+        assert not torch.allclose(start, weights(model)["2.weight"], rtol=1e-4, atol=0)
+        ps.rescaling.rescale_(network, 1 / factors)
+        runs.append([p.detach() for p in model.parameters()])
+    assert_close(runs[0], runs[1], rtol=1e-5, atol=1e-7)
+
+
+def test_planted_fault_without_float64_is_seen(monkeypatch):
+    monkeypatch.setattr(data_metric, "fits", lambda *_: True)
+    monkeypatch.setattr(ps.optim.DDPSGD, "_moderate", lambda *_: True)
+    with pytest.raises((AssertionError, FloatingPointError)):
+        test_metric_beyond_float32_is_that_of_a_balanced_network(ps.optim.DDPSGD, "M", 60)
+
+
+def test_kappa_itself_leaves_float32_only_where_it_must():
+    model, x, _ = small()
+    network = ps.trace(model, x)
+    exact = ps.paths.data_dependent_kappa(network, x, statistic="covariance")
+    model.float()
+    ours = ps.paths.data_dependent_kappa(network, x.float(), statistic="covariance")
+    assert {k.dtype for k in ours.values()} == {torch.float32}
+    factors = torch.ones(network.num_classes)
+    factors[:5] = 2.0**66
+    ps.rescaling.rescale_(network, factors)
+    ours = ps.paths.data_dependent_kappa(network, x.float(), statistic="covariance")
+    assert {k.dtype for k in ours.values()} == {torch.float64}
+    back = {name: k * network.edge_factors(name, factors).double() ** 2 for name, k in ours.items()}
+    assert_close(back, exact, rtol=1e-4, atol=1e-9)
+
+
+class Single(nn.Module):
+    """A model that only runs in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x.float())))
+
+
+def test_model_that_cannot_run_in_float64_is_told():
+    torch.manual_seed(0)
+    model, x = Single(), torch.randn(8, 3)
+    network = ps.trace(model, x)
+    ps.rescaling.rescale_(network, torch.full((5,), 2.0**66))
+    with pytest.raises(FloatingPointError, match=r"does not run in float64 .* balance the network"):
+        ps.paths.data_dependent_kappa(network, x)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
-from pathspace.network.replay import Replay, replay
-from pathspace.paths.data_dependent import Estimator, Request, kappa_shares, require_finite
+from pathspace.network.replay import Replay
+from pathspace.paths.data_dependent import Estimator, Request, in_safe_type
 from pathspace.paths.node_measure import Statistic, check_options
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -69,7 +69,7 @@ def quasi_diagonal_metric(
     Raises:
         ValueError: an option is none of those, or the inputs have another shape than the traced ones.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
-        FloatingPointError: a value is not finite.
+        FloatingPointError: a value is not finite even in float64.
 
     Example:
         >>> import torch, pathspace as ps
@@ -82,14 +82,10 @@ def quasi_diagonal_metric(
     check_options(alpha, statistic)
     if alpha == 0:
         raise ValueError("alpha must be positive: without data the metric has no column of the bias")
-    shares = kappa_shares(
-        network,
-        replay(network, inputs),
-        Request(alpha, statistic, "parameters", estimator, biases),
-        torch.Generator().manual_seed(0) if generator is None else generator,
-    )
-    diagonal = require_finite({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
-    cross = {name: value.mul_(alpha) for name, value in shares.cross.items()}
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    request = Request(alpha, statistic, "parameters", estimator, biases)
+    diagonal, shares = in_safe_type(network, inputs, request, generator)
+    cross = {name: value.mul_(alpha).to(diagonal[name].dtype) for name, value in shares.cross.items()}
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 
 

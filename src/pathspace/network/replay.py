@@ -41,7 +41,7 @@ class Replay:
     views: set[int]
 
 
-def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Replay:
+def replay(network: Network, inputs: Any, *, differentiable: bool = False, wide: bool = False) -> Replay:
     """Run the traced model on a batch.
 
     Args:
@@ -49,6 +49,7 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Re
         inputs: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict of keyword
             arguments, or :class:`Arguments`; of the traced shapes, but for the number of examples.
         differentiable: nodes keep their part of the graph, which leads to the model's own parameters.
+        wide: run in float64.
 
     Returns:
         What was found.
@@ -58,7 +59,9 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Re
     """
     current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
-    shadow, leaves = _shadow(network, differentiable)
+    if wide:
+        args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
+    shadow, leaves = _shadow(network, differentiable, doubled if wide else widened)
     mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))
     with torch.inference_mode(False), torch.enable_grad(), _running(shadow, mode), mode:
         result = shadow(*args, **kwargs)
@@ -67,21 +70,28 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False) -> Re
     return Replay(mode.nodes, mode.uses, leaves, count, mode.views)
 
 
-def _shadow(network: Network, differentiable: bool) -> tuple[nn.Module, dict[str, Tensor]]:
+def doubled(tensor: Tensor) -> Tensor:
+    """A tensor in float64, if it holds numbers that can be."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _shadow(
+    network: Network, differentiable: bool, cast: Callable[[Tensor], Tensor]
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy of the model in evaluation form, on parameters that share the model's memory, and those by name."""
     leaves: dict[str, Tensor] = {}
     memo: dict[int, Any] = {}
     outside = {id(p) for name in network.call.outside for p in network.model.get_submodule(name).parameters()}
     names = network.names_by_id
     for parameter in network.model.parameters():
-        p, inside = widened(parameter), id(parameter) in names
+        p, inside = cast(parameter), id(parameter) in names
         if not (differentiable and inside and parameter.requires_grad and p is parameter):
-            p = nn.Parameter(widened(parameter.detach()), requires_grad=id(parameter) not in outside)
+            p = nn.Parameter(cast(parameter.detach()), requires_grad=id(parameter) not in outside)
         memo[id(parameter)] = p
         if inside:
             leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
-        memo[id(buffer)] = widened(buffer.detach()).clone()
+        memo[id(buffer)] = cast(buffer.detach()).clone()
     shadow = copy.deepcopy(network.model, memo).eval()
     for module in shadow.modules():  # hooks on gradients are for the user's own
         module._backward_hooks.clear()

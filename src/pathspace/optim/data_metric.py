@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +17,19 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, first_examples
 from pathspace.network.replay import Replay, replay
-from pathspace.network.squares import memory_for
+from pathspace.network.squares import dense, memory_for
 from pathspace.optim.latest_batch import LatestBatch
-from pathspace.optim.moments import in_type
 from pathspace.optim.path_optimizer import PathOptimizer
-from pathspace.paths.data_dependent import Estimator, Request, Shares, kappa_shares
+from pathspace.optim.replicas import mean_over_replicas, rank_and_size
+from pathspace.paths.data_dependent import (
+    Estimator,
+    Request,
+    Shares,
+    check_finite,
+    fits,
+    in_float64,
+    kappa_shares,
+)
 from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options, spread_of
 from pathspace.paths.safe_type import Measure, Surveyed, survey
@@ -60,6 +67,7 @@ class DataMetric(PathOptimizer):
         seed: int,
         examples: float | None,
         watch: bool,
+        process_group: Any,
     ) -> None:
         check_options(alpha, statistic)
         if sharing not in ("parameters", "edges"):
@@ -70,7 +78,7 @@ class DataMetric(PathOptimizer):
             raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
         if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
             raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
-        self.examples = examples
+        self.examples, self.process_group = examples, process_group
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
         self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
@@ -94,6 +102,8 @@ class DataMetric(PathOptimizer):
         self._latest.remove()
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name == "process_group":
+            return value
         if name != "_latest":
             return super()._copied(name, value, memo)
         return self._watched_by(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
@@ -106,55 +116,106 @@ class DataMetric(PathOptimizer):
                 f"{type(self).__name__} has seen no batch: call the model with gradients enabled before step(), or "
                 "give the batch with observe(inputs)"
             )
-        states = {name: self.state[self.network.parameters[name]] for name in names}
         draws = self._draws(names)
         prepared, self._latest.prepared = self._latest.prepared, None
-        if (
-            isinstance(prepared, Prepared)
-            and (prepared.draws, prepared.versions) == (draws, self._versions())
-            and all(name in prepared.shares.data for name in names)
-        ):
-            shares = prepared.shares
+        if self._is_wide():
+            found, kept = self._refreshed(names, draws, self._shares_in_float64(names, draws), measure)
         else:
-            inputs = first_examples(self.network, self._latest.inputs, self.examples)
-            shares = self._shares(replay(self.network, inputs), names, draws)
-        order = {name: i for i, name in enumerate(self.network.parameters)}  # a state cannot hold strings
-        decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
-        kappa = {}
-        for name, state in states.items():
-            state["draws"] = draws + 1
-            data, weight = _averaged(state, "data", shares.data[name], decay)
-            out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
-            kappa[name] = shares.kappa(name, data, self.alpha / weight, out)
-            if name in shares.cross:
-                cross, weight = _averaged(state, "cross", shares.cross[name], decay)
-                state["bias"], state["cross"] = order[shares.bias_of[name]], cross * (self.alpha / weight)
-        found = survey(dict(kappa), measure)
-        if not all(math.isfinite(high) for bounds in found.bounds.values() for _, high in bounds):
-            for state in states.values():  # averages of what is not finite would stay so
-                for key in ("data_average", "data_weight", "cross_average", "cross_weight"):
-                    state.pop(key, None)
-            raise FloatingPointError(
-                "the data-dependent kappa is not finite: weights or inputs are not finite, or too large (if training "
-                "diverged: lower the learning rate, raise the damping or clip)"
+            fresh = (
+                isinstance(prepared, Prepared)
+                and (prepared.draws, prepared.versions) == (draws, self._versions())
+                and all(name in prepared.shares.data for name in names)
             )
+            shares = (
+                prepared.shares if fresh else self._shares(replay(self.network, self._batch()), names, draws)
+            )
+            found, kept = self._refreshed(names, draws, shares, measure)
+            types = {name: found.values[name].dtype for name in names}
+            if not (self._moderate(found) and fits(found, types, self._request)):
+                wide = self._shares_in_float64(names, draws)
+                found, kept = self._refreshed(names, draws, wide, measure)
+                check_finite(found)
+                if self._moderate(found) and fits(found, types, self._request):
+                    found = survey(
+                        {name: dense(k).to(types[name]) for name, k in found.values.items()}, measure
+                    )
+        check_finite(found)
+        for name, new in kept.items():
+            self._keep(name, new)
         for name, ((low, _),) in found.bounds.items():
             if low < 0:  # rounding
                 found.bounds[name] = ((0.0, found.largest(name)),)
-                kappa[name].clamp_min_(0)
+                dense(found.values[name]).clamp_min_(0)
         return found
+
+    def _refreshed(
+        self, names: Sequence[str], draws: int, shares: Shares, measure: Measure
+    ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
+        """Kappa with the data's averages, and what the states are to keep if it is good."""
+        shares = mean_over_replicas(shares, self.process_group)
+        order = {name: i for i, name in enumerate(self.network.parameters)}  # a state cannot hold strings
+        decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+        kappa, kept = {}, {}
+        for name in names:
+            state = self.state[self.network.parameters[name]]
+            new = kept[name] = {"draws": draws + 1}
+            data, weight = _averaged(state, new, "data", shares.data[name], decay)
+            out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
+            kappa[name] = shares.kappa(name, data, self.alpha / weight, out)
+            if name in shares.cross:
+                cross, weight = _averaged(state, new, "cross", shares.cross[name], decay)
+                new |= {"bias": order[shares.bias_of[name]], "cross": cross * (self.alpha / weight)}
+        return survey(dict(kappa), measure), kept
+
+    def _keep(self, name: str, new: dict[str, Any]) -> None:
+        """Put new averages in a state; the memory of the old one is that of the next statistic."""
+        state, place = self.state[self.network.parameters[name]], f"{name}, data"
+        average, memory = new.get("data_average"), self._memory.get(place)
+        if average is not None and memory is not None and memory.data_ptr() == average.data_ptr():
+            self._memory[place] = state["data_average"]
+        state.update(new)
+
+    def _moderate(self, found: Surveyed) -> bool:
+        """Whether the means of kappa, which rescaling does not change, are far from the ends of float32."""
+        return found.moderate or all(value.dtype == torch.float64 for value in found.values.values())
+
+    def _is_wide(self) -> bool:
+        """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
+        for p in self.network.parameters.values():
+            average = self.state[p].get("data_average") if p in self.state else None
+            if average is not None and average.dtype == torch.float64:
+                return all(q.dtype != torch.float64 for q in self.network.parameters.values())
+        return False
+
+    def _batch(self) -> Arguments:
+        assert self._latest.inputs is not None
+        return first_examples(self.network, self._latest.inputs, self.examples)
 
     def _draws(self, names: Sequence[str]) -> int:
         """How often signs were drawn."""
         states = (self.state.get(self.network.parameters[name], {}) for name in names)
         return max((state.get("draws", 0) for state in states), default=0)
 
-    def _shares(self, found: Replay, names: Sequence[str], draws: int) -> Shares:
+    def _shares_in_float64(self, names: Sequence[str], draws: int) -> Shares:
+        return self._shares(in_float64(self.network, self._batch()), names, draws, {})
+
+    @property
+    def _request(self) -> Request:
+        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs)
+
+    def _shares(
+        self,
+        found: Replay,
+        names: Sequence[str],
+        draws: int,
+        memory: dict[str, Tensor] | None = None,
+    ) -> Shares:
         device = next(iter(self.network.parameters.values())).device
-        # a seed has 32 bits on a CPU; the odd factor takes those of different runs far apart
-        generator = torch.Generator(device).manual_seed((self.seed * 2654435761 + draws) % 2**32)
-        request = Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs)
-        return kappa_shares(self.network, found, request, generator, names, self._memory)
+        # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
+        far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
+        generator = torch.Generator(device).manual_seed((far + draws) % 2**32)
+        memory = self._memory if memory is None else memory
+        return kappa_shares(self.network, found, self._request, generator, names, memory)
 
     # -- the model's own call -------------------------------------------------------------------------------------
 
@@ -170,7 +231,7 @@ class DataMetric(PathOptimizer):
     def _is_due(self, inputs: Arguments) -> bool:
         """Whether the next step will look at the whole of this batch."""
         states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
-        if not any(state.get("age", 0) % self.refresh_every == 0 for state in states):
+        if not any(state.get("age", 0) % self.refresh_every == 0 for state in states) or self._is_wide():
             return False
         return self.examples is None or first_examples(self.network, inputs, self.examples) is inputs
 
@@ -184,15 +245,19 @@ class DataMetric(PathOptimizer):
     """Finds the parameters whose products with another one are wanted too."""
 
 
-def _averaged(state: dict[str, Any], key: str, data: Tensor, decay: float) -> tuple[Tensor, float]:
-    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are."""
+def _averaged(
+    state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
+) -> tuple[Tensor, float]:
+    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
+
+    It is written over the data; the state keeps its own until that is known to be good.
+    """
     if not decay:
         return data, 1.0
     average, weight = f"{key}_average", f"{key}_weight"
     if average not in state:
-        state[average], state[weight] = data * (1 - decay), 1 - decay
+        new[average], new[weight] = data * (1 - decay), 1 - decay
     else:
-        in_type(state, data.dtype, (average,))
-        state[average].lerp_(data, 1 - decay)
-        state[weight] += (1 - decay) * (1 - state[weight])
-    return state[average], state[weight]
+        new[average] = torch.lerp(state[average].to(data.dtype), data, 1 - decay, out=data)
+        new[weight] = state[weight] + (1 - decay) * (1 - state[weight])
+    return new[average], new[weight]

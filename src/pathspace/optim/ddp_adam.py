@@ -6,6 +6,8 @@ parameter, kappa the metric, c its normalizer.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pathspace.network import Network
 from pathspace.optim.data_metric import DataMetric
 from pathspace.optim.network_optimizer import Parameters
@@ -42,6 +44,7 @@ class DDPAdam(DataMetric, PathAdam):
         seed: likewise.
         examples: likewise.
         watch: likewise.
+        process_group: likewise.
         power: see :class:`PathAdam`, like the options that follow.
         refresh_every: likewise.
         normalization: likewise.
@@ -82,6 +85,7 @@ class DDPAdam(DataMetric, PathAdam):
         seed: int = 0,
         examples: float | None = None,
         watch: bool = True,
+        process_group: Any = "default",
         power: float = 1.0,
         refresh_every: int = 1,
         normalization: Normalization = "refreshed",
@@ -113,4 +117,5 @@ class DDPAdam(DataMetric, PathAdam):
             seed=seed,
             examples=examples,
             watch=watch,
+            process_group=process_group,
         )

@@ -6,6 +6,8 @@ parameter, g = dL/dp, kappa the metric, c its normalizer, v velocity, eta lr.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pathspace.network import Network
 from pathspace.optim.data_metric import DataMetric
 from pathspace.optim.network_optimizer import Parameters
@@ -53,6 +55,9 @@ class DDPSGD(DataMetric, PathSGD):
         examples: look at the first so many examples of a batch only, or at a share of them below 1, such as 0.25:
             cheaper and noisier, and the average over refreshes makes up for it; None: at all.
         watch: whether to look at the model's calls; if not, every batch comes by ``observe``.
+        process_group: the processes of data-parallel training, over whose parts of a batch the metric is averaged at
+            every refresh, so that replicas stay alike; ``"default"``: those of torch.distributed, where it is
+            initialised; None: no others.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
@@ -95,6 +100,7 @@ class DDPSGD(DataMetric, PathSGD):
         seed: int = 0,
         examples: float | None = None,
         watch: bool = True,
+        process_group: Any = "default",
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
@@ -129,4 +135,5 @@ class DDPSGD(DataMetric, PathSGD):
             seed=seed,
             examples=examples,
             watch=watch,
+            process_group=process_group,
         )

@@ -184,6 +184,7 @@ class PathOptimizer(NetworkOptimizer):
     def _metrics(self, names: dict[Tensor, str], scales: Tensor | None = None) -> dict[Tensor, Metric]:
         """The metric of every parameter of the network, computed afresh when it is due; of the near member, if any."""
         states = {p: self.state[p] for p in names}
+        check_places(states)
         if not any(state.get("age", 0) % self.refresh_every == 0 for state in states.values()):
             for state in states.values():
                 state["age"] += 1
@@ -276,6 +277,22 @@ class PathOptimizer(NetworkOptimizer):
             inverse = gauge_of(state).damping(p.shape).to(kappa.dtype)
             kappa.add_(inverse, alpha=self.damping * state["mean"])
         return kappa
+
+
+def check_places(states: Mapping[Tensor, dict[str, Any]]) -> None:
+    """Refuse a model that was moved after the optimizer had taken steps; the first parameter tells.
+
+    Raises:
+        RuntimeError: it was.
+    """
+    p, state = next(iter(states.items()), (None, {}))
+    gauge = state.get("gauge_rows")
+    if p is not None and gauge is not None and gauge.device != p.device:
+        raise RuntimeError(
+            f"the parameters are on {p.device} and the optimizer's state is on {gauge.device}: the model was moved "
+            "after the optimizer had taken steps; let the state follow with "
+            "optimizer.load_state_dict(optimizer.state_dict())"
+        )
 
 
 def keep(state: dict[str, Any], metric: Metric) -> None:

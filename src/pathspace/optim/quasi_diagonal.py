@@ -52,6 +52,7 @@ class QuasiDiagonal(DDPSGD):
         seed: likewise.
         examples: likewise.
         watch: likewise.
+        process_group: likewise.
         nesterov: likewise.
         weight_decay: likewise.
         clip_norm: largest norm sqrt(g^T d / c) over all parameters.
@@ -91,6 +92,7 @@ class QuasiDiagonal(DDPSGD):
         seed: int = 0,
         examples: float | None = None,
         watch: bool = True,
+        process_group: Any = "default",
         nesterov: bool = False,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
@@ -115,6 +117,7 @@ class QuasiDiagonal(DDPSGD):
             seed=seed,
             examples=examples,
             watch=watch,
+            process_group=process_group,
             nesterov=nesterov,
             weight_decay=weight_decay,
             clip_norm=clip_norm,

@@ -22,7 +22,8 @@ Letters: u -> v an edge, o node, i example, n examples, h activation, z value be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,11 +35,12 @@ from pathspace.network.blend import Blend
 from pathspace.network.observed import Key
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
-from pathspace.network.squares import Outer, Square
+from pathspace.network.squares import Outer, Square, dense
 from pathspace.paths.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.kappa import kappa_of
 from pathspace.paths.node_measure import Statistic, check_options, measure, spread
-from pathspace.paths.norm import widened
+from pathspace.paths.norm import all_widened
+from pathspace.paths.safe_type import Surveyed, survey
 from pathspace.paths.signs import Pairs, sign_seeds
 
 Estimator = Literal["exact", "signs", "auto"]
@@ -72,13 +74,14 @@ def data_dependent_kappa(
         generator: draws the signs; seeded with 0 if None. Torch's own random state is never used.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape, non-negative.
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameters' own type, as for
+        :func:`kappa`; in float64 for all, if a largest value is too large or small for it.
 
     Raises:
         ValueError: an option is none of those, or the inputs have another shape than the traced ones.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an operation that cannot
             be followed on data.
-        FloatingPointError: a value is not finite.
+        FloatingPointError: a value is not finite even in float64.
 
     Example:
         >>> import torch, pathspace as ps
@@ -96,26 +99,8 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa_of(network, list(network.parameters))
-    shares = kappa_shares(
-        network,
-        replay(network, inputs),
-        Request(alpha, statistic, sharing, estimator),
-        torch.Generator().manual_seed(0) if generator is None else generator,
-    )
-    return require_finite({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
-
-
-def require_finite(kappa: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Kappa itself, all of it finite, without what rounding left below zero.
-
-    Raises:
-        FloatingPointError: a value is not.
-    """
-    if kappa and not bool(torch.isfinite(torch.stack([value.sum() for value in kappa.values()])).all()):
-        raise FloatingPointError(
-            "the data-dependent kappa is not finite: weights or inputs are not finite, or too large"
-        )
-    return {name: value.clamp_min_(0) for name, value in kappa.items()}
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
 
 
 @dataclass(frozen=True)
@@ -187,7 +172,7 @@ def kappa_shares(
             what was returned.
 
     Returns:
-        Both terms, not yet checked with :func:`require_finite`.
+        Both terms, not yet checked with :func:`check_finite`.
     """
     statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
     wanted = list(network.parameters) if names is None else list(names)
@@ -209,7 +194,73 @@ def kappa_shares(
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
         cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
+    if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
+        data, cross = ({name: value.double() for name, value in each.items()} for each in (data, cross))
     return Shares(path, data, cross, bias_of, not exact)
+
+
+def in_safe_type(
+    network: Network, inputs: Any, request: Request, generator: torch.Generator
+) -> tuple[dict[str, Tensor], Shares]:
+    """Kappa on a batch, and its two terms; again in float64 if the type of the parameters cannot hold it.
+
+    Raises:
+        FloatingPointError: it is not finite even there.
+    """
+    before, alpha = generator.get_state(), request.alpha
+    shares = kappa_shares(network, replay(network, inputs), request, generator)
+    found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+    types = {name: found.values[name].dtype for name in found.values}
+    if not fits(found, types, request):
+        generator.set_state(before)
+        shares = kappa_shares(network, in_float64(network, inputs), request, generator)
+        found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+        check_finite(found)
+        if fits(found, types, request):
+            found.values = {name: dense(value).to(types[name]) for name, value in found.values.items()}
+    check_finite(found)
+    return {name: dense(value).clamp_min_(0) for name, value in found.values.items()}, shares  # rounding
+
+
+def fits(found: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
+    """Whether some types hold kappa, so that it need not be computed in float64.
+
+    A kappa of zeros may have vanished; only output biases have it, for the covariance without a share of the paths.
+    """
+    may_be_zero = request.alpha == 1 and request.statistic == "covariance"
+    return all(
+        found.fits(name, dtype) or (found.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
+        for name, dtype in types.items()
+    )
+
+
+def in_float64(network: Network, inputs: Any) -> Replay:
+    """A forward pass in float64.
+
+    Raises:
+        FloatingPointError: the model cannot run in it.
+    """
+    try:
+        return replay(network, inputs, wide=True)
+    except RuntimeError as error:
+        raise FloatingPointError(
+            "the data-dependent kappa is too large or too small for the type of the parameters, and the model does not "
+            f"run in float64 ({error}): balance the network (ps.rescaling.balance_) or convert the model"
+        ) from error
+
+
+def check_finite(found: Surveyed) -> None:
+    """Refuse values that are not finite.
+
+    Raises:
+        FloatingPointError: one is.
+    """
+    worst = next((name for name in found.values if not math.isfinite(found.largest(name))), None)
+    if worst is not None:
+        raise FloatingPointError(
+            f"the data-dependent kappa of '{worst}' is not finite: weights or inputs are not finite, or too large (if "
+            "training diverged: lower the learning rate, raise the damping or clip)"
+        )
 
 
 def _add(total: dict[str, Tensor], values: dict[str, Tensor], weight: float) -> None:
@@ -233,7 +284,8 @@ def path_share(
     if any(len(key) > 1 for key in found.nodes):
         return _path_share_by_steps(network, found, alpha, statistic, names)
     with torch.inference_mode(False), torch.no_grad():
-        q = {name: Square(widened(p.detach()), memory, name) for name, p in network.parameters.items()}
+        wide = all_widened(found.leaves, network.parameters)
+        q = {name: Square(p.detach(), memory, name) for name, p in wide.items()}
         own = {key[0]: alpha * spread(node, statistic) for key, node in found.nodes.items()}
         blend = Blend(alpha, own)
         gradients = network.tape.gradient(q, network.live, names, blend)
@@ -248,7 +300,8 @@ def _path_share_by_steps(
 ) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
     """The same by autograd, which goes through the steps of recurrent layers."""
     with torch.inference_mode(False), torch.enable_grad():
-        q = {name: widened(p.detach()).square().requires_grad_() for name, p in network.parameters.items()}
+        wide = all_widened(found.leaves, network.parameters)
+        q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
         result = measure(network, q, found, alpha, statistic)
         keys = list(result.nodes)
         gradients = torch.autograd.grad(

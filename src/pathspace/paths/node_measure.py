@@ -22,7 +22,7 @@ from pathspace.network.observed import Key, Node
 from pathspace.network.precision import in_full_precision
 from pathspace.network.replay import Replay, replay
 from pathspace.network.tape import Tap
-from pathspace.paths.norm import widened
+from pathspace.paths.norm import all_widened, widened
 
 Statistic = Literal["second_moment", "covariance"]
 
@@ -147,7 +147,7 @@ def data_dependent_norm(
     """
     check_options(alpha, statistic)
     found = replay(network, inputs, differentiable=True)
-    squared = {name: widened(p).square() for name, p in network.parameters.items()}
+    squared = {n: p.square() for n, p in all_widened(network.parameters, network.parameters).items()}
     return measure(network, squared, found, alpha, statistic).net
 
 
