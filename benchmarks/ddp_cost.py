@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.network.replay import replay
+from pathspace.paths import signs
 from pathspace.paths.data_dependent import Estimator, Request, kappa_shares
 from pathspace.paths.node_measure import Statistic
 
@@ -123,26 +124,29 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
         return torch.cat([t.reshape(-1) for t in shares.data.values()])
 
     exact = data("exact")
-    average, weight = torch.zeros_like(exact), 0.0
-    single, averaged, half, quarter = [], [], [], []
-    for i in range(draws):
-        one = data("signs")
-        single.append(float((one - exact).norm() / exact.norm()))
-        half.append(float((data("signs", 64) - exact).norm() / exact.norm()))
-        quarter.append(float((data("signs", 32) - exact).norm() / exact.norm()))
-        average.lerp_(one, 0.1)
-        weight += 0.1 * (1 - weight)
-        if i >= draws // 2:
-            averaged.append(float((average / weight - exact).norm() / exact.norm()))
-    return {
-        "figure": "error",
-        "case": "MLP 20-30-30-10, B=128",
-        "statistic": statistic,
-        "one draw": round(statistics.median(single), 3),
-        "one draw, half of the batch": round(statistics.median(half), 3),
-        "one draw, a quarter of the batch": round(statistics.median(quarter), 3),
-        "average, decay 0.9": round(statistics.median(averaged), 3),
-    }
+
+    def errors(count: int = 128) -> dict[str, float]:
+        average, weight = torch.zeros_like(exact), 0.0
+        single, averaged = [], []
+        for i in range(draws):
+            one = data("signs", count)
+            single.append(float((one - exact).norm() / exact.norm()))
+            average.lerp_(one, 0.1)
+            weight += 0.1 * (1 - weight)
+            if i >= draws // 2:
+                averaged.append(float((average / weight - exact).norm() / exact.norm()))
+        return {
+            "one draw": round(statistics.median(single), 3),
+            "average, decay 0.9": round(statistics.median(averaged), 3),
+        }
+
+    found = {"figure": "error", "case": "MLP 20-30-30-10, B=128", "statistic": statistic, **errors()}
+    for part, count in (("half of the batch", 64), ("a quarter of the batch", 32)):
+        found |= {f"{kind}, {part}": value for kind, value in errors(count).items()}
+    many, signs.MANY = signs.MANY, 10**9
+    found |= {f"{kind}, all products": value for kind, value in errors().items()}
+    signs.MANY = many
+    return found
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from pathspace.network import UnmatchedForwardError
 from pathspace.network.replay import replay
 from pathspace.network.squares import dense
 from pathspace.paths.data_dependent import path_share
-from pathspace.paths.edge_statistics import Seeded, statistics
-from pathspace.paths.signs import Pairs, random_signs, sign_seeds
+from pathspace.paths.edge_statistics import Seeded, products, statistics
+from pathspace.paths.signs import Pairs, random_pairs, random_part, random_signs, sign_seeds
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 KNOWN = json.loads((Path(__file__).parents[1] / "data" / "data_dependent.json").read_text())
@@ -467,3 +467,48 @@ def test_autocast_rounds_nothing(alpha):
         plain = function()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert_close(function(), plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+@pytest.mark.parametrize("name", ["mlp2-3-4-2b", "conv1d", "skip"])
+def test_part_of_the_examples_stands_for_all(name, sharing):
+    """The mean over all halves of a batch is what the whole batch gives, and a half is not."""
+    net = load(name)
+    network, n = ps.trace(net.model, net.x), len(net.x)
+    found = replay(network, net.x)
+    _, psi = path_share(network, found, 0.3, "second_moment")
+    seeds, _ = sign_seeds(found, psi, "second_moment", torch.Generator().manual_seed(0))
+    whole = statistics(Seeded.of(found, seeds), "second_moment", sharing)
+    parts = [torch.tensor(part) for part in itertools.combinations(range(n), n // 2)]
+    draws = [statistics(Seeded.of(found, seeds, None, part), "second_moment", sharing) for part in parts]
+    assert_close({name: sum(d[name] for d in draws) / len(draws) for name in whole}, whole, **TIGHT)
+    assert any(not torch.allclose(draws[0][name], whole[name]) for name in whole)
+
+
+def test_parts_are_drawn_where_there_are_many_examples():
+    generator = torch.Generator().manual_seed(0)
+    assert random_part(63, generator, torch.device("cpu")) is None
+    part = random_part(101, generator, torch.device("cpu"))
+    assert len(part) == 50 == len(part.unique())
+    assert part.min() >= 0
+    assert part.max() < 101
+    assert not torch.equal(part, random_part(101, generator, torch.device("cpu")))
+    pairs = random_pairs(100, generator, torch.device("cpu"))
+    assert len(pairs.first) == len(pairs.second) == 25
+    assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("batch", [8, 70])
+def test_cross_products_of_a_part_are_those_of_its_examples(batch):
+    """What the quasi-diagonal metric takes from a half of a batch is what the half alone gives."""
+    torch.manual_seed(0)
+    model, x = mlp(3, 6, 4, 2).double(), torch.randn(batch, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    part = torch.arange(batch)[::2]
+    found, alone = replay(network, x), replay(network, x[part])
+    _, psi = path_share(network, found, 0.3, "second_moment")
+    seeds, _ = sign_seeds(found, psi, "second_moment", torch.Generator().manual_seed(0))
+    few = {key: seed[part] for key, seed in seeds.items()}
+    ours = products(Seeded.of(found, seeds, None, part), "0.weight", "0.bias", "second_moment")
+    theirs = products(Seeded.of(alone, few), "0.weight", "0.bias", "second_moment")
+    assert_close(ours, theirs, **TIGHT)

@@ -41,7 +41,7 @@ from pathspace.paths.kappa import kappa_of
 from pathspace.paths.node_measure import Statistic, check_options, measure, spread
 from pathspace.paths.norm import all_widened
 from pathspace.paths.safe_type import Surveyed, survey
-from pathspace.paths.signs import Pairs, sign_seeds
+from pathspace.paths.signs import random_part, sign_seeds
 
 Estimator = Literal["exact", "signs", "auto"]
 
@@ -185,10 +185,9 @@ def kappa_shares(
         bias_of = {w: b for w, b in request.pairs(network, found).items() if w in wanted}
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
-    for seeds, pairs, weight in (
+    for seeded, weight in (
         _one_by_one(found, psi) if exact else _at_once(found, psi, statistic, generator, memory)
     ):
-        seeded = Seeded.of(found, seeds, pairs)
         _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
@@ -311,8 +310,8 @@ def _path_share_by_steps(
     return {n: g for n, g in zip(names, gradients[len(keys) :], strict=True) if g is not None}, psi
 
 
-Seeding = tuple[dict[Key, Tensor], Pairs | None, float]
-"""Seeds, the pairs of examples with the same ones, and the weight of what they give."""
+Seeding = tuple[Seeded, float]
+"""Gradients of seeds, and the weight of what they give."""
 
 
 def _at_once(
@@ -324,7 +323,11 @@ def _at_once(
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
-        yield *sign_seeds(found, psi, statistic, generator, memory), 1.0
+        seeds, pairs = sign_seeds(found, psi, statistic, generator, memory)
+        part = None
+        if pairs is None:
+            part = random_part(found.count, generator, next(iter(seeds.values())).device)
+        yield Seeded.of(found, seeds, pairs, part), 1.0
 
 
 def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
@@ -335,4 +338,5 @@ def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
             if weight:
                 one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
                 one[position] = 1
-                yield {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}, None, weight
+                seeds = {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}
+                yield Seeded.of(found, seeds), weight

@@ -66,11 +66,26 @@ class Seeded:
     found: Replay
     deltas: list[Tensor | None]  # of each use's result
     pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
+    part: Tensor | None = None  # the numbers of the examples that a mean square is taken over; None is all
     # by the identity of delta: delta o delta, or sum and difference of delta in a pair, for the uses that share it
     known: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """How many examples a mean square is taken over."""
+        return self.found.count if self.part is None else len(self.part)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Those examples of a tensor that has them in its first dimension."""
+        return x if self.part is None else x.index_select(0, self.part)
+
     @staticmethod
-    def of(found: Replay, seeds: Mapping[tuple[int, ...], Tensor], pairs: Pairs | None = None) -> Seeded:
+    def of(
+        found: Replay,
+        seeds: Mapping[tuple[int, ...], Tensor],
+        pairs: Pairs | None = None,
+        part: Tensor | None = None,
+    ) -> Seeded:
         """Pull seeds at the nodes back to the results of all uses."""
         edges: dict[GradientEdge, int] = {}
         for use in found.uses:
@@ -95,7 +110,7 @@ class Seeded:
             else:
                 zero = torch.zeros_like(present)
                 deltas.append(torch.stack([zero if g is None else g for g in parts]).reshape(use.shape))
-        return Seeded(found, deltas, pairs)
+        return Seeded(found, deltas, pairs, part)
 
 
 def statistics(
@@ -132,7 +147,7 @@ def statistics(
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
     """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
     found, pairs = seeded.found, seeded.pairs
-    n, leaf, bias = found.count, found.leaves[name], found.leaves[other]
+    n, leaf, bias = seeded.count, found.leaves[name], found.leaves[other]
     rows = (-1,) + (1,) * (leaf.dim() - 1)
     with torch.no_grad():
         both = _uses(seeded, (name, other))
@@ -143,7 +158,7 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
         once = _used_once(*uses[0]) if single else None
         bias_once = _used_once(*biases[0]) if once is not None else None
         if once is not None and bias_once is not None and once[0] is not None:
-            h, delta, delta_0 = once[0], once[1], bias_once[1]
+            h, delta, delta_0 = seeded.rows(once[0]), seeded.rows(once[1]), seeded.rows(bias_once[1])
             if pairs is not None:
                 i, j = pairs.first, pairs.second
                 difference = _halves(delta_0, pairs)[1]
@@ -203,7 +218,7 @@ def _depends(made: Tensor, leaf: Tensor) -> bool:
 def _of_parameter(
     seeded: Seeded, name: str, uses: list[UseOf], statistic: Statistic, memory: dict[str, Tensor] | None
 ) -> Tensor:
-    leaf, n, pairs = seeded.found.leaves[name], seeded.found.count, seeded.pairs
+    leaf, n, pairs = seeded.found.leaves[name], seeded.count, seeded.pairs
     if not uses:
         return torch.zeros_like(leaf)
     if len(uses) == 1 and uses[0][1] is leaf:
@@ -243,13 +258,14 @@ def _from_product(
     seeded: Seeded, whole: Tensor, h: Tensor | None, delta: Tensor, statistic: Statistic, out: Tensor | None
 ) -> Tensor:
     """Stat of delta h^T, as one product of matrices; ``whole`` is the tensor that delta is a view of."""
-    n, pairs = seeded.found.count, seeded.pairs
+    n, pairs = seeded.count, seeded.pairs
     if pairs is not None:
         if id(whole) not in seeded.known:
             seeded.known[id(whole)] = _halves(delta, pairs)
         s, t = seeded.known[id(whole)]
         u, v = (None, None) if h is None else _halves(h, pairs)
         return _of_pairs(u, v, s, t, pairs.weight, out)
+    delta, h = seeded.rows(delta), None if h is None else seeded.rows(h)
     if id(whole) not in seeded.known:
         seeded.known[id(whole)] = (delta.square().div_(n),)
     square = seeded.known[id(whole)][0]
@@ -289,7 +305,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
     """Examples, or numbers of pairs, a chunk at a time."""
-    total = seeded.found.count if seeded.pairs is None else len(seeded.pairs.first)
+    total = seeded.count if seeded.pairs is None else len(seeded.pairs.first)
     # what a convolution reads is written out, too
     read = [
         use.shape[2:].numel() * leaf[0].numel()
@@ -298,7 +314,8 @@ def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Exa
     ]
     size = max(1, _CHUNK // max(1, leaf.numel() + max(read, default=0)))
     for first in range(0, total, size):
-        yield slice(first, min(first + size, total))
+        chunk = slice(first, min(first + size, total))
+        yield chunk if seeded.part is None else seeded.part[chunk]
 
 
 # -- every edge by itself -----------------------------------------------------------------------------------------
@@ -311,7 +328,7 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
         if found is not None:
             value = _edges_of_layer(seeded, *found, statistic).reshape(weight.shape)
         elif statistic == "second_moment" and use.name in _BILINEAR:
-            value = _squared_operation(use, weight, delta) / seeded.found.count
+            value = _squared_operation(use, weight, _only(delta, use.batch, seeded.part)) / seeded.count
         else:
             raise UnmatchedForwardError(
                 f"sharing='edges' with statistic={statistic!r} is not known for '{use.name}'; use sharing='parameters'"
@@ -329,18 +346,26 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
 
 def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic) -> Tensor:
     """Sum over positions of stat of delta h^T."""
-    n, pairs = seeded.found.count, seeded.pairs
+    n, pairs = seeded.count, seeded.pairs
     if pairs is not None:  # a pair at every position
         s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
         u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
         return _of_pairs(u, v, s, t, pairs.weight)
-    if h is None:
-        h = delta.new_ones(*delta.shape[:2], 1)
+    delta = seeded.rows(delta)
+    h = delta.new_ones(*delta.shape[:2], 1) if h is None else seeded.rows(h)
     second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)
     if statistic == "second_moment":
         return second
     means = torch.einsum("npo,npi->poi", delta, h).div_(n)
     return second - means.square().sum(0)
+
+
+def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:
+    """Delta with zeros at all other examples."""
+    if batch is None or part is None:
+        return delta
+    made = torch.zeros_like(delta)
+    return made.index_copy_(batch, part, delta.index_select(batch, part))
 
 
 def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:

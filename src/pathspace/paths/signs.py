@@ -29,9 +29,9 @@ from pathspace.network.replay import Replay
 from pathspace.network.squares import memory_for
 from pathspace.paths.node_measure import Statistic
 
-PAIRED, MANY = 2 / 3, 32
-"""The share of a batch that is paired, and from how many examples on: a pair costs as much as three examples do for the
-second moment."""
+SHARE, MANY = 1 / 2, 64
+"""The share of a batch whose products are taken, and from how many examples on. The other half would tell less than its
+time is worth, as the averages over refreshes in docs/data-dependent.md show."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,18 @@ class Pairs:
 
 
 def random_pairs(count: int, generator: torch.Generator, device: torch.device) -> Pairs:
-    """A random matching of n examples, or of ``PAIRED`` of them if there are many; each equally likely."""
+    """A random matching of n examples, or of ``SHARE`` of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    half = count // 2 if count < MANY else int(count * PAIRED / 2)
+    half = count // 2 if count < MANY else int(count * SHARE / 2)
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
+
+
+def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
+    """The numbers of ``SHARE`` of n examples, each equally likely; None, for all, if there are few."""
+    if count < MANY:
+        return None
+    order = torch.randperm(count, generator=generator, device=generator.device).to(device)
+    return order[: int(count * SHARE)]
 
 
 def sign_seeds(
