@@ -163,6 +163,34 @@ def test_layers_of_another_training_form_are_left_to_a_second_pass(layer, replay
     assert len(replays) == 1
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+def test_batch_norm_that_stays_in_its_evaluation_form_needs_no_second_pass(statistic, affine, replays):
+    found = []
+    for look in (True, False):
+        model, x = made(
+            lambda: nn.Linear(3, 5),
+            lambda: nn.BatchNorm1d(5, affine=affine),
+            nn.ReLU,
+            lambda: nn.Linear(5, 12),
+        )
+        for _ in range(3):
+            model(x)  # statistics of its own
+        if affine:
+            with torch.no_grad():
+                model[1].weight.copy_(torch.linspace(0.5, 2, 5))
+                model[1].bias.copy_(torch.linspace(-1, 1, 5))
+        optimizer = watched(model, x, watch=look, statistic=statistic, estimator="signs")
+        model[1].eval()
+        if not look:
+            optimizer.observe(x)
+        model(x).square().mean().backward()
+        optimizer.step()
+        assert len(replays) == (0 if look else 1)
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+
+
 # --- looking on changes nothing ---------------------------------------------------------------------------
 
 

@@ -20,17 +20,37 @@ if TYPE_CHECKING:
     from pathspace.network.follower import Follower
 
 
-def batch_norm(follower: Follower, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
-    """Fixed edges to the normalized unit, then one edge gamma and a bias."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    given = dict(zip(names, args, strict=False)) | kwargs
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is a BatchNorm in its evaluation form."""
+    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+    return name == "batch_norm" and not given.get("training", False) and given.get("running_var") is not None
+
+
+def batch_norm(
+    follower: Follower, func: Callable[..., Any], args: Any, kwargs: Any, result: Tensor | None = None
+) -> Tensor:
+    """Fixed edges to the normalized unit, then one edge gamma and a bias.
+
+    Args:
+        follower: what follows the pass.
+        func: the operation.
+        args: its arguments.
+        kwargs: likewise.
+        result: what it returned, in the evaluation form, if it ran already.
+    """
+    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
     x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
     if mean is None or var is None:
         raise UnmatchedForwardError(
             "a BatchNorm without running statistics mixes the examples of a batch; use track_running_stats=True"
         )
     call = follower.next("batch_norm")
-    normal = func(x, mean, var, None, None, False, 0.0, given.get("eps", 1e-5))
+    normal = func(
+        x if result is None else x.detach(), mean, var, None, None, False, 0.0, given.get("eps", 1e-5)
+    )
     weight, bias = given.get("weight"), given.get("bias")
     shape = (1, -1) + (1,) * (x.dim() - 2)
 
@@ -38,25 +58,16 @@ def batch_norm(follower: Follower, func: Callable[..., Any], args: Any, kwargs: 
         y = x if gamma is None else x * gamma.reshape(shape)
         return y if beta is None else y + beta.reshape(shape)
 
-    result = affine(normal, weight, bias)
+    result = affine(normal, weight, bias) if result is None else result
     weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
     if weights:
         batch = follower.batch_of(result, call.batch)
         kept = normal.detach()
         batches = {} if batch is None else {id(kept): batch}
         edge = get_gradient_edge(result)
+        given = (kept, weight, bias)
         follower.uses.append(
-            Use(
-                "batch_norm",
-                affine,
-                (kept, weight, bias),
-                {},
-                weights,
-                batches,
-                [edge],
-                batch,
-                result.shape,
-            )
+            Use("batch_norm", affine, given, {}, weights, batches, [edge], batch, result.shape)
         )
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])

@@ -1,7 +1,8 @@
 """Follows a forward pass that the user makes, so that quantities on its data need no second one.
 
 The pass is followed only where it is what a replay would run: float32 or float64 without autocast, all parameters of
-the network in the graph, nothing drawn at random, no layer that a replay takes apart. Everything else is left to
+the network in the graph, nothing drawn at random, no BatchNorm that mixes the examples and no layer of torch's whose
+steps do not show. Everything else is left to
 :func:`pathspace.network.replay.replay`, which also says what is wrong if the pass is not the traced one.
 """
 
@@ -19,6 +20,7 @@ from pathspace.network.follower import Follower, Summary
 from pathspace.network.functions import METADATA, RANDOM, short_name
 from pathspace.network.network import Network
 from pathspace.network.replay import Replay
+from pathspace.network.taken_apart import batch_norm, is_fixed_batch_norm
 
 _OTHERWISE = frozenset(
     ["batch_norm", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
@@ -56,15 +58,23 @@ class Witness(TorchFunctionMode):
         name = short_name(func)
         if name in METADATA:
             return result
+        tensors = tensors_in(args, kwargs)
+        if is_fixed_batch_norm(name, args, kwargs) and any(t.requires_grad for t in tensors):
+            self._attempt(lambda follower: batch_norm(follower, func, args, kwargs, result))
+            return result
         if name in _OTHERWISE or name in _HOOKS or _draws(name, args, kwargs):
             self._follower = None
             return result
-        tensors = tensors_in(args, kwargs)
+        self._attempt(lambda follower: follower.note(name, func, args, kwargs, tensors, result))
+        return result
+
+    def _attempt(self, note: Callable[[Follower], Any]) -> None:
+        """Note an operation, or give up."""
+        assert self._follower is not None
         try:
-            self._follower.note(name, func, args, kwargs, tensors, result)
+            note(self._follower)
         except UnmatchedForwardError:
             self._follower = None
-        return result
 
     def found(self, result: Any) -> Replay | None:
         """What was seen, given what the model returned; None if the pass cannot stand for a replay."""
