@@ -451,3 +451,29 @@ def test_model_that_cannot_run_in_float64_is_told():
     ps.rescaling.rescale_(network, torch.full((5,), 2.0**66))
     with pytest.raises(FloatingPointError, match=r"does not run in float64 .* balance the network"):
         ps.paths.data_dependent_kappa(network, x)
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+@pytest.mark.parametrize("kind", FAMILY)
+def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
+    """70 examples, of which each refresh takes the products of 35, or of 17 pairs."""
+    runs = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        model, x, y = mlp(3, 5, 4, 2), torch.randn(70, 3), torch.randn(70, 2)
+        network = ps.trace(model, x)
+        if scaled:
+            ps.rescaling.rescale_(network, power_of_two_factors(network.num_classes))
+        optimizer = kind(
+            model.parameters(), network, lr=0.01, alpha=0.5, estimator="signs", statistic=statistic
+        )
+        losses = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 4

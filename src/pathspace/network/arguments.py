@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,19 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
+    """How many examples the inputs hold.
+
+    Raises:
+        ValueError: none.
+    """
+    place = network.call.batch_dim
+    count = 1 if place is None else tensors[0].shape[place]
+    if count == 0:
+        raise ValueError("the batch is empty")
+    return count
+
+
 def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], int]:
     """The model's arguments, detached, and the number of examples."""
     call = network.call
@@ -67,9 +80,7 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
             "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
             "quantities that depend on data are not defined for it"
         )
-    count = 1 if call.batch_dim is None else tensors[0].shape[call.batch_dim]
-    if count == 0:
-        raise ValueError("the batch is empty")
+    count = examples_in(network, tensors)
     given = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
     if exactly is not None:
         return *given, count

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pathspace.network.arguments import Arguments, arguments_of, tensors_in
+from pathspace.network.arguments import Arguments, examples_in, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.follower import Follower, Summary
 from pathspace.network.functions import METADATA, RANDOM, short_name
@@ -43,7 +43,7 @@ class Witness(TorchFunctionMode):
         super().__init__()
         self.network = network
         self._given = tensors_in(inputs.args, inputs.kwargs)
-        count = arguments_of(network, inputs)[2]
+        count = examples_in(network, self._given)
         self._follower: Follower | None = Follower(
             network, dict(network.parameters), count, False, self._given, summary
         )

@@ -265,11 +265,10 @@ def _from_product(
         s, t = seeded.known[id(whole)]
         u, v = (None, None) if h is None else _halves(h, pairs)
         return _of_pairs(u, v, s, t, pairs.weight, out)
-    delta, h = seeded.rows(delta), None if h is None else seeded.rows(h)
     if id(whole) not in seeded.known:
-        seeded.known[id(whole)] = (delta.square().div_(n),)
+        seeded.known[id(whole)] = (seeded.rows(delta).square().div_(n),)
     square = seeded.known[id(whole)][0]
-    second = square.sum(0) if h is None else torch.mm(square.t(), h.square(), out=out)
+    second = square.sum(0) if h is None else torch.mm(square.t(), seeded.rows(h).square(), out=out)
     if statistic == "second_moment":
         return second
     mean = (delta.sum(0) if h is None else delta.t() @ h).div_(n)

@@ -128,5 +128,7 @@ def random_signs(
 @functools.cache
 def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The eight signs that each byte stands for, ``[256, 8]``."""
-    bits = torch.arange(256)[:, None].bitwise_right_shift(torch.arange(8)).bitwise_and(1)
-    return bits.mul(2).sub(1).to(dtype).to(device)
+    with torch.inference_mode(False):
+        byte, place = torch.arange(256, device="cpu"), torch.arange(8, device="cpu")
+        bits = byte[:, None].bitwise_right_shift(place).bitwise_and(1)
+        return bits.mul(2).sub(1).to(dtype).to(device)
