@@ -208,8 +208,8 @@ class FusedDescent(FusedStep):
         for i, e in enumerate(self._entries):
             rows = e.p.shape[0] if e.p.dim() > 1 and e.p.numel() else 1
             self._tensors[i] = [e.p.data_ptr(), 0, 0, rows, e.p.numel() // rows, descent.PLAIN, 0, 0]
-        widest = int(self._tensors[:, descent.COLUMNS].max())
-        self._scratch = np.zeros(max(1, widest), _TYPES[self._dtype])
+        longest = int(self._tensors[:, [descent.ROWS, descent.COLUMNS]].max())
+        self._scratch = np.ones((3, max(1, longest)), _TYPES[self._dtype])
         self._has_plans = False  # whether the metrics are in the plan's memory
 
     def _option(self, group: dict[str, Any]) -> Any:
