@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.repeated import spread
 from pathspace.network.squares import dense
 
 
@@ -32,7 +33,7 @@ class Blend:
             own = self.own.get(slot)
             if own is None:
                 continue
-            value = slots[slot]
+            value = slots[slot] = spread(slots[slot])
             shape = value.shape if isinstance(value, Tensor) else torch.Size(value)
             check_shape(own.shape, shape)
             if isinstance(value, Tensor):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pathspace.network.repeated import Repeated
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -107,7 +109,7 @@ def memory_for(like: Tensor, kept: dict[str, Tensor], name: str) -> Tensor:
     return memory
 
 
-def dense(value: Tensor | Square | Outer) -> Tensor:
+def dense(value: Tensor | Square | Outer | Repeated) -> Tensor:
     """The tensor that stands behind a value."""
     return value if isinstance(value, Tensor) else value.dense()
 

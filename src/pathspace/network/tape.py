@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.blend import Blend
+from pathspace.network.repeated import Repeated, spread
 from pathspace.network.squares import Outer, Square, dense
 
 Pullback = Callable[
@@ -42,7 +43,9 @@ class Instruction:
     # none the pullback gets the outputs
     forward: Callable[..., tuple[Tensor | tuple[Tensor, ...], Any]] | None = None
     shape: tuple[int, ...] | None = None  # of its output, where the pullback needs no more of it than that
-    form: Any = None  # what it is, for those that read the tape: "linear", "movement", or the form of a stack
+    # what it is, for those that read the tape: "linear", "movement", "windows", or the form of a stack; "windows" take
+    # and give ``Repeated`` values
+    form: Any = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Tape:
         parameters = frozenset(leaf.slot for leaf in self.leaves if leaf.kind == "parameter")
         active = self._active(parameters) - parameters
         slots, gradients, saved = self._sweep(squared, live, active, frozenset(watch))
-        found = [(slots[i], gradients.get(i)) for i in watch]
+        found = [(spread(slots[i]), gradients.get(i)) for i in watch]
         return [(h, None if g is None else dense(g)) for h, g in found], [
             item for item in saved if isinstance(item, Inside)
         ]
@@ -234,7 +237,7 @@ class Tape:
                 blend.mix_(slots, instruction.outputs)
         gradients: dict[int, Any] = {}
 
-        def accumulate(slot: int, gradient: Tensor | Outer) -> None:
+        def accumulate(slot: int, gradient: Tensor | Outer | Repeated) -> None:
             known = gradients.get(slot)
             gradients[slot] = gradient if known is None else dense(known) + dense(gradient)
 
@@ -251,7 +254,8 @@ class Tape:
             inputs = [slots[i] for i in instruction.inputs]
             if instruction.forward is None:
                 inputs = [dense(value) for value in inputs]
-            outgoing = [None if g is None else dense(g) for g in outgoing]
+            if instruction.form != "windows":
+                outgoing = [None if g is None else dense(g) for g in outgoing]
             pullback = instruction.pullback or _by_autograd
             for slot, gradient in zip(
                 instruction.inputs, pullback(inputs, kept, outgoing, needed), strict=True
@@ -267,6 +271,8 @@ class Tape:
         if instruction.shape is not None and instruction.outputs[0] in last:
             slots[instruction.outputs[0]] = instruction.shape
             return None
+        if instruction.form != "windows":
+            slots.update((i, spread(slots[i])) for i in instruction.inputs if isinstance(slots[i], Repeated))
         inputs = [slots[i] for i in instruction.inputs]
         if instruction.forward is not None:
             result, saved = instruction.forward(*inputs)
@@ -285,8 +291,8 @@ class Tape:
         return saved
 
 
-def _several(result: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    return (result,) if isinstance(result, Tensor) else result
+def _several(result: Any) -> Sequence[Any]:
+    return (result,) if isinstance(result, (Tensor, Repeated)) else result
 
 
 def _by_autograd(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
+from pathspace.network.repeated import Windows
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.scales import WILD
-from pathspace.network.tape import Pullback
+from pathspace.network.squared_convolution import Convolution
 from pathspace.network.values import Value
 
 _FUNCTIONS = {
@@ -77,15 +78,32 @@ def convolution(
     def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
         return function(h, q, c, *args, **kwargs)
 
-    pullback = _pullback(space, transposed, args, kwargs)
+    by_hand = _by_hand(squared, space, transposed, x.shape, meta.shape, w.shape, args, kwargs)
     out = recorder.emit(
-        squared, values, labels, name=name, dtype=input.dtype, batch=x.batch, pullback=pullback
+        squared,
+        values,
+        labels,
+        name=name,
+        dtype=input.dtype,
+        batch=x.batch,
+        pullback=None if by_hand is None else by_hand.pullback,
+        forward=None if by_hand is None else by_hand.forward,
+        form=None if by_hand is None else "windows",
     )
     return recorder.note_linear(out)
 
 
-def _pullback(space: int, transposed: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pullback | None:
-    """The gradient of a convolution with these arguments; None where autograd has to find it."""
+def _by_hand(
+    squared: Callable[..., Tensor],
+    space: int,
+    transposed: bool,
+    before: torch.Size,
+    after: torch.Size,
+    weight: torch.Size,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Convolution | None:
+    """A convolution with these arguments and its gradient; None where autograd has to find that."""
     names = ("stride", "padding", "output_padding", "groups", "dilation")
     names = names if transposed else ("stride", "padding", "dilation", "groups")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -97,26 +115,23 @@ def _pullback(space: int, transposed: bool, args: tuple[Any, ...], kwargs: dict[
         value = list(value) if isinstance(value, (tuple, list)) else [value]
         return value * space if len(value) == 1 else value
 
-    options = (each("stride", 1), each("padding", 0), each("dilation", 1), transposed)
-    options = (*options, each("output_padding", 0), int(given.get("groups", 1)))
+    stride, padding, dilation = each("stride", 1), each("padding", 0), each("dilation", 1)
+    groups = int(given.get("groups", 1))
+    options = (stride, padding, dilation, transposed, each("output_padding", 0), groups)
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        h, q, g = inputs[0], inputs[1], gradients[0]
-        assert g is not None
+    def backward(g: Tensor, h: Tensor, q: Tensor, needed: list[bool]) -> tuple[Tensor | None, Tensor | None]:
         batched = h.dim() == space + 2
         if not batched:
             h, g = h.unsqueeze(0), g.unsqueeze(0)
-        mask = [needed[0], needed[1], False]
-        # bias: the sum of g is cheaper by itself
-        to_h, to_q, _none = torch.ops.aten.convolution_backward.default(g, h, q, None, *options, mask)
-        found: list[Tensor | None] = [to_h if batched or to_h is None else to_h.squeeze(0), to_q]
-        if len(inputs) > 2:
-            found.append(g.sum([0, *range(2, g.dim())]) if needed[2] else None)
-        return found
+        mask = [*needed, False]  # bias: the sum of g is cheaper by itself
+        to_h, to_q, _ = torch.ops.aten.convolution_backward.default(g, h, q, None, *options, mask)
+        return to_h if batched or to_h is None else to_h.squeeze(0), to_q
 
-    return pullback
+    windows = None
+    if not transposed:
+        sizes = tuple(before[-space:]), tuple(after[-space:]), tuple(weight[-space:])
+        windows = Windows(*sizes, tuple(stride), tuple(padding), tuple(dilation))
+    return Convolution(windows, groups, squared, backward, space)
 
 
 def _targets(

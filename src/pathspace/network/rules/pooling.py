@@ -15,7 +15,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.recorder import Recorder
+from pathspace.network.repeated import Windows
 from pathspace.network.scales import WILD, compressed, without_repeats
+from pathspace.network.squared_convolution import WindowSum
 from pathspace.network.tape import Pullback
 from pathspace.network.values import Value
 
@@ -88,34 +90,36 @@ def max_pool(
 
     if n == 2 and dilation == (1, 1):
         # the sum over a window is its average without the division
-        total, pullback = sum_pool_2d(kernel, stride, padding, ceil_mode)
+        windows = Windows(tuple(x.shape[-n:]), tuple(out_size), kernel, stride, padding, dilation)
+        total = sum_pool_2d(windows, ceil_mode)
         out = recorder.emit(
-            total, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
+            total.run,
+            [x],
+            labels,
+            name=name,
+            dtype=input.dtype,
+            batch=x.batch,
+            kind=x.kind,
+            pullback=total.pullback,
+            forward=total.forward,
+            form="windows",
         )
     else:
         out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
 
 
-def sum_pool_2d(
-    kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], ceil_mode: bool
-) -> tuple[Callable[[Tensor], Tensor], Pullback]:
+def sum_pool_2d(windows: Windows, ceil_mode: bool) -> WindowSum:
     """The sum over the windows of a pooling of two dimensions, and its gradient."""
-    options = (list(kernel), list(stride), list(padding), ceil_mode, True, 1)
+    options = (list(windows.kernel), list(windows.stride), list(windows.padding), ceil_mode, True, 1)
 
     def total(t: Tensor) -> Tensor:
         return F.avg_pool2d(t.contiguous(), *options)
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        if g is None or not needed[0]:
-            return [None]
-        backward = torch.ops.aten.avg_pool2d_backward.default
-        return [backward(g.contiguous(), inputs[0].contiguous(), *options)]
+    def backward(g: Tensor, h: Tensor) -> Tensor:
+        return torch.ops.aten.avg_pool2d_backward.default(g.contiguous(), h.contiguous(), *options)
 
-    return total, pullback
+    return WindowSum(windows, total, backward)
 
 
 def window_sum(

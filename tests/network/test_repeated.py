@@ -1,0 +1,133 @@
+"""Convolutions and pools of the squared network on positions that differ, against all positions."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from pathspace.network import repeated
+from pathspace.network.repeated import Gather, Windows, columns, often, summed, summed_back
+
+
+class Skip(nn.Module):
+    """A convolution and what goes around it, so that values and gradients with other classes are added."""
+
+    def __init__(self, channels: int, dim: int) -> None:
+        super().__init__()
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
+        self.long, self.short = kind(channels, channels, 3, padding=1), kind(channels, channels, 1)
+
+    def forward(self, x):
+        return self.long(x) + self.short(x)
+
+
+@st.composite
+def image_networks(draw):
+    """Convolutions, pools and what may stand between, on images that are large beside the kernels."""
+    dim = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    shape = [draw(st.integers(9, 12 if dim == 3 else 30)) for _ in range(dim)]
+    channels = before = draw(st.sampled_from([1, 2]))
+    layers: list[nn.Module] = []
+    for _ in range(draw(st.integers(2, 3))):
+        groups, kernel = draw(st.sampled_from([1, channels])), draw(st.integers(1, 3))
+        after = groups * draw(st.integers(1, 2))
+        options = {"stride": draw(st.integers(1, 2)), "padding": draw(st.integers(0, kernel))}
+        options |= {"dilation": draw(st.integers(1, 2)), "groups": groups, "bias": draw(st.booleans())}
+        options["padding_mode"] = draw(st.sampled_from(["zeros"] * 5 + ["circular"]))
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
+        layers += [conv(channels, after, kernel, **options), nn.ReLU()]
+        channels = after
+        other = draw(st.sampled_from(["average", "norm", "skip", "transposed"]))  # these want all positions
+        kind = draw(st.sampled_from(["none", "none", "max", "max", "max", other]))
+        if kind == "max":
+            pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dim - 1]
+            padding, ceil = draw(st.integers(0, 1)), draw(st.booleans())
+            layers.append(pool(draw(st.integers(2, 3)), draw(st.integers(1, 2)), padding, ceil_mode=ceil))
+        elif kind == "average":
+            layers.append((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dim - 1](2))
+        elif kind == "norm":
+            layers.append((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](channels).eval())
+        elif kind == "skip":
+            layers.append(Skip(channels, dim))
+        elif kind == "transposed":
+            transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dim - 1]
+            layers.append(transposed(channels, channels, 2, 2))
+    end = draw(st.sampled_from(["mean", "mean", "all", "linear"]))
+    if end == "mean":
+        layers += [(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dim - 1](1)]
+    if end == "linear":
+        layers += [nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)]
+    return nn.Sequential(*layers), (before, *shape)
+
+
+def _forget():
+    for table in (columns, summed, summed_back):
+        table.cache_clear()
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(image_networks(), st.integers(0, 2**16))
+def test_kappa_is_that_of_all_positions(forced, drawn, seed):
+    model, shape = drawn
+    torch.manual_seed(seed)
+    x = torch.randn(1, *shape, dtype=torch.float64)
+    model = model.double()
+    try:
+        model(x)
+    except (RuntimeError, ValueError):
+        assume(False)  # the image shrank to nothing
+    network = ps.trace(model, x)
+    _forget()
+    with mock.patch.object(repeated, "_FEW", 0 if forced else repeated._FEW):  # also where it does not pay
+        kappa = ps.paths.kappa(network)
+    _forget()
+    q = {name: p.detach().square().requires_grad_() for name, p in network.parameters.items()}
+    network.squared(q).backward()
+    assert_close(dict(kappa), {name: t.grad for name, t in q.items()}, rtol=1e-10, atol=1e-13)
+
+
+def test_only_positions_that_differ_are_computed():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2),
+    )  # fmt: skip
+    network = ps.trace(model, torch.zeros(1, 3, 32, 32))
+    taken, take = [], Gather.take
+
+    def seen(self, values):
+        taken.append(take(self, values).shape[1] // self.taps)
+        return take(self, values)
+
+    with mock.patch.object(Gather, "take", seen):
+        ps.paths.kappa(network)
+    # of 1024 and 256 positions
+    assert taken == [9, 9, 25, 9, 25, 9, 25]
+
+
+def test_classes_of_windows():
+    windows = Windows((8,), (8,), (3,), (1,), (1,), (1,))
+    ones, device = repeated.axis((0,) * 8), torch.device("cpu")
+    made = columns(windows, (ones,), device)
+    assert made is not None
+    assert made.axes[0].classes == (0, 1, 1, 1, 1, 1, 1, 2)
+    assert often(made.axes, torch.float64, device).tolist() == [1, 6, 1]
+    assert made.take(torch.ones(1, 1)).view(3, 3).tolist() == [[0, 1, 1], [1, 1, 1], [1, 1, 0]]
+    assert made.axes[0] is repeated.axis((0, 1, 1, 1, 1, 1, 1, 2))
+    # in a sum it does not matter which tap reads nothing
+    total = summed(windows, (ones,), device)
+    assert total is not None
+    assert total.axes[0].classes == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert total.sum(torch.ones(1, 1)).tolist() == [[2, 3]]
+
+
+def test_too_many_classes_are_left_to_pytorch():
+    windows = Windows((8,), (8,), (3,), (1,), (1,), (1,))
+    assert columns(windows, (repeated.axis(tuple(range(8))),), torch.device("cpu")) is None
