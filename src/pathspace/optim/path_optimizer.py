@@ -191,23 +191,28 @@ class PathOptimizer(NetworkOptimizer):
             return {p: kept(state) for p, state in states.items()}
         self.network.check_current()
         due = self._means_due(names, states, scales)
+        for state in states.values():
+            drop(state)
         result, means = self._surveyed(names)
         for (p, state), mean in zip(states.items(), means, strict=True):
-            if p in due:
+            if due is states or p in due:
                 state["mean"] = mean if mean > 0 else 1.0
-        self._normalize(names)
+        self._normalize(states)
         kappa = result.values
         factored = self.factored and not self.damping
         own = {} if factored else own_memory(kappa)
         metrics = {}
-        for p, name in names.items():
-            state = states[p]
+        for (p, name), state in zip(names.items(), states.values(), strict=True):
             if factored:
-                metrics[p] = Metric(divisor(kappa[name], result.bounds[name]), state["normalizer"])
+                made = Metric(divisor(kappa[name], result.bounds[name]), state["normalizer"])
             else:
-                metrics[p] = self._metric(self._damped(p, own[name], state), state)
+                made = self._metric(self._damped(p, own[name], state), state)
+            metrics[p] = made
             if self.refresh_every > 1:
-                keep(state, metrics[p])
+                keep(state, made)
+                if isinstance(made.values, Tensor):
+                    # kappa takes the place of the square, which is not needed until the next one
+                    self._memory.pop(name, None)
         return metrics
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
@@ -248,16 +253,17 @@ class PathOptimizer(NetworkOptimizer):
             measure=measure,
         )
 
-    def _normalize(self, names: Iterable[Tensor]) -> None:
+    def _normalize(self, states: dict[Tensor, dict[str, Any]]) -> None:
         """Set the numbers c (see ``path_metric``)."""
-        for p in names:
-            self.state[p]["normalizer"] = 1.0 if self.normalization == "none" else self.state[p]["mean"]
+        for state in states.values():
+            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
     def _means_due(
         self, names: dict[Tensor, str], states: dict[Tensor, dict[str, Any]], scales: Tensor | None
     ) -> Iterable[Tensor]:
         """The parameters whose mean of kappa enters c (see ``path_metric``); gauges at the first step."""
-        new = {p: name for p, name in names.items() if "gauge_rows" not in states[p]}
+        ends = zip(names.items(), states.values(), strict=True)
+        new = {p: name for (p, name), state in ends if "gauge_rows" not in state}
         if new:
             b, self._b = node_mass(self.network).gauge() if self._b is None else self._b, None
             found = gauges(self.network, new.values(), b if scales is None else b / scales)
@@ -269,7 +275,7 @@ class PathOptimizer(NetworkOptimizer):
             known = self._gauges.get(p)
             if known is None or known.rows is not state["gauge_rows"]:
                 self._gauges[p] = gauge_of(state)
-        return names if self.normalization == "refreshed" else new
+        return states if self.normalization == "refreshed" else new
 
     def _damped(self, p: Tensor, kappa: Tensor, state: dict[str, Any]) -> Tensor:
         if self.damping:
@@ -307,6 +313,14 @@ def keep(state: dict[str, Any], metric: Metric) -> None:
     else:
         state["kappa"] = _alone(metric.values)
         state.pop("kappa_rows", None)
+
+
+def drop(state: dict[str, Any]) -> None:
+    """Let a kept metric go before the next one is computed, so that there are never two of them in memory."""
+    for key in ("kappa", "kappa_rows", "kappa_columns"):
+        if key in state:
+            del state[key]
+            state["age"] = 0
 
 
 def _alone(t: Tensor) -> Tensor:

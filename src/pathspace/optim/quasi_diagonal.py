@@ -6,7 +6,6 @@ Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its bias),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -129,13 +128,12 @@ class QuasiDiagonal(DDPSGD):
 
     _pairs = staticmethod(biases)
 
-    def _normalize(self, names: Iterable[Tensor]) -> None:
-        names = list(names)
-        super()._normalize(names)
-        size = sum(p.numel() for p in names)
-        c = sum(self.state[p]["normalizer"] * p.numel() for p in names) / max(1, size)
-        for p in names:
-            self.state[p]["normalizer"] = c
+    def _normalize(self, states: dict[Tensor, dict[str, Any]]) -> None:
+        super()._normalize(states)
+        size = sum(p.numel() for p in states)
+        c = sum(state["normalizer"] * p.numel() for p, state in states.items()) / max(1, size)
+        for state in states.values():
+            state["normalizer"] = c
 
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         gradients = dict(zip((p for p, _ in active), self._gradients(active), strict=True))
