@@ -123,13 +123,17 @@ class FusedStep:
         known = known and all(e.is_as_it_was() for e in self._entries if e.moments)
         if not known and not self._prepare(active, states):
             return False
-        gradients = []
-        for p, _ in active:
+        gradients: list[int] = []
+        options: list[Any] = []
+        last, option = None, None
+        for p, group in active:
             g = p.grad
             if g is None or g.dtype != p.dtype or not g.is_contiguous():  # its device is p's
                 return False
             gradients.append(g.data_ptr())
-        options = [self._option(group) for _, group in active]
+            if group is not last:
+                option, last = self._option(group), group
+            options.append(option)
         if options != self._options:
             if None in options or not self._take_options(options):
                 return False
