@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,10 +231,7 @@ def measure(
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
     ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
     if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
-        ratios = [
-            statistics.mean(ratios[i : i + refresh_every])
-            for i in range(0, count // refresh_every * refresh_every, refresh_every)
-        ]
+        ratios = paired.of_periods(ratios, seconds, refresh_every)
     return {
         "benchmark": "step_cost",
         "case": name,
