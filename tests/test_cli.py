@@ -185,7 +185,7 @@ def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path
         assert name in listed
     result = call(
         "reproduce", "adding", "--seeds", "1", "--epochs", "1", "--workers", "1", "--output", str(tmp_path),
-        "--set", "task_options.length=6", "--set", "task_options.train_size=64",
+        "--set", "task_options.length=6", "--set", "task_options.train_size=128",
         "--set", 'methods=["path-sgd"]', "--set", "learning_rates=[0.1]",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
