@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=16)
     parser.add_argument("--connectivity", type=int, default=3, help="0: full")
     parser.add_argument("--metric", default="rbp")
+    parser.add_argument("--reach", type=float, help="most that a step changes what a symbol adds to a unit")
     parser.add_argument("--prior-writing", type=float, default=0.0)
     parser.add_argument("--prior-transition", type=float, default=0.0)
     parser.add_argument("--passes", type=int, default=10**6)
@@ -118,6 +119,7 @@ def main() -> None:
         arguments.units,
         arguments.connectivity or None,
         metric=arguments.metric,
+        reach=arguments.reach,
         prior_writing=arguments.prior_writing,
         prior_transition=arguments.prior_transition,
         passes=arguments.passes,
