@@ -118,6 +118,8 @@ CASES = {
         lambda m, h, z: functional.linear(h, m.w * m.b), w=parameter(4, 4), b=signed(4, 4)), ROW, (), 8),
     "lower triangle of weights": (lambda: Model(
         lambda m, h, z: functional.linear(h, m.w.tril()), w=parameter(4, 4)), ROW, (), 8),
+    "einsum of three": (lambda: Model(
+        lambda m, h, z: torch.einsum("io,st,bsi->bto", m.w, m.b, h), w=parameter(4, 4), b=signed(3, 2)), STEPS, (), 8),
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),
@@ -257,6 +259,7 @@ REFUSED = {
         *functional.max_pool1d(h[:, None], 2, return_indices=True), 2)[:, 0], "unpool|indices"),
     "not a number": (lambda m, h, z: h.masked_fill(torch.tensor([True, False, True, True]), torch.nan), "no number"),
     "squared": (lambda m, h, z: h * h, "two activations"),
+    "two weights at once": (lambda m, h, z: torch.einsum("bi,ij,jk->bk", h, m.w, m.w), "two at a time"),
 }  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def test_leaves_global_state_untouched():
     before = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled()
     trace(BY_NAME["small resnet"], BY_NAME["small resnet"].model())
     with pytest.raises(ps.UntraceableError):
-        ps.trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.randn(1, 2))
+        ps.trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(1, 2))
     assert before == (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled())
 
 

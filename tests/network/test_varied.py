@@ -188,7 +188,7 @@ REFUSED = {
     "group norm": (nn.Sequential(nn.Conv1d(1, 4, 1), nn.GroupNorm(2, 4)), normal(2, 1, 3), "'group_norm'.* '1'"),
     "alpha dropout": (after(nn.AlphaDropout())[0], normal(2, 3), "'alpha_dropout' in module '1'.*draws"),
     "highway": (
-        Model(lambda m, x: torch.sigmoid(m.t(x)) * m.t(x), t=nn.Linear(3, 3)), normal(2, 3),
+        Model(lambda m, x: m.t(torch.sigmoid(m.t(x)) * m.t(x)), t=nn.Linear(3, 3)), normal(2, 3),
         "sigmoid.*the model's own forward.*module of its own",
     ),
     "packed sequences": (

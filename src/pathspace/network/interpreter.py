@@ -19,18 +19,19 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.functions import (
     AUGMENTED,
+    ENDINGS,
     METADATA,
     RANDOM,
     READS,
     SHAPED_FACTORIES,
-    TAIL_MOVES,
     short_name,
 )
 from pathspace.network.program import Operation
-from pathspace.network.reasons import BOUNDED, INDICES, REASONS
+from pathspace.network.reasons import INDICES, REASONS
 from pathspace.network.recorder import Recorder
-from pathspace.network.rules import MOVEMENTS, ON_INPUTS
-from pathspace.network.rules.scale_free import noise
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS, output
+from pathspace.network.rules.scale_free import SIGNS, noise
+from pathspace.network.values import Value
 
 
 class Interpreter(TorchFunctionMode):
@@ -70,14 +71,16 @@ class Interpreter(TorchFunctionMode):
         if not values:
             return self._constant(name, func, args, kwargs)
         self._check_destination(name, args)
-        for value in values:
-            if value.kind == "tail" and name not in TAIL_MOVES:
-                raise UntraceableError(value.name, value.module, f"{BOUNDED} ('{name}' uses its result)")
-            if value.kind == "indices":
-                raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         kinds = {v.kind for v in values}
+        batches = tuple(
+            [None if v is None else v.batch for v in known]
+        )  # now: a rule may rebind its arguments
+        if kinds & {"tail", "indices"}:
+            result = self._after_the_end(name, func, args, kwargs, values)
+            self._note_operation(name, batches, result, args)
+            return result
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
         if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
@@ -85,12 +88,14 @@ class Interpreter(TorchFunctionMode):
         if real is not None and name not in MOVEMENTS:
             return real
         rule = recorder.rules.get(name)
-        if rule is None:
-            return recorder.refuse(name, *_explain(name))
-        batches = tuple(
-            [None if v is None else v.batch for v in known]
-        )  # now: a rule may rebind its arguments
-        result = rule(recorder, name, func, *args, **kwargs)
+        try:
+            if rule is None:
+                return recorder.refuse(name, *_explain(name))
+            result = rule(recorder, name, func, *args, **kwargs)
+        except UntraceableError as refusal:  # put off until a parameter comes after it
+            if name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds:
+                raise
+            result = output.ending(recorder, func, args, kwargs, values, refusal)
         self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
@@ -106,11 +111,26 @@ class Interpreter(TorchFunctionMode):
         else:  # an assignment to a slice returns nothing
             made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
         values = [v for t in made if (v := self.recorder.known(t)) is not None]
-        if values and values[0].kind not in ("input", "buffer", "indices"):
+        if values and values[0].kind not in ("input", "buffer", "indices") and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
             self.recorder.operations.append(
                 Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
             )
+
+    def _after_the_end(
+        self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]
+    ) -> Any:
+        """A function of what was made from outputs: free, as long as no parameter has a part in it."""
+        kinds = {v.kind for v in values}
+        for value in values:
+            if value.kind == "indices" and kinds & {"hidden", "parameter"}:
+                raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
+            if value.refusal is not None and "parameter" in kinds:
+                raise value.refusal
+        if name in READS:
+            self.recorder.refuse(name, *_explain(name))
+        refusal = next((v.refusal for v in values if v.refusal is not None), None)
+        return output.ending(self.recorder, func, args, kwargs, values, refusal)
 
     def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
@@ -211,6 +231,7 @@ def _explain(name: str) -> tuple[str, str | None]:
     if name in READS and name not in REASONS:
         return (
             "the forward pass depends on the data it sees, so it has no single graph",
-            "Trace a part of the model whose steps do not depend on the data, or leave that module outside",
+            "Trace it in evaluation form (model.eval()) if it does so in training only, or a part of the model whose "
+            "steps do not depend on the data, or leave that module outside",
         )
     return REASONS.get(name, "tracing has no rule for this operation"), None

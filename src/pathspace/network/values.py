@@ -20,7 +20,8 @@ class Value:
         labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
             index of every element in the parameter.
         kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
-            or ``"tail"`` (a softmax at the end, which nothing may use any more) or ``"indices"`` (where a maximum was).
+            or ``"tail"`` (a function of outputs, such as a softmax, which no parameter may use any more) or
+            ``"indices"`` (where a maximum was).
         name: the name of the parameter or buffer that it is a view of; of the operation, for a tail and indices.
         batch: the dimension that holds the batch, if known.
         module: for a tail and indices, the module that made them.
@@ -29,6 +30,7 @@ class Value:
         view: which elements of the memory it shows; None if it may be a copy of them.
         version: how many writes into the memory it has seen.
         order: True for a permutation of the examples, an input.
+        refusal: for a tail, the error to raise if a parameter comes after it.
     """
 
     slot: int
@@ -42,6 +44,7 @@ class Value:
     view: View | None = whole
     version: int = 0
     order: bool = False
+    refusal: Exception | None = None
 
     @property
     def shape(self) -> torch.Size:

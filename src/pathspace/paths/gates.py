@@ -7,7 +7,7 @@ window, with ties shared). So an output of the network is a sum over paths of in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ _UNARY = frozenset(
         *("threshold", "threshold_"),
     ]
 )
-_CLAMPS = frozenset(["clamp", "clamp_", "clamp_min", "clamp_min_"])
+CLAMPS = frozenset(["clamp", "clamp_", "clamp_min", "clamp_min_"])
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
 _SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
 _DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
@@ -58,7 +58,7 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             return func(value, *args[1:], **kwargs)
         return func(**{**kwargs, "input": value})
 
-    if name in _UNARY or name in _CLAMPS:
+    if name in _UNARY or name in CLAMPS:
         return Gated((x,), lambda: _slopes(on, x))
     if name in ORDERED and (name != "median" or len(args) > 1 or kwargs):
         dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
@@ -79,6 +79,13 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
         return Gated((x,), lambda: _windows(largest, sign * x))
     return None
+
+
+def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a clamp with these arguments is a ReLU."""
+    low = args[1] if len(args) > 1 else kwargs.get("min")
+    high = args[2] if len(args) > 2 else kwargs.get("max")
+    return high is None and low is not None and not bool(torch.as_tensor(low).any())
 
 
 def gated_by_data(

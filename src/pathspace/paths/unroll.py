@@ -22,11 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.network.functions import short_name
+from pathspace.network.functions import ENDINGS, short_name
+from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
-from pathspace.paths.gates import Gated, gated, gated_by_data
+from pathspace.paths.gates import CLAMPS, Gated, gated, gated_by_data, is_relu
 from pathspace.paths.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.probing import LARGEST, reads
 from pathspace.paths.reduction import ReductionGraph
@@ -151,7 +152,8 @@ class Unroller(TorchFunctionMode):
         units = any(id(t) in self._units for t in tensors)
         weights = any(id(t) in self._weights for t in tensors)
         data = any(id(t) in self._data for t in tensors)
-        if any(self.is_tail(t) for t in tensors):
+        if any(self.is_tail(t) for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
+            self.entered += [self._units[id(t)] for t in tensors if id(t) in self._units]
             return self._keep(self._tails, func(*args, **kwargs))
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
@@ -167,10 +169,6 @@ class Unroller(TorchFunctionMode):
             return self._keep(self._data, func(*args, **kwargs))
         if name == "__setitem__" and data and id(args[1]) in self._data:
             return self._masked_write(*args)
-        if name in ("softmax", "log_softmax"):
-            if units:
-                self.entered.append((args[0], self._units[id(args[0])][1]))
-            return self._keep(self._tails, func(*args, **kwargs))
         if name == "batch_norm" and args[1] is None:
             raise UntraceableError(
                 name,
@@ -193,6 +191,15 @@ class Unroller(TorchFunctionMode):
         if not units and not data and name not in _PRODUCTS:
             return self._of_weights(name, func, args, kwargs)
         return self._affine(name, func, args, kwargs)
+
+    def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """Whether the function has a place after the last parameter only."""
+        if name in CLAMPS:
+            return not is_relu(args, kwargs)
+        if name in ENDINGS and name in RULES:  # a product of activations, or a division by one
+            acts = [id(t) in self._units and id(t) not in self._data for t in tensors]
+            return sum(acts) > 1 or ("div" in name and acts[-1] and args[0] is not tensors[-1])
+        return name in ENDINGS or name in ("softmax", "log_softmax")
 
     def _recurrent(self, name: str, *args: Any) -> Any:
         """``nn.RNN`` and ``nn.RNNCell`` as the loops that they stand for."""

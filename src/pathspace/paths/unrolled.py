@@ -238,6 +238,7 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
     found = list({id(t): t for t in returned}.values())
     known = [(t, unroller.nodes_of(t)) for t in found if not unroller.is_tail(t)]
     outputs = [(t, n) for t, n in known if n is not None] + unroller.entered
+    outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
     nodes = torch.cat([n.flatten() for _, n in outputs])

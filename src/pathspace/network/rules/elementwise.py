@@ -176,7 +176,10 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         if b is not None and a is not None and b.kind == "input":
             return _by_input(recorder, name, (x, y), a, b)
         if b is not None:
-            recorder.refuse(name, "it divides by a traced tensor, which is not positively homogeneous")
+            advice = "Multiply by a parameter" if b.kind == "parameter" else None
+            recorder.refuse(
+                name, "it divides by a traced tensor, which is not positively homogeneous", advice
+            )
         return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
