@@ -1,3 +1,5 @@
+import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +156,15 @@ def test_divergence_that_only_validation_shows_counts(tiny_config: Config, tiny_
     result = run(tiny_config("sgd", rate=1e30, epochs=1, batch_size=64), tiny_task)
     assert len(result.losses) == 1
     assert result.diverged_at == 1
+
+
+def test_a_test_error_that_overflows_counts_as_divergence(tiny_config: Config, tiny_task: Task) -> None:
+    # Of a loss of 800 nats the perplexity is not a float, and no JSON file can hold it.
+    overflowing = replace(tiny_task, reported=lambda _mean: math.inf)
+    result = run(tiny_config("sgd", rate=0.01, epochs=1), overflowing)
+    assert result.test_error is None
+    assert result.diverged_at == len(result.losses) == total_steps(result.config, tiny_task)
+    json.dumps(result.as_dict(), allow_nan=False)
 
 
 def test_a_run_learns(tiny_task: Task, tiny_config: Config) -> None:

@@ -7,6 +7,7 @@ torch's random state.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +91,8 @@ def run(
         test_error = None
         if config.evaluate_test and state.diverged_at is None:
             test_error = _evaluate(state.model, task, task.test)[1]
+            if not math.isfinite(test_error):  # a perplexity overflows long before the loss does
+                state.diverged_at, test_error = state.step, None
         if finished is not None:
             finished(state.model)
     return RunResult(
