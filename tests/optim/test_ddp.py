@@ -456,7 +456,7 @@ def test_model_that_cannot_run_in_float64_is_told():
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize("kind", FAMILY)
 def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
-    """70 examples, of which each refresh takes the products of 35, or of 17 pairs."""
+    """70 examples, of which a refresh takes the products of 35, or of 17 pairs, once ten draws are in the average."""
     runs = []
     for scaled in (False, True):
         torch.manual_seed(0)
@@ -468,7 +468,8 @@ def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
             model.parameters(), network, lr=0.01, alpha=0.5, estimator="signs", statistic=statistic
         )
         losses = []
-        for _ in range(4):
+        for step in range(14):
+            assert optimizer._request(step).part == (step >= 10)
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
             loss.backward()
@@ -476,4 +477,12 @@ def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
             losses.append(loss.item())
         runs.append(losses)
     assert runs[0] == runs[1]
-    assert len(set(runs[0])) == 4
+    assert len(set(runs[0])) == 14
+
+
+def test_whole_batches_are_looked_at_without_an_average():
+    model, x, _ = small()
+    for averaging, part in ((0.0, False), (0.5, False), (0.9, True), (None, True)):
+        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), averaging=averaging)
+        assert optimizer._request(10).part == part
+        assert not optimizer._request(9).part

@@ -493,7 +493,8 @@ def test_parts_are_drawn_where_there_are_many_examples():
     assert part.min() >= 0
     assert part.max() < 101
     assert not torch.equal(part, random_part(101, generator, torch.device("cpu")))
-    pairs = random_pairs(100, generator, torch.device("cpu"))
+    assert len(random_pairs(100, generator, torch.device("cpu")).first) == 50
+    pairs = random_pairs(100, generator, torch.device("cpu"), part=True)
     assert len(pairs.first) == len(pairs.second) == 25
     assert sorted(torch.cat([pairs.first, pairs.second, pairs.left_out]).tolist()) == list(range(100))
 

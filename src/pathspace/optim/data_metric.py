@@ -35,6 +35,7 @@ from pathspace.paths.node_measure import Statistic, check_options, spread_of
 from pathspace.paths.safe_type import Measure, Surveyed, survey
 
 _AVERAGED = 0.9  # for random signs, if nothing else is asked for
+_ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,11 @@ class DataMetric(PathOptimizer):
             )
             found, kept = self._refreshed(names, draws, shares, measure)
             types = {name: found.values[name].dtype for name in names}
-            if not (self._moderate(found) and fits(found, types, self._request)):
+            if not (self._moderate(found) and fits(found, types, self._request(draws))):
                 wide = self._shares_in_float64(names, draws)
                 found, kept = self._refreshed(names, draws, wide, measure)
                 check_finite(found)
-                if self._moderate(found) and fits(found, types, self._request):
+                if self._moderate(found) and fits(found, types, self._request(draws)):
                     found = survey(
                         {name: dense(k).to(types[name]) for name, k in found.values.items()}, measure
                     )
@@ -199,9 +200,11 @@ class DataMetric(PathOptimizer):
     def _shares_in_float64(self, names: Sequence[str], draws: int) -> Shares:
         return self._shares(in_float64(self.network, self._batch()), names, draws, {})
 
-    @property
-    def _request(self) -> Request:
-        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs)
+    def _request(self, draws: int) -> Request:
+        # an example that is left out may be the only one that uses a weight: the average has to know it
+        decay = _AVERAGED if self.averaging is None else self.averaging
+        part = draws >= _ENOUGH and decay >= _AVERAGED
+        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs, part)
 
     def _shares(
         self,
@@ -215,7 +218,7 @@ class DataMetric(PathOptimizer):
         far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
         generator = torch.Generator(device).manual_seed((far + draws) % 2**32)
         memory = self._memory if memory is None else memory
-        return kappa_shares(self.network, found, self._request, generator, names, memory)
+        return kappa_shares(self.network, found, self._request(draws), generator, names, memory)
 
     # -- the model's own call -------------------------------------------------------------------------------------
 

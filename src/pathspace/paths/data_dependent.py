@@ -143,6 +143,7 @@ class Request:
         sharing: edges added before or after it.
         estimator: how the sum over nodes is found.
         pairs: finds for which parameters, and with which others, products are wanted.
+        part: whether random signs may leave out a part of a large batch, because the caller averages over draws.
     """
 
     alpha: float
@@ -150,6 +151,7 @@ class Request:
     sharing: Sharing
     estimator: Estimator
     pairs: Callable[[Network, Replay], dict[str, str]] | None = None
+    part: bool = False
 
 
 def kappa_shares(
@@ -186,7 +188,7 @@ def kappa_shares(
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
     for seeded, weight in (
-        _one_by_one(found, psi) if exact else _at_once(found, psi, statistic, generator, memory)
+        _one_by_one(found, psi) if exact else _at_once(found, psi, request, generator, memory)
     ):
         _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
@@ -317,15 +319,15 @@ Seeding = tuple[Seeded, float]
 def _at_once(
     found: Replay,
     psi: dict[Key, Tensor],
-    statistic: Statistic,
+    request: Request,
     generator: torch.Generator,
     memory: dict[str, Tensor] | None,
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
-        seeds, pairs = sign_seeds(found, psi, statistic, generator, memory)
+        seeds, pairs = sign_seeds(found, psi, request.statistic, generator, memory, part=request.part)
         part = None
-        if pairs is None:
+        if pairs is None and request.part:
             part = random_part(found.count, generator, next(iter(seeds.values())).device)
         yield Seeded.of(found, seeds, pairs, part), 1.0
 

@@ -49,10 +49,12 @@ class Pairs:
         return (self.count - 1) / self.count / (2 * len(self.first)) if len(self.first) else 0.0
 
 
-def random_pairs(count: int, generator: torch.Generator, device: torch.device) -> Pairs:
-    """A random matching of n examples, or of ``SHARE`` of them if there are many; each equally likely."""
+def random_pairs(
+    count: int, generator: torch.Generator, device: torch.device, *, part: bool = False
+) -> Pairs:
+    """A random matching of n examples, or for ``part`` of ``SHARE`` of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    half = count // 2 if count < MANY else int(count * SHARE / 2)
+    half = count // 2 if count < MANY or not part else int(count * SHARE / 2)
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
 
 
@@ -70,10 +72,13 @@ def sign_seeds(
     statistic: Statistic,
     generator: torch.Generator,
     memory: dict[str, Tensor] | None = None,
+    *,
+    part: bool = False,
 ) -> tuple[dict[Key, Tensor], Pairs | None]:
     """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
 
-    An example that is in no pair has zeros. ``memory`` is kept by the caller; the next call overwrites the seeds.
+    An example that is in no pair has zeros; ``part`` leaves out a part of a large batch. ``memory`` is kept by the
+    caller; the next call overwrites the seeds.
     """
     nodes = {key: found.nodes[key] for key in psi}
     if not nodes:
@@ -82,7 +87,7 @@ def sign_seeds(
     device, dtype = value.device, value.dtype
     pairs, rows, row_of = None, found.count, None
     if statistic == "covariance":
-        pairs = random_pairs(found.count, generator, device)
+        pairs = random_pairs(found.count, generator, device, part=part)
         rows = len(pairs.first)
         # the row of signs of each example
         row_of = torch.zeros(found.count, dtype=torch.long, device=device)
@@ -104,15 +109,15 @@ def sign_seeds(
         if len(pairs.left_out):
             seed[pairs.left_out] = 0
     seeds: dict[Key, Tensor] = {}
-    for (key, node), part in zip(nodes.items(), seed.split(sizes, 1), strict=True):
-        part = part.to(node.value.dtype)
+    for (key, node), own in zip(nodes.items(), seed.split(sizes, 1), strict=True):
+        own = own.to(node.value.dtype)
         if node.batch is None:
-            seeds[key] = part.reshape(node.value.shape)
+            seeds[key] = own.reshape(node.value.shape)
             continue
         shape = list(node.value.shape)
         del shape[node.batch]
-        part = part.reshape(-1, *shape)
-        seeds[key] = part.movedim(0, node.batch) if node.batch else part
+        own = own.reshape(-1, *shape)
+        seeds[key] = own.movedim(0, node.batch) if node.batch else own
     return seeds, pairs
 
 
