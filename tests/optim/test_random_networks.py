@@ -10,15 +10,15 @@ from torch.nn import functional
 
 import pathspace as ps
 
-ACTIVATIONS = (functional.relu, torch.abs, lambda z: functional.leaky_relu(z, 0.25))
+ACTIVATIONS = (functional.relu, torch.abs, lambda z: functional.leaky_relu(z, 0.25), lambda z: z * (z > 0))
 
 
 class Vectors(nn.Module):
-    """Layers in a chain, as residual blocks, or each reading all before it."""
+    """Layers in a chain, as residual blocks, as differences, or each reading all before it."""
 
     def __init__(self, draw):
         super().__init__()
-        width, self.kind = draw.randint(2, 7), draw.choice(("chain", "residual", "dense"))
+        width, self.kind = draw.randint(2, 7), draw.choice(("chain", "residual", "difference", "dense"))
         self.first, self.activation = nn.Linear(3, width), draw.choice(ACTIVATIONS)
         depth, bias = draw.randint(1, 4), draw.random() < 0.7
         fan_in = [width * (i + 1) if self.kind == "dense" else width for i in range(depth + 1)]
@@ -32,7 +32,8 @@ class Vectors(nn.Module):
         x = self.activation(self.first(x))
         for layer in self.middle:
             y = self.activation(layer(x))
-            x = y if self.kind == "chain" else x + y if self.kind == "residual" else torch.cat([x, y], -1)
+            made = {"chain": lambda _, y: y, "residual": torch.add, "difference": torch.sub}
+            x = made[self.kind](x, y) if self.kind in made else torch.cat([x, y], -1)
         return self.out(x)
 
 
