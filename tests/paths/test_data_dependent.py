@@ -95,6 +95,28 @@ def test_kappa_is_that_of_the_graph(net, alpha, statistic):
         assert_close(found, net.as_tensors(brute(net, alpha, statistic).kappa(by_edges=True)), **TIGHT)
 
 
+def test_alpha_of_a_sum_is_a_factor_of_its_edges():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+            self.shift = nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            return self.out(torch.relu(torch.add(self.into(x), self.shift, alpha=3.0)))
+
+    torch.manual_seed(0)
+    model, x = Scaled().double(), torch.randn(7, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    # every parameter is used once, so that edges and parameters are the same
+    edges, parameters = (
+        ps.paths.data_dependent_kappa(network, x, alpha=1.0, sharing=sharing)
+        for sharing in ("edges", "parameters")
+    )
+    assert edges["shift"].sum() > 0
+    assert_close(edges, parameters, **TIGHT)
+
+
 def test_layer_of_torch_is_the_loop_written_by_hand():
     net = load("rnn_d2_H3_K1_T4b_last")
     rnn = Recurrent(inputs=2, hidden=3, batch_first=True).double()

@@ -373,7 +373,9 @@ def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:
     def squared(x: object) -> object:
         return x.detach().square() if isinstance(x, Tensor) and x.is_floating_point() else x
 
-    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
+    # add, addmm and index_add multiply by these
+    factors = {name: use.kwargs[name] ** 2 for name in ("alpha", "beta") if name in use.kwargs}
+    leaves, spec = pytree.tree_flatten((use.args, {**use.kwargs, **factors}))
     place = next(i for i, x in enumerate(leaves) if x is weight)
     given = [squared(x) for x in leaves]
 
