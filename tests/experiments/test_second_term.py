@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "task_options": {"length": 2, "context": 1, "train_size": 0, "validation_size": 0, "test_size": 0},
     "model_options": {"hidden": 5, "embedding": 4},
     "starts": ["default"],
-    "methods": ["path-sgd", "irnn-path-sgd"],
+    "methods": ["path-sgd-short", "irnn-path-sgd-short"],
     "learning_rates": [0.1],
     "seeds": 2,
     "batch_size": 2,
@@ -99,7 +99,7 @@ def test_impossible_studies_are_refused(
 
 
 def test_a_study_needs_both_starts(tiny_corpora: Path, tmp_path: Path) -> None:
-    settings = settings_from(("a test", {**SETTINGS, "methods": ["path-sgd"], "seeds": 1}))
+    settings = settings_from(("a test", {**SETTINGS, "methods": ["path-sgd-short"], "seeds": 1}))
     one = compare(settings, tmp_path / "runs", Silent(), data_dir=tiny_corpora)
-    with pytest.raises(ConfigurationError, match="needs the method 'irnn-path-sgd'"):
+    with pytest.raises(ConfigurationError, match="needs the method 'irnn-path-sgd-short'"):
         run_study("second-term", {"lengths": [3], "hidden": [4]}, one, tmp_path, tiny_corpora)

@@ -172,7 +172,9 @@ METHODS = {
     "muon": Method("Muon", _muon, learning_rate=0.003),
     "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
     "path-sgd-short": _path("Path-SGD, short steps", "PathSGD", 0.1, clips="clip_step"),
-    "path-sgd-both": _path("Path-SGD, both terms", "PathSGD", 0.1, second_term=True),
+    "path-sgd-short-both": _path(
+        "Path-SGD, short steps, both terms", "PathSGD", 0.1, clips="clip_step", second_term=True
+    ),
     "path-adam": _path("Path-Adam", "PathAdam", 0.003),
     "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
     "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
@@ -193,11 +195,11 @@ METHODS |= {
     # Other models and starts that papers compare with, trained by the methods above.
     "irnn-sgd": replace(METHODS["sgd"], label="IRNN, SGD", model="relu-rnn", model_options=_IDENTITY),
     "irnn-adam": replace(METHODS["adam"], label="IRNN, Adam", model="relu-rnn", model_options=_IDENTITY),
-    "irnn-path-sgd": replace(
-        METHODS["path-sgd"], label="IRNN, Path-SGD", model="relu-rnn", model_options=_IDENTITY
+    "irnn-path-sgd-short": replace(
+        METHODS["path-sgd-short"], label="IRNN, Path-SGD", model="relu-rnn", model_options=_IDENTITY
     ),
-    "irnn-path-sgd-both": replace(
-        METHODS["path-sgd-both"],
+    "irnn-path-sgd-short-both": replace(
+        METHODS["path-sgd-short-both"],
         label="IRNN, Path-SGD, both terms",
         model="relu-rnn",
         model_options=_IDENTITY,

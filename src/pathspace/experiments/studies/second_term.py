@@ -35,7 +35,7 @@ from pathspace.experiments.tasks import build_task
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-METHODS = {"default": "path-sgd", "identity": "irnn-path-sgd"}
+METHODS = {"default": "path-sgd-short", "identity": "irnn-path-sgd-short"}
 RECURRENT = "rnn.weight_hh_l0"
 
 
@@ -70,8 +70,8 @@ def study(
     """Measure the ratios, training every network as Path-SGD was trained in the comparison.
 
     Args:
-        comparison: Of a task and a budget, with the methods `path-sgd` and `irnn-path-sgd`, whose learning rates
-            are taken.
+        comparison: Of a task and a budget, with the methods `path-sgd-short` and `irnn-path-sgd-short`, whose learning
+            rates are taken.
         output: Gets `second-term.json`, `second-term.csv` and `second-term.png`.
         lengths: T, each at least 2.
         hidden: H.
