@@ -87,7 +87,10 @@ class Convolution:
                 found[0] = self._to_h(self.windows, weight, few)
             entering = repeated(h, self.space) if needed[1] else None
             if entering is not None:
-                found[1] = self._to_q(self.windows, weight, entering, few)
+                # q is read for the last time where h needs no gradient, or has it
+                free = isinstance(inputs[1], Square) and (found[0] is not None or not needed[0])
+                out = inputs[1].given_up() if free else None
+                found[1] = self._to_q(self.windows, weight, entering, few, out)
         missing = [need and known is None for need, known in zip(needed[:2], found, strict=False)]
         if any(missing):
             rest = self.backward(spread(g), spread(h), weight, missing)
@@ -108,18 +111,21 @@ class Convolution:
         each = torch.matmul(self._matrix(weight).mT, self._matrix(g.values))
         return Repeated(at.sum(each.view(weight.shape[1] * self.groups, -1)), at.axes, g.lead)
 
-    def _to_q(self, windows: Windows, weight: Tensor, h: Repeated, g: Repeated) -> Tensor | None:
+    def _to_q(
+        self, windows: Windows, weight: Tensor, h: Repeated, g: Repeated, out: Tensor | None
+    ) -> Tensor | None:
         """The sum of g h^T over windows, of which those alike in both are counted."""
         at = columns(windows, h.axes, weight.device, g.axes)
         if at is None:
             return None
         read = self._matrix(at.take(h.values), taps=at.taps)
         count = often(at.axes, read.dtype, read.device)
+        place = None if out is None else self._matrix(out)
         if g.values.shape[1] == 1:  # g (sum of h)^T
             total = torch.matmul(read, count)
-            return torch.mul(self._matrix(g.values), total[..., None, :]).view(weight.shape)
+            return torch.mul(self._matrix(g.values), total[..., None, :], out=place).view(weight.shape)
         beside = self._matrix(g.values.index_select(1, at.beside).mul_(count))
-        return torch.matmul(beside, read.mT).view(weight.shape)
+        return torch.matmul(beside, read.mT, out=place).view(weight.shape)
 
 
 @dataclass(frozen=True)

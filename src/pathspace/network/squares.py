@@ -51,9 +51,10 @@ class Square:
         kept: memory to square parameters in, by name, kept by the caller from one computation to the next.
         name: the parameter's.
         dtype: the type of the square; the parameter's if None.
+        read_once: whether one instruction alone reads it, whose pullback may then put the gradient in its place.
     """
 
-    __slots__ = ("_dense", "_kept", "_name", "_p", "dtype")
+    __slots__ = ("_dense", "_kept", "_name", "_p", "_read_once", "dtype")
 
     def __init__(
         self,
@@ -61,8 +62,10 @@ class Square:
         kept: dict[str, Tensor] | None = None,
         name: str = "",
         dtype: torch.dtype | None = None,
+        *,
+        read_once: bool = False,
     ) -> None:
-        self._p, self._kept, self._name = p, kept, name
+        self._p, self._kept, self._name, self._read_once = p, kept, name, read_once
         self._dense: Tensor | None = None
         self.dtype = p.dtype if dtype is None else dtype
 
@@ -80,6 +83,11 @@ class Square:
             else:
                 self._dense = torch.square(self._p, out=memory_for(self._p, self._kept, self._name))
         return self._dense
+
+    def given_up(self) -> Tensor | None:
+        """Memory of the square that may be overwritten now, because nobody reads the square any more; in order."""
+        free = self._read_once and self._kept is not None and self._p.dim() >= 2
+        return self._dense if free and self._dense is not None and self._dense.is_contiguous() else None
 
     @property
     def shape(self) -> torch.Size:

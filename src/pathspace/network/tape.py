@@ -7,6 +7,7 @@ gamma_net^2. It is recorded once, while tracing, and replayed whenever parameter
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,6 +160,15 @@ class Tape:
         """Outputs of the network that nothing reads: their values need not be known to know the gradient."""
         read = {i for instruction in self.instructions for i in instruction.inputs}
         return frozenset(self.outputs) - read
+
+    @cached_property
+    def read_once(self) -> frozenset[str]:
+        """Names of the parameters that one instruction alone reads, once."""
+        reads = Counter(i for instruction in self.instructions for i in instruction.inputs)
+        reads.update(self.outputs)
+        return frozenset(
+            leaf.name for leaf in self.leaves if leaf.kind == "parameter" and reads[leaf.slot] == 1
+        )
 
     @cached_property
     def _active_of(self) -> dict[frozenset[int], frozenset[int]]:

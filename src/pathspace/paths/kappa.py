@@ -110,7 +110,7 @@ def first_term(
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
         names: the parameters to return; all of the network's if None.
-        memory: memory to square parameters in, kept by the caller from one call to the next.
+        memory: memory to square parameters in, kept by the caller from one call to the next; results may lie in it.
 
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
@@ -130,7 +130,8 @@ def factored_first_term(
     names = list(network.parameters) if names is None else names
     with torch.inference_mode(False), torch.no_grad():
         wide = all_widened(source, network.parameters)
-        q = {name: Square(p, memory, name) for name, p in wide.items()}
+        once = network.tape.read_once
+        q = {name: Square(p, memory, name, read_once=name in once) for name, p in wide.items()}
         return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
 
 
