@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from pathspace.network import repeated
 from pathspace.network.repeated import Gather, Windows, columns, often, summed, summed_back
+from pathspace.paths.kappa import first_term
 
 
 class Skip(nn.Module):
@@ -131,3 +132,20 @@ def test_classes_of_windows():
 def test_too_many_classes_are_left_to_pytorch():
     windows = Windows((8,), (8,), (3,), (1,), (1,), (1,))
     assert columns(windows, (repeated.axis(tuple(range(8))),), torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_kappa_may_take_the_place_of_the_square(shared):
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), second if shared else nn.Conv2d(2, 2, 3))
+    network, memory = ps.trace(model.double(), torch.zeros(1, 1, 24, 24, dtype=torch.float64)), {}
+    for _ in range(3):
+        expected, found = first_term(network), first_term(network, memory=memory)
+        assert_close(found, expected, rtol=0, atol=0)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.5)
+    of_squares = {name for name, square in memory.items() if square.data_ptr() == found[name].data_ptr()}
+    assert "0.weight" in of_squares
+    assert ("2.weight" in of_squares) is not shared  # read twice, its square is needed until the end
