@@ -128,9 +128,10 @@ class Settings:
             method(name)
         for name in self.starts:
             check_start(name, "the setting 'starts'")
-        check_model(self.model, self.model_options)
         for name in self.methods:
             self._check_model_of(name)
+        # a method may bring its own model, which ignores what it does not take
+        check_model(self.model, self.model_options)
         check_task(self.task, self.task_options)
 
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
