@@ -32,7 +32,8 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         return json.loads(done.read_text())
     text, watched, test = texts
     mask = xor.mask(text)
-    options = {name: getattr(arguments, name) for name in ("metric", "damping", "reach", "passes")}
+    options = {name: getattr(arguments, name) for name in ("metric", "damping", "passes")}
+    options["reach"] = arguments.reach or None
     model = PCNN(arguments.units, None, seed=seed, **options)
     if kept.exists():
         loaded = load(kept)
@@ -75,7 +76,9 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=10)
     parser.add_argument("--metric", default="rbp")
     parser.add_argument("--damping", type=float, default=1e-6, help="only one symbol in 200 is predicted")
-    parser.add_argument("--reach", type=float, default=0.1, help="bounds what a step changes at each symbol")
+    parser.add_argument(
+        "--reach", type=float, default=0.1, help="bounds what a step changes at each symbol; 0: no bound"
+    )
     parser.add_argument("--lines", type=int, default=10_000)
     parser.add_argument("--length", type=int, default=100, help="T: a line has from T to 1.1 T bits")
     parser.add_argument("--passes", type=int, default=2000)

@@ -157,7 +157,7 @@ def fit(
     writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
     damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.")] = 1.0,
     reach: Annotated[
-        float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.")
+        float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.", min=0)
     ] = 0.0,
     prior_writing: Annotated[float, typer.Option(help="Precision of a prior on writing weights.")] = 0.0,
     prior_transition: Annotated[
