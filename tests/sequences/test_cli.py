@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pathspace.sequences.cli import _FitReport, app
+from pathspace.sequences.cli import app
+from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.tasks import TASKS
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pathspace.sequences import PCNN
 from pathspace.sequences.ensembles import fit_blend
-from pathspace.sequences.estimators import _dealt
+from pathspace.sequences.folds import deal
 from pathspace.sequences.merging import merge_parameters
 from pathspace.sequences.passes import forward
 from pathspace.sequences.text import Corpus
@@ -75,7 +75,7 @@ def test_folds_hold_back_every_symbol_once(texts):
     rng = np.random.default_rng(texts)
     encoded = [rng.integers(0, 3, 40 + k) for k in range(texts)]
     marks = [rng.random(len(x)) < 0.7 for x in encoded]
-    folds = _dealt(encoded, marks, 2, 3)
+    folds = deal(encoded, marks, 2, 3)
     held = np.concatenate([fold.validation.x for fold in folds])
     assert np.array_equal(np.bincount(held), np.bincount(np.concatenate(encoded)))
     for fold in folds:

@@ -4,7 +4,8 @@ Needs the extra: ``pip install pathspace[sequences]``.
 """
 
 from .compression import CorruptedError, compress, decompress
-from .estimators import CNN, PCNN, RNN, NotFittedError, SequenceModel, load, merge
+from .estimators import CNN, PCNN, RNN, load, merge
+from .sequence_model import NotFittedError, SequenceModel
 from .storage import ModelFileError
 from .text import UnseenSymbolError
 from .training import Training

@@ -23,8 +23,8 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from .estimators import SequenceModel
 from .evaluation import mix_with_uniform
+from .sequence_model import SequenceModel
 from .text import Alphabet, IntArray, Text
 from .walk import Walk
 

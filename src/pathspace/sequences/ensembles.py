@@ -12,14 +12,19 @@ predicted too rarely.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
+from .evaluation import code_length
+from .folds import Fold
+from .merging import merge_parameters
 from .parameters import Parameters
-from .passes import activities, predicting
+from .passes import activities, forward, predicting
 from .text import Corpus
+from .training import Training
 
 Array = NDArray[np.float64]
 
@@ -127,3 +132,39 @@ def fit_blend(
         if gain < 1e-6:
             break
     return Blend(v[:K], v[K:])
+
+
+def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> Training:
+    """Return one training with the networks of all folds, and the code length of what each fold held back.
+
+    The networks of a fold are blended so that its own validation text is shortest, and the folds count alike.
+    """
+    models: list[Parameters] = []
+    weights, offsets, held_bits = [], [], 0.0
+    with threadpool_limits(1):
+        for trainings, fold in zip(ranked, folds, strict=True):
+            assert fold.validation is not None
+            found = [training.result for training in trainings]
+            blend = fit_blend(found, fold.validation)
+            held_bits += code_length(merge_parameters(found, blend.weights, blend.offsets), fold.validation)
+            models += found
+            weights.append(blend.weights / len(folds))
+            offsets.append(blend.offsets / len(folds))
+        parameters = merge_parameters(models, np.concatenate(weights), np.sum(offsets, axis=0))
+        trainings = [training for found in ranked for training in found]
+        passes = max(training.passes for training in trainings) // 2 * 2
+        # what one fold keeps back is training text of the others
+        whole = [folds[0].corpus, *(fold.validation for fold in folds[:1] if len(folds) > 1)]
+        return replace(
+            Training.begin(parameters, min(training.rate_w for training in trainings)),
+            passes=passes,
+            tries=sum(training.tries for training in trainings),
+            seconds=sum(training.seconds for training in trainings),
+            log_likelihood=sum(
+                forward(parameters, part).log_likelihood for part in whole if part is not None
+            ),
+            validation_bits=held_bits,
+            best=parameters,
+            best_bits=held_bits,
+            best_pass=passes,
+        )

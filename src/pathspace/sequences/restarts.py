@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from .folds import Fold
 from .graph import Graph
 from .parameters import Kind, Squash, start
 from .text import Corpus
@@ -51,19 +52,6 @@ class Architecture:
 def score(training: Training, has_validation: bool) -> float:
     """Return what the best training has least of: validation bits, or else minus the log-likelihood."""
     return training.best_bits if has_validation else -training.log_likelihood
-
-
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """What a training reads and what stops it.
-
-    Args:
-        corpus: text to learn.
-        validation: text to choose and to stop on, or None.
-    """
-
-    corpus: Corpus
-    validation: Corpus | None = None
 
 
 def _run(job: tuple[Training, Fold, Settings]) -> Training:

@@ -1,0 +1,62 @@
+"""What the commands read and write, and the arguments that name it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.text import Text
+
+ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
+InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
+AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+After = Annotated[
+    str | None,
+    typer.Option(help="Only the symbols right after this one are to be predicted, as in the xor task."),
+]
+
+
+def read(path: Path, as_text: bool) -> Text:
+    """Return the bytes of a file, or its characters; raises ValueError if there are none or they are not UTF-8."""
+    content = path.read_bytes()
+    if not content:
+        raise ValueError(f"the file {path} is empty: it has no symbol to learn or to score")
+    if not as_text:
+        return content
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def read_for(model: SequenceModel, path: Path) -> Text:
+    """Read a file as the model read its training text: as bytes or as characters."""
+    return read(path, isinstance(model.alphabet_.symbols, str))
+
+
+def writable(path: Path) -> Path:
+    """Return the path if a file can be written there; asked before the work, not after hours of it."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give --output a file name")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder {path.parent} of the output file does not exist: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"the folder {path.parent} of the output file cannot be written to")
+    return path
+
+
+def mask_after(text: Text, after: str | None) -> np.ndarray | None:
+    """Mark the symbols that come right after one symbol; None if none is named."""
+    if after is None:
+        return None
+    mark = after if isinstance(text, str) else after.encode()
+    if len(mark) != 1:
+        raise ValueError(f"--after takes one symbol, got {after!r}")
+    code = mark if isinstance(mark, str) else mark[0]
+    return np.array([False] + [symbol == code for symbol in text[:-1]])

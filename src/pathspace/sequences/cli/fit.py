@@ -1,0 +1,182 @@
+"""The command ``pathspace sequence fit``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from pathspace.sequences.estimators import CNN, PCNN, RNN, load
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.text import Text
+from pathspace.sequences.training import Training
+
+from .console import console, errors, per_symbol, progress_bar, say
+from .files import After, AsJson, AsText, InputPath, mask_after, read, read_for, writable
+
+_MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
+
+
+class _FitReport:
+    """The progress bar of a fit."""
+
+    def __init__(self, bar: Progress, passes: int, seconds: float | None, symbols: int, held: int) -> None:
+        self._bar, self._passes, self._seconds = bar, passes, seconds
+        self._symbols, self._held = symbols, held
+        self._task = bar.add_task("fit", total=1.0, state="")
+        self._number = 1
+        self.last: Training | None = None
+
+    def __call__(self, training: Training) -> None:
+        if self.last is not None and training.passes <= self.last.passes:
+            self._number += 1
+        self.last = training
+        done = training.passes / max(self._passes, 1)
+        if self._seconds is not None:
+            done = max(done, training.seconds / self._seconds)
+        shown = f"network {self._number}  " if self._number > 1 else ""
+        shown += (
+            f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
+        )
+        if self._held:
+            shown += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
+        shown += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
+        self._bar.update(self._task, completed=min(done, 1.0), state=shown)
+
+
+def fit(
+    file: InputPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.")] = Path(
+        "model.safetensors"
+    ),
+    model: Annotated[str, typer.Option(help="pcnn, cnn or rnn.")] = "pcnn",
+    units: Annotated[int, typer.Option(help="Units.")] = 32,
+    connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.")] = 3,
+    metric: Annotated[str | None, typer.Option(help="rbp, rutsd, rbp-qd, rutsd-qd or fb.")] = None,
+    writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
+    damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.")] = 1.0,
+    reach: Annotated[
+        float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.", min=0)
+    ] = 0.0,
+    prior_writing: Annotated[float, typer.Option(help="Precision of a prior on writing weights.")] = 0.0,
+    prior_transition: Annotated[
+        float, typer.Option(help="Precision of a prior on transition weights.")
+    ] = 0.0,
+    validation: Annotated[
+        Path | None, typer.Option(help="File to stop on; default: the last tenth.", exists=True)
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share kept back without --validation; 0: none.")] = 0.1,
+    passes: Annotated[int, typer.Option(help="Most passes.")] = 1000,
+    seconds: Annotated[float | None, typer.Option(help="Most seconds of training.")] = None,
+    patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.")] = 300,
+    restarts: Annotated[int, typer.Option(help="Trainings to choose from.")] = 1,
+    heat: Annotated[int, typer.Option(help="Passes after which the worse restarts end; 0: none does.")] = 100,
+    ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.")] = 1,
+    folds: Annotated[
+        int, typer.Option(help="Parts of the file that take turns as the validation part; 1: the last tenth.")
+    ] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes for the restarts.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of graph and start values.")] = 0,
+    text: AsText = False,
+    after: After = None,
+    alphabet: Annotated[
+        Path | None,
+        typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a file and write the model; the best by the validation part is kept."""
+    with errors():
+        writable(output)
+        if resume and not output.exists():
+            raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
+        if model not in _MODELS:
+            raise ValueError(f"unknown model {model!r}, choose from {sorted(_MODELS)}")
+        options = {
+            "units": units,
+            "connectivity": connectivity or None,
+            "metric": metric,
+            "writing": writing,
+            "damping": damping,
+            "reach": reach or None,
+            "prior_writing": prior_writing,
+            "prior_transition": prior_transition,
+            "passes": passes,
+            "seconds": seconds,
+            "patience": patience or None,
+            "restarts": restarts,
+            "heat": heat,
+            "ensemble": ensemble,
+            "folds": folds,
+            "jobs": jobs,
+            "seed": seed,
+        }
+        estimator = load(output) if resume else _MODELS[model](**options)
+        training_text = read_for(estimator, file) if resume else read(file, text)
+        # folds take turns, and need no validation part of their own
+        held: Text | float | None = (share or None) if folds == 1 else None
+        if validation is not None:
+            held = read(validation, isinstance(training_text, str))
+        mask, held_mask = mask_after(training_text, after), None
+        counted, held_counted = len(training_text) if mask is None else int(mask.sum()), 0
+        if isinstance(held, str | bytes):
+            held_mask = mask_after(held, after)
+            held_counted = len(held) if held_mask is None else int(held_mask.sum())
+        elif held is not None:
+            size = int(len(training_text) * held)
+            held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
+            counted -= held_counted
+        elif folds > 1:
+            held_counted = counted
+        with progress_bar() as bar:
+            report = _FitReport(bar, passes, seconds, max(counted, 1), held_counted)
+            try:
+                estimator.fit(
+                    training_text,
+                    held,
+                    mask=mask,
+                    validation_mask=held_mask,
+                    alphabet=None if alphabet is None else read(alphabet, isinstance(training_text, str)),
+                    passes=passes if resume else None,
+                    seconds=seconds if resume else None,
+                    resume=resume,
+                    report=report,
+                )
+            except KeyboardInterrupt:
+                if report.last is None:
+                    console.print("interrupted before the first pass was over: nothing is saved")
+                    raise
+                estimator.training_ = report.last
+                if estimator.restarts == 1:
+                    told = "interrupted: what has been learned is saved, go on with --resume"
+                else:
+                    told = f"interrupted: of {estimator.restarts} networks, the last one is saved alone"
+                    told += "" if estimator.folds > 1 else ", go on with it by --resume"
+                    estimator.set_params(restarts=1, ensemble=1)
+                console.print(told)
+        estimator.save(output)
+    _say_figures(output, estimator.training_, counted, held_counted, as_json)
+
+
+def _say_figures(output: Path, training: Training, counted: int, held_counted: int, as_json: bool) -> None:
+    each = per_symbol(-training.log_likelihood / math.log(2), counted)
+    lines = [
+        f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
+        f"training {each:.4f} bits/symbol",
+    ]
+    figures: dict[str, Any] = {
+        "model": str(output),
+        "passes": training.passes,
+        "seconds": training.seconds,
+        "units": training.result.units,
+        "training_bits_per_symbol": each,
+    }
+    if held_counted:
+        held = per_symbol(training.best_bits, held_counted)
+        figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
+        lines.append(f"validation {held:.4f} bits/symbol, best at pass {training.best_pass}")
+    say(as_json, figures, *lines)

@@ -1,0 +1,86 @@
+"""Commands of the synthetic tasks and of what networks are measured against: generate-task, baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pathspace.sequences import baselines
+from pathspace.sequences.storage import write_atomically
+from pathspace.sequences.tasks import TASKS
+from pathspace.sequences.text import Alphabet
+
+from .console import errors, per_symbol, say
+from .files import AsJson, read, writable
+
+
+def generate_task(
+    task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a synthetic text of the paper's size and print its true code length."""
+    with errors():
+        if task not in TASKS:
+            raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+        writable(output)
+        text = TASKS[task].generate(np.random.default_rng(seed))
+        write_atomically(output, text.encode())
+        length = TASKS[task].true_bits(text)
+    different = len(set(text))
+    figures = {
+        "output": str(output), "symbols": len(text), "different": different, "true_code_length_bits": length
+    }  # fmt: skip
+    say(
+        as_json,
+        figures,
+        f"{output}: {len(text)} symbols, {different} different, true code length {length:.4f} bits",
+    )
+
+
+def baseline(
+    training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
+    depth: Annotated[int, typer.Option(help="Longest context of the context trees.")] = 8,
+    states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Iterations of the HMM.")] = 100,
+    task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file."""
+    with errors():
+        seen, text = read(training, False), read(file, False)
+        assert isinstance(seen, bytes)
+        assert isinstance(text, bytes)
+        alphabet = Alphabet.of([seen, text])
+        x, before = alphabet.encode(text), alphabet.encode(seen)
+        rows: dict[str, float] = {}
+        for name in baselines.COMPRESSORS:
+            rows[name] = baselines.compressed_bits(name, text)
+            rows[f"{name} after training"] = baselines.compressed_bits(name, text, seen)
+        rows["context trees after training"] = baselines.context_tree_bits(x, len(alphabet), depth, before)
+        if states:
+            hidden = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
+            rows[f"HMM of {states} states"] = hidden.bits(x)
+        true = 0.0
+        if task is not None:
+            if task not in TASKS:
+                raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+            try:
+                true = TASKS[task].true_bits(text.decode())
+            except ValueError as error:
+                raise ValueError(f"{file} is no text of the task {task}: {error}") from error
+    if as_json:
+        figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
+        say(True, figures)
+        return
+    table = Table("baseline", "bits" if task is None else "bits beyond the true code length", "bits/symbol")
+    for name, value in rows.items():
+        table.add_row(name, f"{round(value - true, 1) + 0.0:.1f}", f"{per_symbol(value, len(text)):.4f}")
+    Console().print(table)

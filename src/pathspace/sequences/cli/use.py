@@ -1,0 +1,98 @@
+"""Commands that use a model file: sample, bits, predict, compress, decompress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pathspace.sequences.compression import compress as compress_bytes
+from pathspace.sequences.compression import decompress as decompress_bytes
+from pathspace.sequences.estimators import load
+from pathspace.sequences.storage import write_atomically
+
+from .console import errors, say, symbols_bar
+from .files import After, AsJson, InputPath, ModelPath, mask_after, read_for, writable
+
+
+def sample(
+    model: ModelPath,
+    length: Annotated[int, typer.Option(help="Symbols to draw.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
+    temperature: Annotated[float, typer.Option(help="1: the model; below: bolder.")] = 1.0,
+) -> None:
+    """Write text drawn from the model to the standard output."""
+    with errors():
+        estimator = load(model)
+        read = prompt if isinstance(estimator.alphabet_.symbols, str) else prompt.encode()
+        drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
+    stream = typer.get_binary_stream("stdout")
+    stream.write(drawn.encode() if isinstance(drawn, str) else drawn)
+    stream.flush()
+
+
+def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson = False) -> None:
+    """Score a file: its code length under the model."""
+    with errors():
+        estimator = load(model)
+        text = read_for(estimator, file)
+        mask = mask_after(text, after)
+        total = estimator.bits(text, mask)
+    counted = len(text) if mask is None else int(mask.sum())
+    total = max(0.0, total)
+    figures = {"bits": total, "bits_per_symbol": total / counted, "symbols": counted}
+    say(as_json, figures, f"{total:.3f} bits, {total / counted:.5f} bits/symbol, {counted} symbols")
+
+
+def predict(
+    model: ModelPath,
+    context: Annotated[str, typer.Argument(help="What has been read.")] = "",
+    top: Annotated[int, typer.Option(help="Symbols to show.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the most probable next symbols."""
+    with errors():
+        estimator = load(model)
+        read = context if isinstance(estimator.alphabet_.symbols, str) else context.encode()
+        prediction = estimator.predict(read)
+    best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
+    shown = [repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol) for symbol, _ in best]
+    # a byte is its number in JSON, which has no bytes
+    figures = {"context": context, "next": [[symbol, p] for symbol, p in best]}
+    say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))
+
+
+def compress(
+    model: ModelPath,
+    file: InputPath,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: FILE.psq.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compress a file with the model's predictions and an arithmetic coder."""
+    output = output or file.with_name(file.name + ".psq")
+    with errors():
+        writable(output)
+        estimator, data = load(model), file.read_bytes()
+        with symbols_bar("compress") as progress:
+            packed = compress_bytes(estimator, data, progress)
+        write_atomically(output, packed)
+    each = 8 * len(packed) / max(len(data), 1)
+    figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
+    say(as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte")
+
+
+def decompress(
+    model: ModelPath,
+    file: InputPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+) -> None:
+    """Bring back a compressed file; refuses what is damaged or belongs to another model."""
+    with errors():
+        writable(output)
+        estimator, packed = load(model), file.read_bytes()
+        with symbols_bar("decompress") as progress:
+            data = decompress_bytes(estimator, packed, progress)
+        write_atomically(output, data)
+    typer.echo(f"{output}: {len(data)} bytes")

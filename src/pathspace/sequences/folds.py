@@ -1,0 +1,63 @@
+"""What a training reads, and what is kept back to stop it and to choose the best by.
+
+Alphabet of this module: A symbols. Encoded texts are vectors of symbol numbers; a mark is true where a symbol is to be
+predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .text import Corpus
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """What a training reads and what stops it.
+
+    Args:
+        corpus: text to learn.
+        validation: text to choose and to stop on, or None.
+    """
+
+    corpus: Corpus
+    validation: Corpus | None = None
+
+
+def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int) -> Fold:
+    """Keep back the last ``share`` of each text for validation."""
+    if not 0 < share < 1:
+        raise ValueError(f"the share for validation must lie between 0 and 1, got {share}")
+    cuts = [len(x) - int(len(x) * share) for x in encoded]
+    held = [x[cut:] for x, cut in zip(encoded, cuts, strict=True)]
+    if not any(len(x) for x in held):
+        raise ValueError(
+            f"the text is too short to keep back {share:g} of it for validation: give another text for that, or a "
+            "share of 0 for none"
+        )
+    kept_masks = None if masks is None else [m[:cut] for m, cut in zip(masks, cuts, strict=True)]
+    held_masks = None if masks is None else [m[cut:] for m, cut in zip(masks, cuts, strict=True)]
+    kept = [x[:cut] for x, cut in zip(encoded, cuts, strict=True)]
+    return Fold(Corpus.of(kept, A, kept_masks), Corpus.of(held, A, held_masks))
+
+
+def deal(encoded: list[np.ndarray], masks: list[np.ndarray] | None, folds: int, A: int) -> list[Fold]:
+    """Return folds that hold back every text in turn, or, with fewer texts than folds, stretches of each."""
+    marks = [np.ones(len(x), bool) for x in encoded] if masks is None else masks
+    found = []
+    for k in range(folds):
+        kept, held = [], []
+        for number, (x, mark) in enumerate(zip(encoded, marks, strict=True)):
+            if len(encoded) >= folds:
+                (held if number % folds == k else kept).append((x, mark))
+                continue
+            begin, end = len(x) * k // folds, len(x) * (k + 1) // folds
+            held.append((x[begin:end], mark[begin:end]))
+            kept += [(x[:begin], mark[:begin]), (x[end:], mark[end:])]
+        if not all(any(mark.any() for _, mark in part) for part in (kept, held)):
+            raise ValueError(f"the text is too short for {folds} folds: one of them has no symbol to predict")
+        corpora = [Corpus.of([x for x, _ in part], A, [mark for _, mark in part]) for part in (kept, held)]
+        found.append(Fold(*corpora))
+    return found

@@ -1,0 +1,272 @@
+"""What PCNN, CNN and RNN share, in scikit-learn's manner: fit, then bits, predict, sample, save.
+
+Alphabet of this module: N units, A symbols of the alphabet the model was fitted on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from threadpoolctl import threadpool_limits
+
+from . import storage
+from .ensembles import merge_folds
+from .evaluation import code_length
+from .folds import Fold, deal, keep_back
+from .parameters import Kind, Parameters, Squash
+from .passes import Metric, WritingStep
+from .restarts import Architecture, race, train_all
+from .text import Alphabet, Corpus, Text
+from .training import Report, Settings, Training
+from .walk import Walk, sample
+
+Texts = Text | Sequence[Text]
+
+
+class NotFittedError(ValueError, AttributeError):
+    """A model is used before `fit`."""
+
+
+def _as_list(text: Texts) -> list[Text]:
+    return [text] if isinstance(text, str | bytes) else list(text)
+
+
+def _as_masks(mask: ArrayLike | Sequence[ArrayLike] | None, text: Texts) -> list[np.ndarray] | None:
+    if mask is None:
+        return None
+    masks = [mask] if isinstance(text, str | bytes) else list(mask)  # type: ignore[arg-type]
+    return [np.asarray(part, dtype=bool) for part in masks]
+
+
+class SequenceModel:
+    """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        units: int = 32,
+        connectivity: int | None = 3,
+        *,
+        metric: Metric | None = None,
+        writing: WritingStep = "qdh",
+        squash: Squash = "tanh",
+        damping: float = 1.0,
+        reach: float | None = None,
+        prior_writing: float = 0.0,
+        prior_transition: float = 0.0,
+        rate: float | None = None,
+        passes: int = 1000,
+        seconds: float | None = None,
+        patience: int | None = 300,
+        validate_every: int = 2,
+        restarts: int = 1,
+        heat: int = 100,
+        ensemble: int = 1,
+        folds: int = 1,
+        jobs: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.units = units
+        self.connectivity = connectivity
+        self.metric: Metric | None = metric
+        self.writing: WritingStep = writing
+        self.squash: Squash = squash
+        self.damping = damping
+        self.reach = reach
+        self.prior_writing = prior_writing
+        self.prior_transition = prior_transition
+        self.rate = rate
+        self.passes = passes
+        self.seconds = seconds
+        self.patience = patience
+        self.validate_every = validate_every
+        self.restarts = restarts
+        self.heat = heat
+        self.ensemble = ensemble
+        self.folds = folds
+        self.jobs = jobs
+        self.seed = seed
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's signature
+        """Return the arguments of the constructor by name."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name != "self"}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments of the constructor by name.
+
+        Raises:
+            ValueError: if a name is unknown.
+        """
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise ValueError(f"{type(self).__name__} has no argument {name!r}")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"{type(self).__name__}({shown})"
+
+    def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
+        return Settings(
+            metric=self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
+            writing=self.writing,
+            damping=self.damping,
+            reach=self.reach,
+            prior_writing=self.prior_writing,
+            prior_transition=self.prior_transition,
+            passes=self.passes if passes is None else passes,
+            seconds=self.seconds if seconds is None else seconds,
+            patience=self.patience,
+            validate_every=self.validate_every,
+        )
+
+    def _fold(self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any) -> Fold:
+        texts, masks = _as_list(text), _as_masks(mask, text)
+        encoded = [self.alphabet_.encode(part) for part in texts]
+        A = len(self.alphabet_)
+        if validation is None or validation == 0:
+            return Fold(Corpus.of(encoded, A, masks))
+        if isinstance(validation, int | float):
+            return keep_back(encoded, masks, float(validation), A)
+        held = [self.alphabet_.encode(part) for part in _as_list(validation)]
+        held_corpus = Corpus.of(held, A, _as_masks(validation_mask, validation))
+        return Fold(Corpus.of(encoded, A, masks), held_corpus)
+
+    def fit(
+        self,
+        text: Texts,
+        validation: Texts | float | None = None,
+        *,
+        mask: Any = None,
+        validation_mask: Any = None,
+        alphabet: Text | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        resume: bool = False,
+        report: Report | None = None,
+    ) -> Self:
+        """Learn a text, or several.
+
+        Args:
+            text: str or bytes, or a list of them; the model begins anew with each.
+            validation: text to stop on and to choose the best by, or the share of the training text, from its
+                end, to be used for that; None or 0 trains on without looking.
+            mask: booleans, one for each symbol: which are to be predicted. A list of them for several texts.
+            validation_mask: the same for the validation text.
+            alphabet: symbols the model shall know beyond those of the texts.
+            passes: instead of the constructor's; counted from the very beginning, also when resuming.
+            seconds: likewise.
+            resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
+                text the result is the same, bit by bit, as if it had never stopped.
+            report: called with the `Training` after each pass; with jobs, after each training.
+
+        Raises:
+            ValueError: if there is no symbol, none is to be predicted, or an argument is out of range.
+            UnseenSymbolError: if, when resuming, a symbol is new.
+            FloatingPointError: if a direction is not finite.
+        """
+        settings = self._settings(passes, seconds)
+        if resume:
+            if self.folds > 1:
+                raise ValueError(
+                    "a model of several folds cannot go on: the folds it has seen differ; fit anew"
+                )
+            training = self._fitted()
+            fold = self._fold(text, validation, mask, validation_mask)
+            done = train_all([training], [fold], [settings], report=report)
+        else:
+            parts = _as_list(text)
+            if validation is not None and not isinstance(validation, int | float):
+                parts = parts + _as_list(validation)
+            self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
+            folds = self._folds(text, validation, mask, validation_mask)
+            architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
+            seeds = [self.seed + k for k in range(self.restarts)]
+            keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
+            ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report)
+            done = ranked[0]
+            if self.ensemble > 1:
+                done = [merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)]
+        self.training_ = done[0]
+        return self
+
+    def _folds(
+        self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
+    ) -> list[Fold]:
+        """Return the texts of every fold; one fold holds back the validation text itself."""
+        if not 1 <= self.ensemble <= self.restarts:
+            raise ValueError(
+                f"restarts must be at least 1 and ensemble between 1 and restarts, got {self.restarts} and "
+                f"{self.ensemble}"
+            )
+        if self.folds == 1:
+            fold = self._fold(text, validation, mask, validation_mask)
+            if self.ensemble > 1 and fold.validation is None:
+                raise ValueError(
+                    "an ensemble is chosen by a validation text: give one to fit, or several folds"
+                )
+            return [fold]
+        if self.folds < 1 or self.restarts % self.folds or self.ensemble % self.folds:
+            raise ValueError(
+                f"every fold has as many networks as the others: restarts and ensemble must be multiples of folds, "
+                f"got {self.restarts}, {self.ensemble} and folds={self.folds}"
+            )
+        if validation is not None:
+            raise ValueError(
+                "folds take turns as the validation text: give all texts for training, and none else"
+            )
+        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
+        return deal(encoded, _as_masks(mask, text), self.folds, len(self.alphabet_))
+
+    def _fitted(self) -> Training:
+        if not hasattr(self, "training_"):
+            raise NotFittedError(f"this {type(self).__name__} has not been fitted yet: call fit first")
+        return self.training_
+
+    @property
+    def parameters_(self) -> Parameters:
+        """The trained parameters: the best by the validation text, or the last."""
+        return self._fitted().result
+
+    def bits(self, text: Texts, mask: Any = None) -> float:
+        """Return the code length of a text in bits, each prediction mixed with 1/(t+2) of the uniform one.
+
+        Raises:
+            UnseenSymbolError: if a symbol is not in the alphabet of the model.
+            ValueError: if nothing is to be predicted.
+        """
+        parameters = self.parameters_
+        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
+        with threadpool_limits(1):
+            return code_length(parameters, Corpus.of(encoded, len(self.alphabet_), _as_masks(mask, text)))
+
+    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
+        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
+        return -self.bits(text) / sum(len(part) for part in _as_list(text))
+
+    def predict(self, context: Text) -> dict[str | int, float]:
+        """Return the probability of each symbol (of each byte value) after the context has been read."""
+        p = Walk(self.parameters_).read_all(self.alphabet_.encode(context)).predict()
+        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
+
+    def sample(
+        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
+    ) -> Text:
+        """Return text drawn from the model, which has read ``prompt`` first."""
+        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
+        rng = np.random.default_rng(seed)
+        drawn = sample(self.parameters_, length, rng, self.alphabet_.encode(prompt), temperature)
+        return self.alphabet_.decode(drawn)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model and its training to a safetensors file; an existing file is replaced at once."""
+        stored = storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())
+        storage.write_atomically(Path(path), storage.dump(stored))
