@@ -150,6 +150,14 @@ MISTAKES = {
         lambda: ps.paths.kappa(ps.trace(model().to("meta"), X)),
         "on the meta device.*to_empty.*trace",
     ),
+    "a balance of weights without values": (
+        lambda: ps.rescaling.balance_(ps.trace(model().to("meta"), X)),
+        "on the meta device.*to_empty.*trace",
+    ),
+    "paths of weights without values": (
+        lambda: ps.paths.enumerate_paths(ps.trace(model().to("meta"), X)),
+        "on the meta device.*to_empty.*trace",
+    ),
     # --- options
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
     "an infinite rate": (lambda: optimizer(lr=float("inf")), "lr must be finite"),

@@ -64,6 +64,10 @@ def in_place(m, h, z):
     return h.neg_().sub_(m.p)
 
 
+def clamped_from_above(m, h, z):
+    return h - 0.3 * z.clamp(max=0) + torch.clamp_max(m.l(z), 0.0) + z.clip(0)
+
+
 def zeroed(m, h, z):
     z = z.clone()
     z[z < 0] = 0
@@ -140,6 +144,7 @@ CASES = {
     "zero by where": (lambda: Model(lambda m, h, z: torch.where(z > 0, z, torch.zeros_like(z))), ROW, (), 4),
     "masked by its sign": (lambda: Model(lambda m, h, z: z.masked_fill(z < 0, 0.0)), ROW, (), 4),
     "written by its sign": (lambda: Model(zeroed), ROW, (), 4),
+    "clamped from above": (lambda: Model(clamped_from_above, l=linear()), ROW, (), 4),
     "sign": (lambda: Model(lambda m, h, z: z * torch.sign(z)), ROW, (), 4),
     "sign of another": (lambda: Model(lambda m, h, z: m.l(h) * (z > 0), l=linear()), ROW, (), 8),
     "both signs": (lambda: Model(lambda m, h, z: z * ((z > 0) | ~(z.flip(1) < 0))), ROW, (), 4),

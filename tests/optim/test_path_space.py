@@ -90,7 +90,21 @@ def g_sgd(**options):
     )
 
 
+class OneGain(torch.nn.Module):
+    """A residual branch with one learned number in front, as in ReZero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.branch, self.out = (torch.nn.Linear(*n) for n in ((3, 4), (4, 4), (4, 2)))
+        self.gain = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        return self.out(h + self.gain * self.branch(h).relu())
+
+
 MODELS = [
+    Case("one gain", OneGain, lambda n: torch.randn(n, 3), 2),
     Case(
         "recurrent cnn",
         lambda: ps.nn.RecurrentCNN(1, 2, maps=2, layers=3, unfoldings=3),

@@ -110,6 +110,37 @@ def test_layer_and_loop_have_the_same_paths():
     assert_close(paths.output(network.parameters, flow), model(x), **SAME)
 
 
+class Loop(nn.Module):
+    def __init__(self, start):
+        super().__init__()
+        self.read, self.again, self.out = nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
+        self.start = start
+
+    def forward(self, x):
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = (self.read(x[:, t]) + self.again(h) + h).relu()
+        return self.out(h)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda x: x.new_zeros(len(x), 3),
+        lambda x: torch.zeros(len(x), 3, dtype=x.dtype),
+        lambda x: torch.zeros_like(x[:, 0, :1]).expand(-1, 3),
+    ],
+    ids=["new_zeros", "zeros", "zeros_like"],
+)
+def test_no_path_starts_at_an_initial_state_of_zeros(start):
+    model = Loop(start).double()
+    network = ps.trace(model, torch.zeros(1, 2, 2, dtype=torch.float64))
+    # at each of the two steps 3 ways in from a unit's 2 inputs and bias; 3 weights and the sum lead on
+    assert ps.paths.unroll(network).num_paths == 3 * 3 * 4 + 3 * 3 + 1
+    rank = ps.paths.path_rank(ps.paths.path_jacobian(network))
+    assert rank == ps.paths.degrees_of_freedom(network) == 9 + 9 + 4 - 3
+
+
 def test_what_enters_a_softmax_is_the_output():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(-1)).double()
     x = torch.randn(4, 2, dtype=torch.float64)

@@ -46,6 +46,21 @@ def expect_network(network: Any) -> None:
         )
 
 
+def expect_weights(network: Any) -> None:
+    """Refuse what is no traced network, and a network whose weights have no values.
+
+    Raises:
+        TypeError: it is no traced network.
+        RuntimeError: it is on the meta device.
+    """
+    expect_network(network)
+    if next(iter(network.parameters.values())).is_meta:
+        raise RuntimeError(
+            "the model is on the meta device, where weights have no values: give it memory and values "
+            "(model.to_empty(device=...), then a start or load_state_dict), and trace it again"
+        )
+
+
 class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing attempts, not a user's error
     """The dimension taken for the batch is used as something else (time, features)."""
 

@@ -115,6 +115,11 @@ READS = frozenset(
 AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
 """Augmented assignments that write into their first operand."""
 
+CLAMPS = frozenset(
+    f"{kind}{end}" for kind in ("clamp", "clamp_min", "clamp_max", "clip") for end in ("", "_")
+)
+"""Bounds; one alone, at zero, is piecewise linear."""
+
 ENDINGS = frozenset(
     [
         *(
@@ -139,6 +144,7 @@ ENDINGS = frozenset(
             "clamp",
             "clamp_min",
             "clamp_max",
+            "clip",
             "round",
             "floor",
             "ceil",

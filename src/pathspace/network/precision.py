@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pathspace.network.errors import expect_network
+from pathspace.network.errors import expect_weights
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,14 +26,8 @@ def in_full_precision(function: Function) -> Function:
 
     @functools.wraps(function)
     def run(network: Any, *args: Any, **kwargs: Any) -> Any:
-        expect_network(network)
-        parameter = next(iter(network.parameters.values()))
-        if parameter.is_meta:
-            raise RuntimeError(
-                "the model is on the meta device, where weights have no values: give it memory and values "
-                "(model.to_empty(device=...), then a start or load_state_dict), and trace it again"
-            )
-        with full_precision(parameter):
+        expect_weights(network)
+        with full_precision(next(iter(network.parameters.values()))):
             return function(network, *args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -50,7 +50,7 @@ class Ends:
         for dim, size in enumerate(nodes.shape):  # a dimension along which nothing varies
             if size > 1 and bool((nodes == nodes.narrow(dim, 0, 1)).all()):
                 nodes = nodes.narrow(dim, 0, 1)
-        last = nodes.shape[-1] == nodes.numel()
+        last = nodes.dim() > 0 and nodes.shape[-1] == nodes.numel()  # a scalar parameter has no dimension
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
 
     def at(self, slots: Slots) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import jacrev
 from torch.utils import _pytree as pytree
 
+from pathspace.network.functions import CLAMPS
 from pathspace.network.rules.order import RULES as ORDERED
 from pathspace.network.rules.order import dimension
 from pathspace.paths.probing import each
@@ -26,7 +27,6 @@ _UNARY = frozenset(
         *("threshold", "threshold_"),
     ]
 )
-CLAMPS = frozenset(["clamp", "clamp_", "clamp_min", "clamp_min_"])
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
 _SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
 _DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
@@ -82,10 +82,10 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a clamp with these arguments is a ReLU."""
-    low = args[1] if len(args) > 1 else kwargs.get("min")
-    high = args[2] if len(args) > 2 else kwargs.get("max")
-    return high is None and low is not None and not bool(torch.as_tensor(low).any())
+    """Whether a clamp with these arguments is a ReLU, or what a ReLU leaves."""
+    given = [*args[1:3], kwargs.get("min"), kwargs.get("max")]
+    bounds = [bound for bound in given if bound is not None]
+    return len(bounds) == 1 and not bool(torch.as_tensor(bounds[0]).any())
 
 
 def gated_by_data(

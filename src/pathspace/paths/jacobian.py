@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import reduction_graph
@@ -97,7 +98,8 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
     """How many directions of weight space change the network's function.
 
     Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
-    size of the network. With data: d_G(w), the rank of the outputs' derivative in the weights over these examples.
+    size of the network; more than the rank where shared weights allow more than the classes do (docs/network.md).
+    With data: d_G(w), the rank of the outputs' derivative in the weights over these examples.
 
     Args:
         network: a traced network.
@@ -182,6 +184,7 @@ def _output_jacobian(network: Network, data: Any) -> Tensor:
 
 def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs of a float64 copy of the model in evaluation form, and the copy's parameters."""
+    expect_weights(network)
     current_values(network)
     if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
         raise ValueError("the data are not of the form of the example input that the network was traced with")

@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.network.functions import ENDINGS, short_name
+from pathspace.network.functions import CLAMPS, ENDINGS, SHAPED_FACTORIES, short_name
 from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
 from pathspace.paths.edge_list import NONE, Edges
-from pathspace.paths.gates import CLAMPS, Gated, gated, gated_by_data, is_relu
+from pathspace.paths.gates import Gated, gated, gated_by_data, is_relu
 from pathspace.paths.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.probing import LARGEST, reads
 from pathspace.paths.reduction import ReductionGraph
@@ -127,8 +127,10 @@ class Unroller(TorchFunctionMode):
             self.inputs.append(nodes.flatten())
             self.input_values.append(tensor.detach().flatten().double())
         else:
-            fixed = tensor.detach().double()  # an infinity is passed over by a maximum: it starts no path
-            self._edges(torch.zeros_like(nodes), nodes, NONE, fixed.masked_fill(fixed.isinf(), 0.0))
+            fixed = tensor.detach().double().flatten()
+            # no path starts at a zero, nor at an infinity, which a maximum passes over
+            (where,) = ((fixed != 0) & ~fixed.isinf()).nonzero(as_tuple=True)
+            self._edges(torch.zeros_like(where), nodes.flatten()[where], NONE, fixed[where])
         self._units[id(tensor)] = (tensor, nodes)
         return nodes
 
@@ -161,7 +163,8 @@ class Unroller(TorchFunctionMode):
                 return (self._packed.pack if fixed else self._packed.pad)(*args, **fixed)
         if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
             result = func(*args, **kwargs)
-            return self._keep(self._data, result) if data and not (units or weights) else result
+            constant = name in SHAPED_FACTORIES  # x.new_zeros(...): no input, though x is one
+            return self._keep(self._data, result) if data and not (units or weights or constant) else result
         if name in ("rnn_relu", "rnn_relu_cell"):
             with self:
                 return self._recurrent(name, *args, **kwargs)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
-from pathspace.network.errors import UntraceableError
+from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.unroll import Unroller
@@ -204,6 +204,7 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
 
 def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
+    expect_weights(network)
     current_values(network)
     call = network.call
     model = copy.deepcopy(network.model).to("cpu", torch.float64).eval()

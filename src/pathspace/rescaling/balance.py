@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
+from pathspace.network.errors import expect_weights
 from pathspace.paths.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
 
@@ -71,6 +72,7 @@ def balance_(
     """
     if tolerance is not None and (example_input is None or not tolerance > 0):
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
+    expect_weights(network)
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     if powers_of_two:

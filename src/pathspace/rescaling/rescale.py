@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 
 
@@ -28,6 +29,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
         RuntimeError: a parameter of the model was replaced after tracing.
         TypeError: ``network`` is no traced network.
     """
+    expect_weights(network)
     current_values(network)
     factors = torch.as_tensor(factors)
     if factors.shape != (network.num_classes,):
@@ -76,6 +78,7 @@ def random_rescale_(
         ValueError: not 0 < low <= high, or no power of two lies between them.
         OverflowError: see :func:`rescale_`.
     """
+    expect_weights(network)
     current_values(network)
     if not 0 < low <= high < float("inf"):
         raise ValueError(f"need 0 < low <= high, got low={low}, high={high}")

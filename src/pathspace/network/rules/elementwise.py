@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.functions import CLAMPS
 from pathspace.network.reasons import BOUNDED, GATED
 from pathspace.network.recorder import Recorder
 from pathspace.network.scales import FIXED, WILD
@@ -62,10 +63,15 @@ def unchanged(
 def clamp(
     recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, min: Any = None, max: Any = None
 ) -> Tensor:
-    """``clamp(min=0)`` is a ReLU; any other bound is a constant that does not scale."""
-    if isinstance(min, Tensor) and recorder.known(min) is None and not bool(min.any()):
-        min = 0
-    if isinstance(min, (int, float)) and min == 0 and max is None:
+    """``clamp(min=0)`` is a ReLU, ``clamp(max=0)`` what it leaves; other bounds are constants that do not scale."""
+
+    def is_zero(bound: Any) -> bool:
+        if isinstance(bound, Tensor):
+            return recorder.known(bound) is None and not bool(bound.any())
+        return isinstance(bound, (int, float)) and bound == 0
+
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if len(bounds) == 1 and is_zero(bounds[0]):
         return homogeneous(recorder, name, func, x)
     return recorder.refuse(name, BOUNDED)
 
@@ -307,7 +313,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "absolute"], homogeneous
     ),
-    **dict.fromkeys(["clamp", "clamp_", "clamp_min", "clamp_min_"], clamp),
+    **dict.fromkeys(sorted(CLAMPS), clamp),
     **dict.fromkeys(
         ["dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], unchanged
     ),
