@@ -327,6 +327,8 @@ def test_a_variance_of_one_value_is_refused():
     normal = ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), statistic="covariance")
     with pytest.raises(ValueError, match="at least 2 values per channel"):
         normal(torch.randn(1, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"at least 2 values per channel.*got 0"):
+        normal(torch.randn(0, 3, dtype=torch.float64))
     assert int(normal[0].num_batches_tracked) == 0
 
 
@@ -430,6 +432,8 @@ def test_network_of_another_model_and_folding_a_plain_one():
     model, network = mlp(3, 5, 2), ps.trace(mlp(3, 5, 2), torch.zeros(1, 3).double())
     with pytest.raises(ValueError, match="not a trace of this"):
         ps.nn.ddp_normalize(model, network)
+    with pytest.raises(TypeError, match="needs a traced network, got Sequential"):
+        ps.nn.ddp_normalize(model, model)
     with pytest.raises(ValueError, match="nothing to fold"):
         ps.nn.fold(model)
 

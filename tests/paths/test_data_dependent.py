@@ -163,6 +163,65 @@ def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     assert_close(spread, {name: j.var(0, correction=0).sum(0) for name, j in jacobian.items()}, **TIGHT)
 
 
+class Bag(nn.Module):
+    """An EmbeddingBag, or the same by the rows of an embedding."""
+
+    def __init__(self, mode, padding, whole):
+        super().__init__()
+        table = (
+            nn.EmbeddingBag(7, 4, mode=mode, padding_idx=padding) if whole else nn.Embedding(7, 4, padding)
+        )
+        self.table, self.hidden, self.out = table, nn.Linear(4, 5), nn.Linear(5, 2)
+        self.mode, self.padding, self.whole = mode, padding, whole
+
+    def forward(self, x):
+        rows = self.table(x)
+        if not self.whole:
+            rows = rows if self.padding is None else rows * (x != self.padding).unsqueeze(-1)
+            rows = rows.amax(1) if self.mode == "max" else getattr(rows, self.mode)(1)
+        return self.out(self.hidden(rows).relu())
+
+
+@pytest.mark.parametrize(("mode", "padding"), [("sum", None), ("mean", None), ("max", None), ("sum", 0)])
+def test_a_bag_is_the_rows_that_it_names(mode, padding):
+    torch.manual_seed(0)
+    bag, rows = (Bag(mode, padding, whole).double() for whole in (True, False))
+    rows.load_state_dict(bag.state_dict())
+    x = torch.randint(7, (6, 5))
+    for alpha, statistic in itertools.product((0.5, 1.0), STATISTICS):
+        ours, theirs = (
+            ps.paths.data_dependent_kappa(ps.trace(m, x), x, alpha=alpha, statistic=statistic)
+            for m in (bag, rows)
+        )
+        assert_close(ours, theirs, **TIGHT)
+        assert ours["table.weight"].any()
+
+
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+def test_a_variance_that_is_zero_is_not_its_rounding(sharing):
+    """A weight between two constants has kappa 0; divided by the rounding of two equal numbers, it would jump."""
+    torch.manual_seed(0)
+    model, x = mlp(4, 6, 3).float(), torch.randn(50, 4)
+    with torch.no_grad():
+        model[0].weight[2] = 0
+        model[0].bias[2] = 0.3  # what this unit says is always the same
+    options = {"alpha": 1.0, "statistic": "covariance", "sharing": sharing}
+    kappa = ps.paths.data_dependent_kappa(ps.trace(model, x), x, **options)["2.weight"]
+    assert torch.equal(kappa[:, 2], torch.zeros(3))
+    assert bool((kappa[:, [0, 1, 3, 4, 5]].amax(0) > 1e-4).any())
+    one = ps.paths.data_dependent_kappa(ps.trace(model, x), x[:1], **options)
+    assert not any(bool(value.any()) for value in one.values())
+
+
+@pytest.mark.parametrize("estimator", ["exact", "signs"])
+def test_the_variance_of_one_example_is_zero(estimator):
+    model = mlp(4, 6, 3).double()
+    network, x = ps.trace(model, torch.zeros(1, 4).double()), torch.randn(1, 4, dtype=torch.float64)
+    found = ps.paths.data_dependent_kappa(network, x, alpha=0.25, statistic="covariance", estimator=estimator)
+    shares, _ = path_share(network, replay(network, x), 0.25, "covariance")
+    assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
+
+
 @pytest.mark.parametrize("case", FOLLOWED, ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
     model = case.model(torch.float64)

@@ -83,6 +83,8 @@ class Follower(TorchFunctionMode):
         tensors = tensors_in(args, kwargs)
         if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
             return taken_apart.recurrent(self, name, args)
+        if name == "embedding_bag" and self._depends(tensors):
+            return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
         if name == "batch_norm" and self._depends(tensors):
             return taken_apart.batch_norm(self, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -122,7 +124,7 @@ class Follower(TorchFunctionMode):
             data = True
             weights = [t for t in tensors if self.is_weight(t)]
             if weights:
-                self._note_use(call, name, func, args, kwargs, tensors, weights, made[0])
+                self.note_use(call, name, func, args, kwargs, tensors, weights, made[0])
             self.note_nodes(call, made)
         for t in made:
             if data:
@@ -161,7 +163,7 @@ class Follower(TorchFunctionMode):
                 return place
         return known
 
-    def _note_use(
+    def note_use(
         self,
         call: Operation,
         name: str,
@@ -172,6 +174,7 @@ class Follower(TorchFunctionMode):
         weights: list[Tensor],
         result: Tensor,
     ) -> None:
+        """Remember where parameters are used."""
         batch = self.batch_of(result, call.batch)
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError(

@@ -113,6 +113,7 @@ class Interpreter(TorchFunctionMode):
         values = [v for t in made if (v := self.recorder.known(t)) is not None]
         if values and values[0].kind not in ("input", "buffer", "indices") and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
+            slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
             self.recorder.operations.append(
                 Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
             )

@@ -22,7 +22,7 @@ class Operation:
         module: path of the module it was called in.
         kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside.
         arguments: for every tensor argument the dimension that holds the batch; None where there is none.
-        results: slots of the results on the tape; for ``"outside"``, of what flows in.
+        results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in.
         batch: the dimension of the (first) result that holds the batch.
     """
 

@@ -40,6 +40,7 @@ class Recorder:
         ] = {}  # values of buffers and of views of them, by the id of the empty tensor
         self.extra_outputs: list[Value] = []  # what flows into parts left outside
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
+        self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
         self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order

@@ -1,6 +1,7 @@
 """Operations that a replay takes apart, because nodes of the network lie inside them.
 
-BatchNorm is fixed edges to the normalized unit, then one edge gamma and a bias; a recurrent layer is a loop.
+BatchNorm is fixed edges to the normalized unit, then one edge gamma and a bias; a recurrent layer is a loop; a bag is
+the rows of an embedding, and what is made of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from pathspace.network.follower import Follower
 
 
+_EMBEDDING_BAG = (
+    *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+    *("per_sample_weights", "include_last_offset", "padding_idx"),
+)
 _BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
@@ -71,6 +76,24 @@ def batch_norm(
         )
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])
+    return result
+
+
+def embedding_bag(
+    follower: Follower, tensors: list[Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """The rows that bags name, which are nodes, then their sum, mean or maximum."""
+    call = follower.next("embedding_bag")
+    given = dict(zip(_EMBEDDING_BAG, args, strict=False)) | kwargs
+    mode, padding = given.get("mode", "mean"), given.get("padding_idx")
+    looked_up = rows = F.embedding(input, weight, padding)
+    if padding is not None:  # bags pass over it
+        rows = rows * (input != padding).unsqueeze(-1)
+    result = rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+    if follower.is_weight(weight):
+        follower.note_use(call, "embedding", F.embedding, (input, weight), {}, tensors, [weight], looked_up)
+    follower.data.update((id(t), t) for t in (looked_up, rows, result))
+    follower.note_nodes(call, [result, rows])
     return result
 
 

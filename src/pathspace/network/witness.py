@@ -23,7 +23,7 @@ from pathspace.network.replay import Replay
 from pathspace.network.taken_apart import batch_norm, is_fixed_batch_norm
 
 _OTHERWISE = frozenset(
-    ["batch_norm", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
+    ["batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
 )  # in training, or taken apart
 _HOOKS = frozenset(
     ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]

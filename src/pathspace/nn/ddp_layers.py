@@ -55,6 +55,8 @@ class _DDPNormalized(_Base):
             x = input.to(self.weight.dtype)
             if not self.training:
                 return self._plain(x, *self.folded())
+            if not x.numel():  # torch's kernel would say less
+                self._check_count(0, x)
             z, mean, statistic = self._batch(x)
             self._track(mean, statistic, z.numel() // len(mean), x)
             return z
@@ -85,18 +87,23 @@ class _DDPNormalized(_Base):
         )
         return z, mean, statistic
 
+    def _check_count(self, n: int, x: Tensor) -> None:
+        """Refuse a batch that is too small for the statistics."""
+        rule = self.ddp_rule
+        least = 2 if rule.centred or not rule.second_moment else 1  # a variance of one value is zero
+        if rule.needs_mean and n < least:
+            raise ValueError(
+                f"{type(self).__name__} in training needs at least {least} values per channel for its batch "
+                f"statistics, got {n} from an input of shape {list(x.shape)}; use a larger batch or eval()"
+            )
+
     @torch.no_grad()
     def _track(self, mean: Tensor, statistic: Tensor, n: int, x: Tensor) -> None:
         """Average the statistics of ``n`` values per channel into the running ones as BatchNorm does."""
         rule, count = self.ddp_rule, self.num_batches_tracked
         if count is None:
             return
-        least = 2 if rule.centred or not rule.second_moment else 1  # a variance of one value is zero
-        if n < least:
-            raise ValueError(
-                f"{type(self).__name__} in training needs at least {least} values per channel for its batch "
-                f"statistics, got {n} from an input of shape {list(x.shape)}; use a larger batch or eval()"
-            )
+        self._check_count(n, x)
         count.add_(1)
         weight = self.momentum if self.momentum is not None else count.to(mean.dtype).reciprocal()
         if self.running_mean is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
+from pathspace.network.errors import expect_network
 from pathspace.network.network import current_values
 from pathspace.network.trace import unwrapped
 from pathspace.nn.ddp_function import Rule
@@ -80,6 +81,7 @@ def ddp_normalize(
     if momentum is not None and not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be None or between 0 and 1, got {momentum}")
     model = cast("_Model", unwrapped(model))
+    expect_network(network)
     if network.model is not model:
         raise ValueError(
             f"the network is not a trace of this {type(model).__name__}: call ps.trace(model, example)"

@@ -38,6 +38,8 @@ from pathspace.paths.signs import Pairs
 
 Sharing = Literal["parameters", "edges"]
 
+_ROUNDING = 32  # in units of the last place: of a mean square, less the squared mean
+
 _CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
 
 _BILINEAR = frozenset(
@@ -238,7 +240,12 @@ def _of_parameter(
 
 
 def _combined(second: Tensor, mean: Tensor, statistic: Statistic) -> Tensor:
-    return second if statistic == "second_moment" else second - mean.square()
+    return second if statistic == "second_moment" else _without_rounding(second - mean.square(), second)
+
+
+def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
+    """Zero where a variance is no more than the rounding of the mean square: a step divided by it has any length."""
+    return torch.where(variance > _ROUNDING * torch.finfo(second.dtype).eps * second, variance, 0.0)
 
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
@@ -356,7 +363,7 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
     if statistic == "second_moment":
         return second
     means = torch.einsum("npo,npi->poi", delta, h).div_(n)
-    return second - means.square().sum(0)
+    return _without_rounding(second - means.square().sum(0), second)
 
 
 def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:

@@ -101,7 +101,7 @@ def sign_seeds(
     a = signs[:tall].mul_(torch.cat(flat).sqrt_())
     memory = {} if memory is None else memory
     made = memory_for(signs[:1].expand(tall * wide, -1), memory, "seeds")
-    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, -1))
+    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, sum(sizes)))
     seed = made[:rows]
     if pairs is not None and row_of is not None:
         made = memory_for(signs[:1].expand(found.count, -1), memory, "seeds of pairs")

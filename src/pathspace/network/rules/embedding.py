@@ -96,7 +96,9 @@ def embedding_bag(
         recorder.refuse(name, f"a {mode} without the padding depends on the data", "Use mode='sum'")
     rows = embedding(recorder, name, torch.nn.functional.embedding, input, weight, max_norm=max_norm)
     reduction = {"sum": "sum", "mean": "mean", "max": "amax"}[mode]
-    return recorder.apply(reduction, getattr(torch, reduction), rows, 1)
+    bags = recorder.apply(reduction, getattr(torch, reduction), rows, 1)
+    recorder.inside[recorder.value(bags).slot] = recorder.value(rows).slot
+    return bags
 
 
 RULES: dict[str, Callable[..., Any]] = {"embedding": embedding, "embedding_bag": embedding_bag}
