@@ -5,6 +5,7 @@ import torch
 from rich.console import Console
 from torch import optim
 
+import pathspace as ps
 from pathspace.experiments import invariance
 from pathspace.experiments.invariance import CANDIDATES, Candidate, as_json, check_all, print_verdicts
 from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
@@ -46,7 +47,26 @@ def test_a_broken_claim_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch
     assert not values["passed"]
 
 
-def test_every_way_of_path_sgd_is_among_the_candidates() -> None:
+@pytest.mark.parametrize(
+    "name", ["path-soap", "path-muon", "ddp-sgd", "ddp-adam", "quasi-diagonal", "g-adam"]
+)
+def test_the_other_optimizers_keep_their_claims(name: str) -> None:
+    (verdict,) = check_all([name], ["rnn"], steps=3)
+    assert verdict.claimed
+    assert verdict.report.passed
+
+
+def test_the_papers_adam_makes_no_claim() -> None:
+    (verdict,) = check_all(["path-gradient-adam"], ["mlp"], steps=3)
+    assert not verdict.claimed
+    assert not verdict.report.passed
+
+
+def test_every_optimizer_is_among_the_candidates() -> None:
+    model, example = build_network("mlp")
+    network = ps.trace(model, example)
+    built = {type(candidate.build(model, network)).__name__ for candidate in CANDIDATES.values()}
+    assert built >= set(ps.optim.__all__)
     assert {"sgd", "adam", "path-sgd", "path-sgd-momentum", "path-sgd-nesterov", "path-sgd-decay"} <= set(
         CANDIDATES
     )

@@ -49,55 +49,37 @@ class Verdict:
         return self.claimed and not self.report.passed
 
 
-def _path_sgd(**options: Any) -> Candidate:
+def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
+    """An optimizer of the library."""
+
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        from pathspace.optim import PathSGD
+        import pathspace.optim
 
-        return PathSGD(model.parameters(), network, **{"lr": 0.05, **options})
+        return getattr(pathspace.optim, name)(model.parameters(), network, **options)
 
-    return Candidate(build, invariant=True)
-
-
-def _path_adam(**options: Any) -> Candidate:
-    def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        from pathspace.optim import PathAdam
-
-        return PathAdam(model.parameters(), network, **{"lr": 0.003, **options})
-
-    return Candidate(build, invariant=True)
-
-
-def _g_sgd(**options: Any) -> Candidate:
-    def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        from pathspace.optim import GSGD
-
-        return GSGD(model.parameters(), network, **{"lr": 0.02, **options})
-
-    return Candidate(build, invariant=True)
-
-
-def _g_adam(**options: Any) -> Candidate:
-    def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        from pathspace.optim import GAdam
-
-        return GAdam(model.parameters(), network, **{"lr": 0.003, **options})
-
-    return Candidate(build, invariant=True)
+    return Candidate(build, invariant)
 
 
 CANDIDATES = {
     "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
     "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
-    "path-sgd": _path_sgd(),
-    "path-sgd-momentum": _path_sgd(lr=0.02, momentum=0.9),
-    "path-sgd-nesterov": _path_sgd(lr=0.02, momentum=0.9, nesterov=True),
-    "path-sgd-decay": _path_sgd(weight_decay=0.01),
-    "path-sgd-clipping": _path_sgd(clip_norm=0.1),
-    "path-sgd-stale": _path_sgd(refresh_every=10),
-    "path-adam": _path_adam(),
-    "g-sgd": _g_sgd(),
-    "g-sgd-momentum": _g_sgd(lr=0.005, momentum=0.9),
-    "g-adam": _g_adam(),
+    "path-sgd": _of("PathSGD", lr=0.05),
+    "path-sgd-momentum": _of("PathSGD", lr=0.02, momentum=0.9),
+    "path-sgd-nesterov": _of("PathSGD", lr=0.02, momentum=0.9, nesterov=True),
+    "path-sgd-decay": _of("PathSGD", lr=0.05, weight_decay=0.01),
+    "path-sgd-clipping": _of("PathSGD", lr=0.05, clip_norm=0.1),
+    "path-sgd-stale": _of("PathSGD", lr=0.05, refresh_every=10),
+    "path-adam": _of("PathAdam", lr=0.003),
+    "path-soap": _of("PathSOAP", lr=0.003, refresh_every=10),
+    "path-muon": _of("PathMuon", lr=0.003, refresh_every=10),
+    "path-gradient-adam": _of("PathGradientAdam", lr=0.003, invariant=False),
+    "g-sgd": _of("GSGD", lr=0.02),
+    "g-sgd-momentum": _of("GSGD", lr=0.005, momentum=0.9),
+    "g-adam": _of("GAdam", lr=0.003),
+    "ddp-sgd": _of("DDPSGD", lr=0.01, clip_norm=1.0, refresh_every=10),
+    "ddp-sgd-centred": _of("DDPSGD", lr=0.01, clip_norm=1.0, statistic="covariance", refresh_every=10),
+    "ddp-adam": _of("DDPAdam", lr=0.003, refresh_every=10),
+    "quasi-diagonal": _of("QuasiDiagonal", lr=0.003, damping=0.1, clip_norm=1.0, refresh_every=10),
 }
 
 
