@@ -1,4 +1,4 @@
-"""Cost of a whole training step of G-SGD relative to torch.optim.SGD.
+"""Cost of a whole training step of G-SGD relative to torch.optim.SGD, and of G-Adam relative to torch.optim.AdamW.
 
 Both optimizers train copies of the same model in one process; their steps alternate, and the figure is the median
 of the ratios of neighbouring steps. With one thread the time is that of the thread, so that other programs count as
@@ -6,6 +6,7 @@ little as possible. Prints one JSON line per figure.
 
     python benchmarks/g_step_cost.py
     python benchmarks/g_step_cost.py --cases mlp rnn-100x28 --pairs 400
+    python benchmarks/g_step_cost.py --fused --optimizers GSGD GAdam
     python benchmarks/g_step_cost.py --output benchmarks/results/g_step_cost-cpu.json
 """
 
@@ -54,6 +55,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
+PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "GSGD": torch.optim.SGD,
+    "GAdam": torch.optim.AdamW,
+}
+
+
 def step_function(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor
 ) -> Callable[[], float]:
@@ -69,7 +76,9 @@ def step_function(
     return paired.timed(train, clock, cuda=x.is_cuda)
 
 
-def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
+def measure(
+    name: str, device: str, pairs: int | None, optimizer: str = "GSGD", *, fused: bool = False
+) -> dict[str, object]:
     """The median of paired ratios for one case."""
     build, shape, usual = CASES[name]
     torch.manual_seed(0)
@@ -79,17 +88,19 @@ def measure(name: str, device: str, pairs: int | None) -> dict[str, object]:
     other = copy.deepcopy(model)
     network = ps.trace(other, x[:2])
     # so small a rate that both stay near the start: neither copy may diverge while it is timed
-    plain = step_function(model, torch.optim.SGD(model.parameters(), lr=1e-6), x, y)
-    ours = step_function(other, ps.optim.GSGD(other.parameters(), network, lr=1e-6), x, y)
+    plain = step_function(model, PLAIN[optimizer](model.parameters(), lr=1e-6), x, y)
+    rule = getattr(ps.optim, optimizer)(other.parameters(), network, lr=1e-6, fused=fused)
+    ours = step_function(other, rule, x, y)
     ratios, seconds = paired.alternate(ours, plain, pairs or usual)
     return {
         "benchmark": "g_step_cost",
         "case": name,
-        "optimizer": "GSGD",
+        "optimizer": optimizer,
+        "fused": fused,
         "device": device,
         "threads": torch.get_num_threads(),
         "pairs": len(ratios),
-        "sgd_milliseconds": paired.milliseconds(seconds),
+        "plain_milliseconds": paired.milliseconds(seconds),
         **paired.summary(ratios),
         **paired.versions(),
     }
@@ -100,6 +111,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["GSGD"])
+    parser.add_argument("--fused", action="store_true", help="give our optimizer fused=True")
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -107,9 +120,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures = []
-    for name in options.cases:
-        figures.append(measure(name, options.device, options.pairs))
-        print(json.dumps(figures[-1]), flush=True)
+    for optimizer in options.optimizers:
+        for name in options.cases:
+            figures.append(measure(name, options.device, options.pairs, optimizer, fused=options.fused))
+            print(json.dumps(figures[-1]), flush=True)
     paired.write(figures, options.output)
 
 

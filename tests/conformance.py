@@ -198,6 +198,32 @@ REGISTRY = [
                 normalization="frozen",
                 clip_norm=0.5,
             ),
+            _g_sgd("fused", fused=True, plain={}, steps=25),
+            _g_sgd(
+                "fused, everything",
+                fused=True,
+                lr=0.005,
+                momentum=0.5,
+                nesterov=True,
+                weight_decay=0.05,
+                clip_norm=0.5,
+                clamp=1.5,
+                units="none",
+                steps=20,
+            ),
+            _adam_like("GAdam", "fused", fused=True, plain={}, steps=25),
+            _adam_like(
+                "GAdam",
+                "fused, everything",
+                fused=True,
+                betas=(0.8, 0.95),
+                eps=1e-6,
+                weight_decay=0.1,
+                clip_norm=0.5,
+                clamp=1.2,
+                units="none",
+                steps=20,
+            ),
         ]
         if find_spec("numba")  # an optional dependency
         else []

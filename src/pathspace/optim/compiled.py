@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from pathspace.network import Network
 
 if TYPE_CHECKING:
     from pathspace.fused.plan import Plan
+    from pathspace.optim.fused_path_space import PathSpaceStep
     from pathspace.optim.fused_step import FusedStep
     from pathspace.optim.path_optimizer import PathOptimizer
+    from pathspace.optim.path_space import PathSpaceOptimizer
+
+_MISSING = "fused=True needs Numba: pip install 'pathspace[fused]', or leave it out"
 
 
 def plan_of(network: Network, second_term: bool) -> tuple[Plan | None, str]:
@@ -21,9 +27,7 @@ def plan_of(network: Network, second_term: bool) -> tuple[Plan | None, str]:
     try:
         from pathspace.fused.plan import NoPlanError, Plan
     except ImportError as error:
-        raise ImportError(
-            "fused=True needs Numba: pip install 'pathspace[fused]', or leave it out"
-        ) from error
+        raise ImportError(_MISSING) from error
     if second_term:
         return None, "second_term=True"
     try:
@@ -37,3 +41,24 @@ def fused_step(optimizer: PathOptimizer, plan: Plan, rule: str) -> FusedStep:
     from pathspace.optim import fused_step
 
     return getattr(fused_step, rule)(optimizer, plan)
+
+
+def path_space_step(
+    optimizer: PathSpaceOptimizer, *, adaptive: bool = False
+) -> tuple[PathSpaceStep | None, str]:
+    """The step of an optimizer in path space by compiled loops, or None and why there is none.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
+    try:
+        from pathspace.optim.fused_path_space import PathSpaceStep
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    parameters = optimizer.network.parameters.values()
+    types = {p.dtype for p in parameters}
+    if types not in ({torch.float32}, {torch.float64}) or any(p.device.type != "cpu" for p in parameters):
+        return None, "the network's parameters are not all float32, or all float64, and on the CPU"
+    if any(group.get("amsgrad") for group in optimizer.param_groups):
+        return None, "amsgrad=True"
+    return PathSpaceStep(optimizer, adaptive=adaptive), ""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.optim.compiled import path_space_step
 from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
@@ -60,6 +61,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         skeleton_rate: float,
         skeleton: Skeleton | Rule | None,
         seed: int,
+        fused: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         if clip_norm is not None and not clip_norm > 0:
@@ -78,12 +80,22 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, defaults)
+        found = path_space_step(self, adaptive=self._adaptive) if fused else (None, "fused=False")
+        self._direct, self.not_fused_because = found
         if isinstance(self._wanted, Skeleton):
             _check_skeleton(self._wanted, network)
         elif self._wanted not in RULES:
             raise ValueError(
                 f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
             )
+
+    @property
+    def fused(self) -> bool:
+        """Whether compiled loops take the steps; ``not_fused_because`` says why not."""
+        return self._direct is not None
+
+    _adaptive = False
+    """Whether the rule is Adam's, to the loops."""
 
     @abstractmethod
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
@@ -171,9 +183,19 @@ class PathSpaceOptimizer(NetworkOptimizer):
             The closure's loss, or None.
         """
         loss, active = evaluated(closure), self._active()
-        if active:
+        if active and not self._taken(active):
             self._advance(active)
         return loss
+
+    def _taken(self, active: Active) -> bool:
+        """Whether compiled loops took the step; the first one chooses the skeleton and is not theirs."""
+        if self._direct is None or self.skeleton is None:
+            return False
+        self.network.check_current()
+        count = self._direct.take(active, self._start)
+        if count:
+            self._start["flipped" if self.clamp is None else "clamped"] += count
+        return count is not None
 
     @with_tables_on_the_cpu
     def _advance(self, active: Active) -> None:
