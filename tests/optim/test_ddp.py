@@ -110,9 +110,9 @@ def test_suite_tells_a_constant_added_to_the_metric():
     """A planted fault: damping that does not transform like kappa."""
 
     class Faulty(ps.optim.DDPSGD):
-        def _kappa(self, names, measure):
-            found = super()._kappa(names, measure).values
-            return survey({name: value + 1e-3 for name, value in found.items()}, measure)
+        def _surveyed(self, names):
+            found, means = super()._surveyed(names)
+            return survey({name: value + 1e-3 for name, value in found.values.items()}), means
 
     case = BY_NAME["mlp"]
     entry = Entry("faulty", lambda params, network: Faulty(params, network, lr=0.02))

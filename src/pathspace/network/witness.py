@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pathspace.network.arguments import Arguments, examples_in, tensors_in
+from pathspace.network.arguments import examples_in, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.follower import Follower, Summary
 from pathspace.network.functions import METADATA, RANDOM, short_name
@@ -35,17 +36,16 @@ class Witness(TorchFunctionMode):
 
     Args:
         network: a traced network; its model is the one that runs.
-        inputs: what it is called with.
+        given: the tensors it is called with.
         summary: what is wanted of the values of a node.
     """
 
-    def __init__(self, network: Network, inputs: Arguments, summary: Summary) -> None:
+    def __init__(self, network: Network, given: list[Tensor], summary: Summary) -> None:
         super().__init__()
         self.network = network
-        self._given = tensors_in(inputs.args, inputs.kwargs)
-        count = examples_in(network, self._given)
+        count = examples_in(network, given)
         self._follower: Follower | None = Follower(
-            network, dict(network.parameters), count, False, self._given, summary
+            network, dict(network.parameters), count, False, given, summary
         )
 
     def __torch_function__(
@@ -90,11 +90,16 @@ class Witness(TorchFunctionMode):
         )
 
 
-def can_witness(network: Network, inputs: Arguments) -> bool:
-    """Whether a call of the model may stand for a replay, as far as can be said before it."""
-    model, parameters = network.model, network.parameters.values()
+def can_witness(network: Network, given: list[Tensor], *, backwards: bool = True) -> bool:
+    """Whether a call of the model may stand for a replay, as far as can be said before it.
+
+    Args:
+        network: a traced network.
+        given: the tensors that its model is called with.
+        backwards: whether gradients will be pulled back through the graph of the call.
+    """
+    parameters = network.parameters.values()
     device = next(iter(parameters)).device.type
-    given = tensors_in(inputs.args, inputs.kwargs)
     if not given or network.call.outside or network.call.states:
         return False
     if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -104,7 +109,7 @@ def can_witness(network: Network, inputs: Arguments) -> bool:
     if any(not p.requires_grad or p.dtype not in (torch.float32, torch.float64) for p in parameters):
         return False
     # a second backward pass would run these hooks once more
-    if any(m._backward_hooks or m._backward_pre_hooks for m in model.modules()):
+    if backwards and any(m._backward_hooks or m._backward_pre_hooks for m in network.model.modules()):
         return False
     try:
         network.check_current()

@@ -16,12 +16,17 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, first_examples
+from pathspace.network.chain import ChainPass, Layer, layers_of
+from pathspace.network.follower import Summary
 from pathspace.network.replay import Replay, replay
 from pathspace.network.squares import dense, memory_for
+from pathspace.optim.chain_refresh import ChainRefresh
 from pathspace.optim.latest_batch import LatestBatch
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.optim.replicas import mean_over_replicas, rank_and_size
+from pathspace.paths.chain_shares import ChainShares, chain_shares
 from pathspace.paths.data_dependent import (
+    EXACT_UNITS,
     Estimator,
     Request,
     Shares,
@@ -42,7 +47,7 @@ _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the
 class Prepared:
     """The terms of kappa found while the model ran, and what they hold for."""
 
-    shares: Shares
+    shares: Shares | ChainShares
     draws: int
     versions: tuple[tuple[int, int], ...]
 
@@ -82,12 +87,27 @@ class DataMetric(PathOptimizer):
         self.examples, self.process_group = examples, process_group
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
+        self._layers, self._chain_refresh = layers_of(self.network), ChainRefresh()
         self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
 
     def _watched_by(self, owner: DataMetric, network: Network, *, look: bool) -> LatestBatch:
         """What looks at the calls of a model, for this optimizer or for a copy of it."""
-        summary = functools.partial(spread_of, statistic=self.statistic)
-        return LatestBatch(network, owner._is_due, owner._prepare, summary, look=look)
+        chain = self._layers
+        if chain is not None and not self._is_for_chains(chain):
+            chain = None
+        return LatestBatch(network, owner._is_due, owner._prepare, self._summary, chain, look=look)
+
+    @property
+    def _summary(self) -> Summary:
+        """What is wanted of the values of a node."""
+        return functools.partial(spread_of, statistic=self.statistic)
+
+    def _is_for_chains(self, layers: Sequence[Layer]) -> bool:
+        """Whether what is wanted of a chain is what ``chain_shares`` finds: random signs, no products of parameters."""
+        seeded = layers[-1:] if self.alpha == 1 else layers
+        units = sum(len(self.network.parameters[layer.weight]) for layer in seeded)
+        signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
+        return signs and self.sharing == "parameters" and self._pairs is None
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
@@ -96,7 +116,7 @@ class DataMetric(PathOptimizer):
             args: what the model is called with.
             kwargs: likewise.
         """
-        self._latest.give(Arguments(args, kwargs))
+        self._latest.give(args, kwargs)
 
     def close(self) -> None:
         """Remove the hook by which the optimizer sees batches; from then on they come by :meth:`observe` alone."""
@@ -108,6 +128,49 @@ class DataMetric(PathOptimizer):
         if name != "_latest":
             return super()._copied(name, value, memo)
         return self._watched_by(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
+
+    def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
+        prepared = self._prepared_chain() if self.alpha > 0 else None
+        found = None if prepared is None else self._surveyed_chain(prepared, names)
+        return super()._surveyed(names) if found is None else found
+
+    def _prepared_chain(self) -> Prepared | None:
+        """What was found of a chain while the model ran, or is found by running it once more."""
+        prepared, draws = self._latest.prepared, self._draws(self._own_names())
+        if prepared is None or not self._is_current(prepared, draws):
+            prepared, layers = None, self._layers
+            if layers is None or self._latest.inputs is None or self._is_wide():
+                return None
+            if self._is_for_chains(layers):
+                seen = ChainPass.of(replay(self.network, self._batch()), layers, self._summary)
+                prepared = self._latest.prepared = None if seen is None else self._prepare(seen)
+        return prepared if prepared is not None and isinstance(prepared.shares, ChainShares) else None
+
+    def _surveyed_chain(
+        self, prepared: Prepared, names: dict[Tensor, str]
+    ) -> tuple[Surveyed, list[float]] | None:
+        """All parameters of a chain at once, if that is all there is to it."""
+        assert isinstance(prepared.shares, ChainShares)
+        own = list(names.values())
+        if rank_and_size(self.process_group)[1] > 1:
+            return None
+        states = {name: self.state[p] for p, name in names.items()}
+        gauges = {name: self._gauges[p] for p, name in names.items()}
+        decay = _AVERAGED if self.averaging is None else self.averaging
+        made = self._chain_refresh.refreshed(prepared.shares, states, gauges, self.alpha, decay, self._memory)
+        if made is None:
+            return None
+        self._latest.prepared = None  # its data is no more
+        found, means, kept, sure = made
+        types = {name: value.dtype for name, value in found.values.items()}
+        if not (self._moderate(found) and (sure or fits(found, types, self._request(prepared.draws)))):
+            return None
+        for name, new in kept.items():
+            self._keep(name, new)
+        return found, [means[name] for name in own]
+
+    def _is_current(self, prepared: Prepared, draws: int) -> bool:
+        return (prepared.draws, prepared.versions) == (draws, self._versions())
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -122,14 +185,12 @@ class DataMetric(PathOptimizer):
         if self._is_wide():
             found, kept = self._refreshed(names, draws, self._shares_in_float64(names, draws), measure)
         else:
-            fresh = (
-                isinstance(prepared, Prepared)
-                and (prepared.draws, prepared.versions) == (draws, self._versions())
-                and all(name in prepared.shares.data for name in names)
-            )
-            shares = (
-                prepared.shares if fresh else self._shares(replay(self.network, self._batch()), names, draws)
-            )
+            shares = None
+            if isinstance(prepared, Prepared) and self._is_current(prepared, draws):
+                shares = prepared.shares
+                shares = shares.by_name(names) if isinstance(shares, ChainShares) else shares
+            if shares is None or any(name not in shares.data for name in names):
+                shares = self._shares(replay(self.network, self._batch()), names, draws)
             found, kept = self._refreshed(names, draws, shares, measure)
             types = {name: found.values[name].dtype for name in names}
             if not (self._moderate(found) and fits(found, types, self._request(draws))):
@@ -173,7 +234,11 @@ class DataMetric(PathOptimizer):
         state, place = self.state[self.network.parameters[name]], f"{name}, data"
         average, memory = new.get("data_average"), self._memory.get(place)
         if average is not None and memory is not None and memory.data_ptr() == average.data_ptr():
-            self._memory[place] = state["data_average"]
+            before = state.get("data_average")
+            if before is None:
+                del self._memory[place]
+            else:
+                self._memory[place] = before
         state.update(new)
 
     def _moderate(self, found: Surveyed) -> bool:
@@ -207,18 +272,17 @@ class DataMetric(PathOptimizer):
         return Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs, part)
 
     def _shares(
-        self,
-        found: Replay,
-        names: Sequence[str],
-        draws: int,
-        memory: dict[str, Tensor] | None = None,
+        self, found: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
     ) -> Shares:
+        generator, memory = self._generator(draws), self._memory if memory is None else memory
+        return kappa_shares(self.network, found, self._request(draws), generator, names, memory)
+
+    def _generator(self, draws: int) -> torch.Generator:
+        """What draws the signs of a refresh."""
         device = next(iter(self.network.parameters.values())).device
         # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
         far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
-        generator = torch.Generator(device).manual_seed((far + draws) % 2**32)
-        memory = self._memory if memory is None else memory
-        return kappa_shares(self.network, found, self._request(draws), generator, names, memory)
+        return torch.Generator(device).manual_seed((far + draws) % 2**32)
 
     # -- the model's own call -------------------------------------------------------------------------------------
 
@@ -231,18 +295,33 @@ class DataMetric(PathOptimizer):
         """What changes when a parameter of the network does."""
         return tuple((p._version, p.data_ptr()) for p in self.network.parameters.values())
 
-    def _is_due(self, inputs: Arguments) -> bool:
-        """Whether the next step will look at the whole of this batch."""
+    def _is_between(self) -> bool:
+        """Whether the next step is known to need no new metric."""
+        return False
+
+    def _is_due(self) -> bool:
+        """Whether the next step will look at the whole of the latest batch."""
+        if self._is_between():
+            return False
         states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
         if not any(state.get("age", 0) % self.refresh_every == 0 for state in states) or self._is_wide():
             return False
-        return self.examples is None or first_examples(self.network, inputs, self.examples) is inputs
+        given = self._latest.inputs
+        assert given is not None
+        return self.examples is None or first_examples(self.network, given, self.examples) is given
 
-    def _prepare(self, found: Replay) -> Prepared:
-        """Compute the metric from the graph of the model's own call."""
+    def _prepare(self, found: Replay | ChainPass) -> Prepared | None:
+        """Compute the metric from what the model's own call showed."""
+        if isinstance(found, ChainPass) and not self._is_for_chains(found.layers):
+            return None  # an option was changed
         names = self._own_names()
         draws = self._draws(names)
-        return Prepared(self._shares(found, names, draws), draws, self._versions())
+        shares: Shares | ChainShares
+        if isinstance(found, ChainPass):
+            shares = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
+        else:
+            shares = self._shares(found, names, draws)
+        return Prepared(shares, draws, self._versions())
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""

@@ -137,3 +137,6 @@ class DDPSGD(DataMetric, PathSGD):
             watch=watch,
             process_group=process_group,
         )
+
+    def _is_between(self) -> bool:
+        return self._between is not None and self._between.is_between()

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from pathspace.network import Network
-from pathspace.network.arguments import Arguments
+from pathspace.network.arguments import Arguments, examples_in, tensors_in
+from pathspace.network.chain import ChainPass, ChainWitness, Layer
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.follower import Summary
 from pathspace.network.replay import Replay
@@ -29,30 +30,32 @@ class LatestBatch:
 
     Args:
         network: the traced network.
-        wanted: a bound method: whether a call with these arguments is to be followed.
+        wanted: a bound method: whether the call that begins, with ``inputs``, is to be followed.
         prepare: a bound method: what is made of a call that was followed.
         summary: what ``prepare`` needs of the values of a node.
+        chain: the layers, if the network is a chain and ``prepare`` takes its pass as one.
         look: whether to look at all; if not, batches come by :meth:`give`.
 
     Attributes:
-        inputs: what the model was last called with.
         prepared: what ``prepare`` returned for that call; None if it was not followed.
     """
 
     def __init__(
         self,
         network: Network,
-        wanted: Callable[[Arguments], bool],
-        prepare: Callable[[Replay], Any],
+        wanted: Callable[[], bool],
+        prepare: Callable[[Replay | ChainPass], Any],
         summary: Summary,
+        chain: tuple[Layer, ...] | None = None,
         *,
         look: bool,
     ) -> None:
-        self.inputs: Arguments | None = None
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.prepared: Any = None
         self._network, self._summary = network, summary
         self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
-        self._witness: Witness | None = None
+        self._chain = chain
+        self._witness: Witness | ChainWitness | None = None
         self._end: Any = None  # the hook at the end of a call that is followed
         self._handle = None
         if look:
@@ -65,31 +68,44 @@ class LatestBatch:
         """Whether it still looks."""
         return self._handle is not None
 
-    def give(self, inputs: Arguments) -> None:
+    @property
+    def inputs(self) -> Arguments | None:
+        """What the model was last called with."""
+        return None if self._given is None else Arguments(*self._given)
+
+    def give(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a batch as if the model had been called with it."""
-        self.inputs, self.prepared = inputs, None
+        self._given, self.prepared = (args, kwargs), None
 
     def remove(self) -> None:
         """Stop looking, and forget the batch."""
-        self.inputs = self.prepared = None
+        self._given = self.prepared = None
         self._leave()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
-    def begin(self, model: nn.Module, inputs: Arguments) -> None:
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call of the model begins."""
-        self.give(inputs)
+        self._given, self.prepared = (args, kwargs), None
         self._leave()  # a call that was interrupted, or that this one is inside
         wanted = self._wanted()
-        if wanted is None or not wanted(inputs) or not can_witness(self._network, inputs):
+        if wanted is None or not wanted():
+            return
+        given = tensors_in(args, kwargs)
+        if not can_witness(self._network, given, backwards=self._chain is None):
             return
         try:
-            self._witness = Witness(self._network, inputs, self._summary)
+            self._witness = self._new_witness(given)
         except (ValueError, UnmatchedForwardError):
             return
         self._end = model.register_forward_hook(_End(weakref.ref(self)), always_call=True)
         self._witness.__enter__()
+
+    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness:
+        if self._chain is not None:
+            return ChainWitness(self._network, self._chain, self._summary, examples_in(self._network, given))
+        return Witness(self._network, given, self._summary)
 
     def end(self, result: Any) -> None:
         """It ends; with None if it raised."""
@@ -101,6 +117,8 @@ class LatestBatch:
             return  # torch goes through the hooks now: the next call removes this one
         self._leave()
         found, prepare = witness.found(result), self._prepare()
+        if found is None:
+            self._chain = None  # the model does more than a chain: later calls are followed as any other's
         if found is None or prepare is None:
             return
         try:
@@ -117,7 +135,7 @@ class LatestBatch:
             self._end = None
 
 
-def _pop(witness: Witness) -> None:
+def _pop(witness: Witness | ChainWitness) -> None:
     if _get_current_function_mode() is witness:
         witness.__exit__(None, None, None)
 
@@ -135,9 +153,9 @@ class _Look:
         if target is None or not torch.is_grad_enabled():
             return
         if torch.compiler.is_compiling():
-            target.give(Arguments(args, kwargs))
+            target.give(args, kwargs)
         elif not torch._C._are_functorch_transforms_active():  # in vmap the inputs are no batch
-            target.begin(model, Arguments(args, kwargs))
+            target.begin(model, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Look:
         return type(self)(_nothing)

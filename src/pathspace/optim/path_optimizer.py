@@ -123,6 +123,13 @@ class PathOptimizer(NetworkOptimizer):
             self._direct.forget()
         return taken
 
+    def _taken_between(self) -> bool:
+        """Whether the step was one between two refreshes, and was taken by what was remembered."""
+        return False
+
+    def _remember(self, active: Active) -> None:
+        """Remember what the steps until the next refresh need."""
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
@@ -133,7 +140,10 @@ class PathOptimizer(NetworkOptimizer):
         Returns:
             The closure's loss, or None.
         """
-        loss, active = evaluated(closure), self._active()
+        loss = evaluated(closure)
+        if self._taken_between():
+            return loss
+        active = self._active()
         if active and not self._taken(active):
             names = parameter_names(self.network, (p for p, _ in active))
             with full_precision(active[0][0]):
@@ -142,6 +152,7 @@ class PathOptimizer(NetworkOptimizer):
                     self._advance(active, self._metrics(names))
                 else:
                     self._advance_nearby(active, names, scales)
+            self._remember(active)
         return loss
 
     def _scales(self, names: Iterable[Tensor]) -> Tensor | None:

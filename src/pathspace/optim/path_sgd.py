@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.optim.compiled import fused_step
+from pathspace.optim.kept_step import KeptStep, Together
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
@@ -122,11 +123,21 @@ class PathSGD(PathOptimizer):
         )
         damped = damping > 0 or clip_step is not None  # what the loops do not do
         self._direct = None if self._plan is None or damped else fused_step(self, self._plan, "FusedDescent")
+        # subclasses with another rule have other steps between two refreshes
+        plain = self._direct is None and type(self)._advance is PathSGD._advance
+        self._between = KeptStep(self) if plain else None
 
     factored = True
 
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
         return Metric(safe_divisor_(kappa), state["normalizer"])
+
+    def _taken_between(self) -> bool:
+        return self._between is not None and self._between.take()
+
+    def _remember(self, active: Active) -> None:
+        if self._between is not None and self.refresh_every > 1:
+            self._between.remember(active)
 
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         gradients = self._gradients(active)
@@ -138,8 +149,34 @@ class PathSGD(PathOptimizer):
         if self.clip_step is not None:
             gauges = [gauge_of(self.state[s.p]) if s.metric is not None else None for s in steps]
             factor *= clip_factor(factor**2 * squared_length(steps, gauges), self.clip_step)
+        self._move_(steps, factor)
+
+    def _move_(self, steps: list[Steepest], factor: float) -> None:
+        """Update all parameters; those with a plain metric of their type together, each group in one call."""
+        moved: dict[int, Together] = {}
         for step in steps:
-            update_(step, factor, self.state[step.p])
+            p, group, state = step.p, step.group, self.state[step.p]
+            metric = step.metric
+            values = None if metric is None else metric.values
+            if (
+                metric is None
+                or not isinstance(values, Tensor)
+                or not values.dtype == p.dtype == step.g.dtype
+                or (group["momentum"] and "momentum_buffer" not in state)
+            ):
+                update_(step, factor, state)
+                continue
+            together = moved.get(id(group))
+            if together is None:
+                together = moved[id(group)] = Together(group)
+            together.parameters.append(p)
+            together.gradients.append(step.g)
+            together.metrics.append(values)
+            together.normalizers.append(metric.normalizer)
+            if group["momentum"]:
+                together.velocities.append(state["momentum_buffer"])
+        for together in moved.values():
+            together.move_(factor)
 
     def _scratch(self, p: Tensor) -> Tensor | None:
         """Memory that held p's square, which nobody needs after kappa is known."""

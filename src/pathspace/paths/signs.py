@@ -60,10 +60,15 @@ def random_pairs(
 
 def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
     """The numbers of ``SHARE`` of n examples, each equally likely; None, for all, if there are few."""
-    if count < MANY:
+    size = size_of_part(count)
+    if size == count:
         return None
-    order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    return order[: int(count * SHARE)]
+    return torch.randperm(count, generator=generator, device=generator.device)[:size].to(device)
+
+
+def size_of_part(count: int, part: bool = True) -> int:
+    """How many of n examples a mean square is taken over, if a part is enough."""
+    return int(count * SHARE) if part and count >= MANY else count
 
 
 def sign_seeds(
@@ -92,19 +97,13 @@ def sign_seeds(
         # the row of signs of each example
         row_of = torch.zeros(found.count, dtype=torch.long, device=device)
         row_of[pairs.first] = row_of[pairs.second] = torch.arange(rows, device=device)
-    wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
-    tall = -(-rows // wide)
     flat = [p.reshape(-1).to(dtype) for p in psi.values()]
     sizes = [len(p) for p in flat]
-    signs = random_signs((tall + wide, sum(sizes)), generator, dtype).to(device)
     # all nodes side by side: one row of seeds for every example
-    a = signs[:tall].mul_(torch.cat(flat).sqrt_())
     memory = {} if memory is None else memory
-    made = memory_for(signs[:1].expand(tall * wide, -1), memory, "seeds")
-    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, sum(sizes)))
-    seed = made[:rows]
+    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory)
     if pairs is not None and row_of is not None:
-        made = memory_for(signs[:1].expand(found.count, -1), memory, "seeds of pairs")
+        made = memory_for(seed.new_empty(1).expand(found.count, sum(sizes)), memory, "seeds of pairs")
         seed = torch.index_select(seed, 0, row_of, out=made) if rows else made.zero_()
         if len(pairs.left_out):
             seed[pairs.left_out] = 0
@@ -119,6 +118,18 @@ def sign_seeds(
         own = own.reshape(-1, *shape)
         seeds[key] = own.movedim(0, node.batch) if node.batch else own
     return seeds, pairs
+
+
+def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, memory: dict[str, Tensor]) -> Tensor:
+    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds, which are overwritten."""
+    wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
+    tall = -(-rows // wide)
+    count = len(sizes)
+    signs = random_signs((tall + wide, count), generator, sizes.dtype).to(sizes.device)
+    a = signs[:tall].mul_(sizes)
+    made = memory_for(sizes.expand(tall * wide, count), memory, "seeds")
+    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, count))
+    return made[:rows]
 
 
 def random_signs(
