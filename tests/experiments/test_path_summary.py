@@ -1,6 +1,7 @@
 """`pathspace paths`: models by name and from files, the numbers, the picture, and errors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.model_source import load_model
 from pathspace.experiments.path_summary import summarize
 from pathspace.experiments.report.reduction_figure import draw_reduction
 
@@ -98,10 +98,23 @@ def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> N
     assert "Traceback" not in result.output
 
 
-def test_a_missing_package_of_the_model_is_not_mistaken(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("import no_such_package_of_mine\n")
-    with pytest.raises(ModuleNotFoundError):
-        load_model(f"{tmp_path / 'model.py'}:build")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import no_such_package_of_mine", "needs the package 'no_such_package_of_mine', which is not installed"),
+        ("def build(:", r"failed: SyntaxError: .*\(model.py, line 1\)"),
+        ("def build(width): pass", r"failed: TypeError: .*'width'. Give a function that takes no arguments"),
+        ("def build():\n  raise OSError('no such weights')", r"OSError: no such weights \(line 2 of .*model.py\)"),
+        ("import torch\ndef build(): return torch.nn.Linear(3, 2)", "does not take such an example.*2 features"),
+        ("import torch\ndef build(): return torch.nn.Linear(2, 2, device='meta')", "on the meta device"),
+    ],
+)  # fmt: skip
+def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> None:
+    (tmp_path / "model.py").write_text(code + "\n")
+    result = call(f"{tmp_path / 'model.py'}:build", "--input", "2")
+    assert result.exit_code == 2, result.output
+    assert re.search(says, result.output.replace("\n", " ")), result.output
+    assert "Traceback" not in result.output
 
 
 def test_dead_units_and_multipliers_of_a_tiny_model() -> None:
@@ -131,6 +144,11 @@ def test_a_network_without_a_basis_still_has_numbers() -> None:
     assert found["basis_paths"] is None
     assert found["multipliers"] is None
     assert found["degrees_of_freedom"] > 0
+
+
+def test_a_model_without_classes_is_drawn() -> None:
+    network = ps.trace(nn.Linear(2, 3), torch.zeros(1, 2))
+    assert draw_reduction(network, ps.paths.skeleton(network), "one layer").startswith(b"\x89PNG")
 
 
 def test_a_model_with_many_classes_is_drawn() -> None:

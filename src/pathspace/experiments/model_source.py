@@ -5,10 +5,12 @@ Files of weights are not read: unpickling one runs whatever code is in it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,18 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
         seed: Decides built-in weights and drawn examples.
 
     Raises:
-        ConfigurationError: There is no such model, or no example for it.
+        ConfigurationError: There is no such model, or no example for it, or the function failed.
     """
     if source in NETWORKS:
         return _built_in(source, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = _factory(source)()
+        try:
+            made = _run(source, _factory(source))
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"{source!r} needs the package {error.name!r}, which is not installed."
+            ) from error
         model, examples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(model, nn.Module):
             raise ConfigurationError(
@@ -85,6 +92,23 @@ def _factory(source: str) -> Any:
     return factory
 
 
+def _run(source: str, code: Callable[[], Any]) -> Any:
+    """Run code of the user's, whose errors are the user's to read: the last line that is theirs, without ours."""
+    try:
+        return code()
+    except (ConfigurationError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename != __file__]
+        here = [f for f in frames if not f.filename.startswith("<frozen")]
+        if here and not isinstance(error, SyntaxError):  # which names its own place
+            said += f" (line {here[-1].lineno} of {here[-1].filename})"
+        elif isinstance(error, TypeError):
+            said += ". Give a function that takes no arguments"
+        raise ConfigurationError(f"{source!r} failed: {said}.") from error
+
+
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
@@ -94,7 +118,7 @@ def _from_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # what stands beside it can be imported, as for a script
     try:
-        spec.loader.exec_module(module)
+        _run(str(path), functools.partial(spec.loader.exec_module, module))
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
@@ -103,7 +127,7 @@ def _from_file(path: Path) -> Any:
 def _from_module(name: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return importlib.import_module(name)
+        return _run(name, functools.partial(importlib.import_module, name))
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise

@@ -97,6 +97,10 @@ def summarize(
         network = pathspace.trace(model, examples)
     except (UntraceableError, TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
+    except RuntimeError as error:  # the model's own, from a forward pass
+        raise ConfigurationError(f"The model does not take such an example: {error}") from error
+    if next(iter(network.parameters.values())).is_meta:
+        raise ConfigurationError("The model is on the meta device: build it with values.")
     skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
     graph = paths.reduction_graph(network)
     try:

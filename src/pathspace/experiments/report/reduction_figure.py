@@ -36,7 +36,7 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
 
     columns = _columns(network)
     tallest = max([3, *(min(len(column), MOST) for column in columns)])
-    size = (3.0 + 1.5 * len(columns), min(9.0, 1.6 + 0.42 * tallest))
+    size = (3.0 + 1.5 * max(1, len(columns)), min(9.0, 1.6 + 0.42 * tallest))
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
