@@ -163,6 +163,109 @@ def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     assert_close(spread, {name: j.var(0, correction=0).sum(0) for name, j in jacobian.items()}, **TIGHT)
 
 
+class Writes(nn.Module):
+    """Something that writes a parameter into activations, between two layers."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.read, self.out = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.p, self.q = nn.Parameter(torch.tensor([0.7, -0.3])), nn.Parameter(torch.rand(5) + 0.5)
+        self._write = write
+
+    def forward(self, x):
+        return self.out(self._write(self, self.read(x).relu()))
+
+
+def into_zeros(m, h):
+    z = torch.zeros(len(h), 5, dtype=h.dtype)
+    z[:, 3:] = m.p
+    z[:, :3] = h[:, :3] * m.q[:3]
+    return z
+
+
+def into_a_part(m, h):
+    z = h + 0
+    z[:, 3:][:] = m.p
+    return z * m.q
+
+
+def onto_a_part(m, h):
+    z = h + 0
+    z[:, 3:].add_(m.p)
+    z[:, :2] *= m.q[:2]
+    return z
+
+
+def in_place(m, h):
+    z = h + 0
+    z *= m.q
+    z[:, :2] += m.p
+    return z
+
+
+@pytest.mark.parametrize("write", [into_zeros, into_a_part, onto_a_part, in_place])
+def test_what_is_written_in_place_has_its_edges(write):
+    torch.manual_seed(0)
+    model, x = Writes(write).double(), torch.randn(6, 4, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert {"p", "q"} <= set(network.parameters)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+    assert_close(paths.output(network.parameters, flow).reshape(6, 2), model(x), **TIGHT)
+    weights = list(network.parameters.values())
+    rows = [
+        torch.autograd.grad(score, weights, retain_graph=True, materialize_grads=True)
+        for one in x.split(1)
+        for score in model(one)[0]
+    ]
+    slopes = {
+        n: torch.stack(r).unflatten(0, (6, 2))
+        for n, r in zip(network.parameters, zip(*rows, strict=False), strict=True)
+    }
+    expected = {name: slopes[name].square().mean(0).sum(0) for name in network.parameters}
+    found = ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+    assert_close(found, expected, **TIGHT)
+    optimizer = ps.optim.DDPSGD(
+        model.parameters(), network, lr=1.0, alpha=1.0, estimator="exact", normalization="none"
+    )
+    before = {name: p.detach().clone() for name, p in network.parameters.items()}
+    model(x).sum().backward()
+    optimizer.step()
+    for name, p in network.parameters.items():
+        step = torch.where(expected[name] > 1e-12, p.grad / expected[name], 0.0)
+        assert_close(p.detach(), before[name] - step, rtol=1e-8, atol=1e-10)
+
+
+class Casts(nn.Module):
+    """Pixels that become float32, and float32 scores, as written for a model in float32."""
+
+    def __init__(self, cast):
+        super().__init__()
+        self.read, self.out, self.cast = nn.Linear(4, 5), nn.Linear(5, 2), cast
+
+    def forward(self, x):
+        h = self.read(x.float() / 255 if self.cast else x / 255).relu()
+        return self.out(h.to(torch.float32)).float() if self.cast else self.out(h)
+
+
+def test_casts_of_the_model_fit_its_copies():
+    torch.manual_seed(0)
+    cast, plain = Casts(True), Casts(False)
+    plain.load_state_dict(cast.state_dict())
+    x = torch.randint(0, 256, (6, 4), dtype=torch.uint8)
+    found = []
+    for model in (cast, plain):
+        network = ps.trace(model, x)
+        paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+        freedom, dead = ps.paths.degrees_of_freedom(network, x), ps.paths.dead_units(network, x)
+        output = paths.output(network.parameters, flow)
+        generator = torch.Generator().manual_seed(1)
+        ps.rescaling.random_rescale_(network, 2.0**60, 2.0**62, powers_of_two=True, generator=generator)
+        kappa = ps.paths.data_dependent_kappa(network, x)  # beyond float32
+        assert {value.dtype for value in kappa.values()} == {torch.float64}
+        found.append((output, torch.tensor(freedom), dead, kappa))
+    assert_close(found[0], found[1], rtol=1e-6, atol=0)  # x / 255 of whole numbers is float32
+
+
 class Bag(nn.Module):
     """An EmbeddingBag, or the same by the rows of an embedding."""
 

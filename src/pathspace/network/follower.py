@@ -68,7 +68,7 @@ class Follower(TorchFunctionMode):
         self.data = {id(t): t for t in inputs if isinstance(t, Tensor)}  # keeps them alive: ids stay unique
         self._weights: list[Tensor] = []  # likewise
         self._cut: dict[int, Tensor] = {}  # detached from the graph
-        self._position = 0
+        self.position = 0
         self._paused = False
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
         self._live = network.tape.made
@@ -87,8 +87,9 @@ class Follower(TorchFunctionMode):
             return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
         if name == "batch_norm" and self._depends(tensors):
             return taken_apart.batch_norm(self, func, args, kwargs)
+        args = taken_apart.written(self, name, args)
         result = func(*args, **kwargs)
-        self.note(name, func, args, kwargs, tensors, result)
+        self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)
         return result
 
     def note(
@@ -122,7 +123,20 @@ class Follower(TorchFunctionMode):
         call = self.next(name) if made[0].requires_grad else None
         if call is not None and call.kind != "parameter":
             data = True
+            if (
+                tensors and made[0] is tensors[0] and not self.was_weight(made[0])
+            ):  # a constant that was just written to
+                self.data[id(made[0])] = made[0]
             weights = [t for t in tensors if self.is_weight(t)]
+            if (
+                weights
+                and made[0] is tensors[0]
+                and (made[0]._is_view() or "mul" in name or name == "__setitem__")
+            ):
+                raise UnmatchedForwardError(
+                    f"'{name}' in '{call.module}' writes a parameter into a tensor; what its edges carry on data "
+                    "shows in y = x + p or y = x * p"
+                )
             if weights:
                 self.note_use(call, name, func, args, kwargs, tensors, weights, made[0])
             self.note_nodes(call, made)
@@ -141,18 +155,22 @@ class Follower(TorchFunctionMode):
         """Whether a tensor depends on parameters only."""
         return tensor.requires_grad and id(tensor) not in self.data
 
+    def was_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor depended on parameters only before it was written to."""
+        return id(tensor) in self.views or any(tensor is weight for weight in self._weights)
+
     def next(self, name: str) -> Operation:
         """The traced operation that stands where the forward pass is now."""
         traced = self.program.operations
-        call = traced[self._position] if self._position < len(traced) else None
+        call = traced[self.position] if self.position < len(traced) else None
         if call is None or call.name != name:
             expected = f"'{call.name}' in '{call.module}'" if call is not None else "the end"
             raise UnmatchedForwardError(
-                f"operation {self._position} of the forward pass is '{name}' where tracing met {expected}: the model's "
+                f"operation {self.position} of the forward pass is '{name}' where tracing met {expected}: the model's "
                 "code takes another way than it did when it was traced (in evaluation form); trace it again, or make "
                 "its steps independent of the data"
             )
-        self._position += 1
+        self.position += 1
         return call
 
     def batch_of(self, tensor: Tensor, known: int | None) -> int | None:
@@ -246,8 +264,8 @@ class Follower(TorchFunctionMode):
 
     def finish(self, returned: list[Tensor]) -> None:
         """Check that the forward pass came to the end of the traced one, and met all nodes."""
-        if self._position != len(self.program.operations):
-            call = self.program.operations[self._position]
+        if self.position != len(self.program.operations):
+            call = self.program.operations[self.position]
             raise UnmatchedForwardError(
                 f"the forward pass ended before '{call.name}' in '{call.module}', which was traced"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from pathspace.network.arguments import arguments_of, widened
 from pathspace.network.follower import Follower
 from pathspace.network.network import Network, current_values
 from pathspace.network.observed import Key, Node, Use
+from pathspace.network.precision import AtLeast
 
 
 @dataclass
@@ -63,7 +64,13 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False, wide:
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     shadow, leaves = _shadow(network, differentiable, doubled if wide else widened)
     mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))
-    with torch.inference_mode(False), torch.enable_grad(), _running(shadow, mode), mode:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _running(shadow, mode),
+        _in_type(network, leaves),
+        mode,
+    ):
         result = shadow(*args, **kwargs)
         returned = network.returned(result)
     mode.finish(returned)
@@ -97,6 +104,16 @@ def _shadow(
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
     return shadow, leaves
+
+
+def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextManager[Any]:
+    """Casts and constants of the model fit the copy, if it is in a wider type than the model."""
+    widest = max((p.dtype for p in leaves.values()), key=lambda dtype: torch.finfo(dtype).bits)
+    return (
+        nullcontext()
+        if all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
+        else AtLeast(widest)
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.observed import Key, Use
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from pathspace.network.follower import Follower
 
 
+_WRITES = {
+    **dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1),
+    "__setitem__": 2,
+}  # into a tensor, and which argument is written
 _EMBEDDING_BAG = (
     *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),
@@ -77,6 +82,39 @@ def batch_norm(
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])
     return result
+
+
+def written(follower: Follower, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a write of a parameter into a tensor, with what is written as a tensor of its own.
+
+    The tensor written to shows neither what it held before nor, if it is a part of another one, the gradient after; the
+    tensor in between has for its gradient what the parameter's edges pass on.
+    """
+    place, operations = _WRITES.get(name), follower.program.operations
+    if place is None or len(args) <= place or not isinstance(args[place], Tensor):
+        return args
+    x, item = args[0], args[place]
+    if not follower.is_weight(item) or follower.was_weight(x) or follower.position >= len(operations):
+        return args
+    call = operations[follower.position]
+    batch = follower.batch_of(x, call.arguments[0] if call.arguments else None)
+    index = args[1] if name == "__setitem__" else ...
+    by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
+    if call.name != name or batch is None or by_data:
+        return args  # refused when the operation is noted
+
+    def spread(like: Tensor, w: Tensor) -> Tensor:
+        whole = w.new_zeros(like.shape) + 0 * w.sum()  # which may be differentiated in w
+        whole[index] = w
+        return whole
+
+    like = item.detach().new_zeros(()).expand(x.shape)
+    whole = spread(like, item)
+    part, edges = whole[index], [get_gradient_edge(whole)]
+    batches = {id(like): batch}
+    follower.uses.append(Use("written", spread, (like, item), {}, [item], batches, edges, batch, x.shape))
+    follower.data.update({id(whole): whole, id(part): part})
+    return (*args[:place], part, *args[place + 1 :])
 
 
 def embedding_bag(

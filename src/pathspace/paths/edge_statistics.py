@@ -56,6 +56,7 @@ _BILINEAR = frozenset(
         "__mul__",
         "__rmul__",
         "__imul__",
+        "written",
     ]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares

@@ -27,7 +27,7 @@ from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import reduction_graph
-from pathspace.paths.unrolled import double_by_default, examples
+from pathspace.paths.unrolled import examples, in_float64
 from pathspace.paths.usage import used_edges
 
 
@@ -194,7 +194,7 @@ def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tenso
     )
     args = () if isinstance(given, dict) else given if isinstance(given, (tuple, list)) else (given,)
     parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), double_by_default():
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), in_float64():
         result = model(*args, **(given if isinstance(given, dict) else {}))
         outputs = [t for t in network.returned(result) if t.requires_grad]
     return outputs, parameters

@@ -21,6 +21,7 @@ from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import Call, current_values
+from pathspace.network.precision import AtLeast
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.unroll import Unroller
 
@@ -234,7 +235,7 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
         args = tuple(prepare(i, value) for i, value in enumerate(example))
     else:
         args = (prepare(0, example),)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), double_by_default(), unroller:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_float64(), unroller:
         returned = network.returned(model(*args, **kwargs))
     found = list({id(t): t for t in returned}.values())
     known = [(t, unroller.nodes_of(t)) for t in found if not unroller.is_tail(t)]
@@ -247,11 +248,12 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
 
 
 @contextmanager
-def double_by_default() -> Iterator[None]:
-    """Tensors that the model makes itself, such as a start of zeros, fit its float64 copy."""
+def in_float64() -> Iterator[None]:
+    """Tensors that the model makes itself, such as a start of zeros, and its casts fit its float64 copy."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with AtLeast(torch.float64):
+            yield
     finally:
         torch.set_default_dtype(before)

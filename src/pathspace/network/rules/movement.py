@@ -238,7 +238,10 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     if _reads_traced(recorder, index):
         _write_masked(recorder, name, x, index, item)
         return
-    source = recorder.value(item if isinstance(item, Tensor) else torch.tensor(float(item)))
+    # a parameter that is written among activations is made of edges from the bias node
+    source = (
+        recorder.as_units(item) if isinstance(item, Tensor) else recorder.value(torch.tensor(float(item)))
+    )
     if base.memory.members > 1:
         recorder.write_elements(name, x, lambda t: t[index], source)
         return
