@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.optim.compiled import path_space_step
 from pathspace.optim.network_optimizer import (
     Active,
@@ -164,10 +164,11 @@ class PathSpaceOptimizer(NetworkOptimizer):
             assert self.skeleton is not None
             start = self._start
             measure = Measure(start["fixed"], start["units"], start["pace"])
-            found = chart(self.network, self.skeleton, weights, measure.fixed.device)
             if len(self._frames) == _FRAMES:
                 self._frames.clear()
-            frame = self._frames[key] = Frame(found, measure, weights, self._scratch)
+            with cpu_by_default():
+                found = chart(self.network, self.skeleton, weights, measure.fixed.device)
+                frame = self._frames[key] = Frame(found, measure, weights, self._scratch)
         return frame.look(weights)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -197,7 +198,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self._start["flipped" if self.clamp is None else "clamped"] += count
         return count is not None
 
-    @with_tables_on_the_cpu
     def _advance(self, active: Active) -> None:
         self.network.check_current()
         names = self.network.names_by_id
@@ -216,7 +216,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
             else:
                 weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
         if inside and self.skeleton is None:
-            self._begin(self._first_skeleton())
+            with cpu_by_default():
+                self._begin(self._first_skeleton())
         frame = self._frame(weights) if inside else None
         factor = 1.0
         if (

@@ -105,6 +105,7 @@ class Frame:
         self._parts = {n: _Part(p, self._vectors[weights[n].dtype]) for n, p in chart.places.items()}
         # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c), q
         self._products = fixed.clone()
+        self._almost_zero = torch.full_like(fixed, _ALMOST_ZERO)
         self._leaving = Leaving(chart.places, weights, fixed, self._scratch)
         self._gradients, self._terms = fixed.new_empty(edges), Slots(fixed.new_empty(edges))
         self._one = torch.ones_like(self._rates)
@@ -145,7 +146,7 @@ class Frame:
         # f = 1 / r for r = A / a, and 0 where r = 0
         r, squares = self._wide.factors.values, self._wide.squares.values
         torch.mul(self._products, self._inverse_units, out=r)
-        torch.div(r, torch.mul(r, r, out=squares).add_(_ALMOST_ZERO), out=r)
+        torch.div(r, torch.addcmul(self._almost_zero, r, r, out=squares), out=r)
         self._wide.factors.refresh()
         # a_e / v_e at e = I(c) = (u -> c), where v_e = A_c B_c
         torch.mul(*self._at_classes, out=self._slopes).mul_(self._rates)
@@ -236,9 +237,7 @@ class Frame:
             shrinking: factors that multiply all values v of a parameter's paths before the step; None for ones.
         """
         self._gradients_of(directions)
-        # dv / v = -lr d a / v
-        relative = self.chart.into.take(self._gradients) * self._slopes
-        return self._ratios(relative.mul_(-self._per_class(lrs)), shrinking)
+        return self._ratios(self.chart.into.take(self._gradients), lrs, shrinking)
 
     def gradient_ratios(
         self,
@@ -248,9 +247,7 @@ class Frame:
         shrinking: Mapping[str, float] | None = None,
     ) -> Tensor:
         """:meth:`ratios` for the gradients d = dL/dx, without writing these down; ``gradients`` are dL/dw."""
-        # dv / v = -lr q (a / v)^2
-        relative = self._moments(weights, gradients).mul_(self._slopes).mul_(self._slopes)
-        return self._ratios(relative.mul_(-self._per_class(lrs)), shrinking)
+        return self._ratios(self._moments(weights, gradients).mul_(self._slopes), lrs, shrinking)
 
     def move_(
         self,
@@ -287,9 +284,14 @@ class Frame:
                 w.addcmul_(d, factors[-1], value=-lrs[name])
             part.finish_(w)
 
-    def _ratios(self, relative: Tensor, shrinking: Mapping[str, float] | None) -> Tensor:
-        """R = 1 + dv / v, for the relative steps of the paths at I(c)."""
-        ratios = relative.add_(1.0)
+    def _ratios(
+        self, direction: Tensor, lrs: Mapping[str, float], shrinking: Mapping[str, float] | None
+    ) -> Tensor:
+        """R = 1 + dv / v, dv / v = -lr d a / v, for the paths at I(c)."""
+        lr = self._per_class(lrs)
+        if isinstance(lr, Tensor):
+            direction, lr = direction * lr, 1.0
+        ratios = torch.addcmul(self._one, direction, self._slopes, value=-lr)
         if shrinking is not None:
             ratios += self._per_class(shrinking) - 1
         return ratios if self.chart.like is None else ratios.index_select(0, self.chart.like)
