@@ -31,6 +31,7 @@ from pathspace.optim.network_optimizer import (
     evaluated,
 )
 from pathspace.optim.path_metric import Gauge, divisor, gauges, parameter_names
+from pathspace.optim.stale import Stale
 from pathspace.paths.kappa import own_memory, surveyed_kappa
 from pathspace.paths.node_mass import node_mass
 from pathspace.paths.safe_type import Measure, Surveyed
@@ -47,6 +48,7 @@ class Metric:
 
     values: Any  # a tensor, or an Outer where the optimizer is ``factored``; zeros replaced by infinity
     normalizer: float
+    folded: Tensor | None = None  # the product of both factors, where one is a number, once it is known
 
 
 class PathOptimizer(NetworkOptimizer):
@@ -87,6 +89,7 @@ class PathOptimizer(NetworkOptimizer):
         self.normalization, self.damping = normalization, damping
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._gauges: dict[Tensor, Gauge] = {}
+        self._stale: Stale | None = None  # between two computations of kappa
         self._near: Nearby | None = None  # during the step of a network that is far from balance
         self._b: Tensor | None = (
             None  # scales of all classes, from when they are first looked at to when they are used
@@ -119,7 +122,9 @@ class PathOptimizer(NetworkOptimizer):
         if self._direct is None:
             return False
         taken = self._direct.take(active)
-        if not taken:
+        if taken:
+            self._stale = None
+        else:
             self._direct.forget()
         return taken
 
@@ -145,8 +150,14 @@ class PathOptimizer(NetworkOptimizer):
             return loss
         active = self._active()
         if active and not self._taken(active):
-            names = parameter_names(self.network, (p for p, _ in active))
             with full_precision(active[0][0]):
+                stale = self._stale
+                if stale is not None and stale.holds(self.state, self._inside(active), self.refresh_every):
+                    check_places(stale.states)
+                    stale.grow_older()
+                    self._advance(active, stale.metrics)
+                    return loss
+                names = parameter_names(self.network, (p for p, _ in active))
                 scales = self._scales(names)
                 if scales is None:
                     self._advance(active, self._metrics(names))
@@ -154,6 +165,11 @@ class PathOptimizer(NetworkOptimizer):
                     self._advance_nearby(active, names, scales)
             self._remember(active)
         return loss
+
+    def _inside(self, active: Active) -> list[int]:
+        """Identities of the parameters of the network."""
+        by_id = self.network.names_by_id
+        return [i for p, _ in active if (i := id(p)) in by_id]
 
     def _scales(self, names: Iterable[Tensor]) -> Tensor | None:
         """The scales of a network that was far from balance at the first step (see ``near_member``)."""
@@ -184,6 +200,9 @@ class PathOptimizer(NetworkOptimizer):
             return parameter_names(self.network, parameters)
         return {p: self._near.names[id(p)] for p in parameters if id(p) in self._near.names}
 
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        return None if name == "_stale" else super()._copied(name, value, memo)
+
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         if "normalizer" not in state:
             raise ValueError(
@@ -199,7 +218,11 @@ class PathOptimizer(NetworkOptimizer):
         if not any(state.get("age", 0) % self.refresh_every == 0 for state in states.values()):
             for state in states.values():
                 state["age"] += 1
-            return {p: kept(state) for p, state in states.items()}
+            metrics = {p: kept(state) for p, state in states.items()}
+            if self._near is None:
+                self._stale = Stale(self.state, states, metrics)
+            return metrics
+        self._stale = None  # it holds what is dropped here
         self.network.check_current()
         due = self._means_due(names, states, scales)
         for state in states.values():

@@ -48,20 +48,22 @@ class Steepest:
         if values.dtype != self.p.dtype:
             tensor.add_(self.direction(factor))
         elif isinstance(values, Outer):
-            self._add_quotient_(tensor, values, value)
+            self._add_quotient_(tensor, self.metric, value)
         else:
             tensor.addcdiv_(self.g, values, value=value)
 
-    def _add_quotient_(self, tensor: Tensor, kappa: Outer, value: float) -> None:
+    def _add_quotient_(self, tensor: Tensor, metric: Metric, value: float) -> None:
         """Tensor += value g / (rows columns), in one pass over memory if a factor is one number."""
-        rows, columns = kappa.rows, kappa.columns
-        if columns.stride(0) == 0:
-            tensor.addcdiv_(self.g, (rows * columns[0])[:, None], value=value)
-        elif rows.stride(0) == 0:
-            tensor.addcdiv_(self.g, columns * rows[0], value=value)
-        else:
-            memory = self.memory if self.memory is not None else torch.empty_like(self.g)
-            tensor.addcdiv_(torch.div(self.g, columns, out=memory), rows[:, None], value=value)
+        rows, columns = metric.values.rows, metric.values.columns
+        if columns.stride(0) == 0 or rows.stride(0) == 0:
+            folded = metric.folded
+            if folded is None:
+                by_rows = columns.stride(0) == 0
+                folded = metric.folded = (rows * columns[0])[:, None] if by_rows else columns * rows[0]
+            tensor.addcdiv_(self.g, folded, value=value)
+            return
+        memory = self.memory if self.memory is not None else torch.empty_like(self.g)
+        tensor.addcdiv_(torch.div(self.g, columns, out=memory), rows[:, None], value=value)
 
 
 def shrinking(steps: Iterable[Steepest], largest: float | None) -> float:
