@@ -270,6 +270,16 @@ def test_a_pass_that_raises_leaves_nothing_behind(error, replays):
     assert not replays
 
 
+def test_two_optimizers_may_watch_one_model():
+    model, x = plain()
+    first, second = watched(model, x), watched(model, x)
+    model(x).square().mean().backward()
+    assert _get_current_function_mode() is None
+    assert not model._forward_hooks
+    second.step()
+    first.step()
+
+
 def test_calls_under_vmap_are_no_batches():
     model, x = plain()
     optimizer = watched(model, x)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, examples_in, tensors_in
@@ -136,8 +136,14 @@ class LatestBatch:
 
 
 def _pop(witness: Witness | ChainWitness) -> None:
-    if _get_current_function_mode() is witness:
-        witness.__exit__(None, None, None)
+    """Take it off the stack of modes, from under those of other optimizers that watch the same model."""
+    if not any(mode is witness for mode in _get_current_function_mode_stack()):
+        return
+    above = []
+    while (mode := _pop_mode()) is not witness:
+        above.append(mode)
+    for mode in reversed(above):
+        _push_mode(mode)
 
 
 class _Look:
