@@ -243,7 +243,7 @@ def in_float64(network: Network, inputs: Any) -> Replay:
     """
     try:
         return replay(network, inputs, wide=True)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise FloatingPointError(
             "the data-dependent kappa is too large or too small for the type of the parameters, and the model does not "
             f"run in float64 ({error}): balance the network (ps.rescaling.balance_) or convert the model"
