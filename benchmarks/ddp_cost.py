@@ -45,15 +45,29 @@ def cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
 
 
+class Recurrent(nn.Module):
+    """28 rows of 28 pixels, read one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(28, 100, nonlinearity="relu", batch_first=True)
+        self.readout = nn.Linear(100, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(self.rnn(x)[0][:, -1])
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "MLP 784-1024-1024-10, B=128": (mlp, (784,), 30),
     "MLP 784-100-100-10, B=128": (small_mlp, (784,), 200),
     "three-layer CNN at 32x32, B=64": (cnn, (3, 32, 32), 12),
+    "RNN, H=100, T=28, B=64": (Recurrent, (28, 28), 60),
 }
 BATCH = {
     "MLP 784-1024-1024-10, B=128": 128,
     "MLP 784-100-100-10, B=128": 128,
     "three-layer CNN at 32x32, B=64": 64,
+    "RNN, H=100, T=28, B=64": 64,
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fresh": {},
