@@ -186,7 +186,7 @@ def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path
     result = call(
         "reproduce", "adding", "--seeds", "1", "--epochs", "1", "--workers", "1", "--output", str(tmp_path),
         "--set", "task_options.length=6", "--set", "task_options.train_size=128",
-        "--set", 'methods=["path-sgd"]', "--set", "learning_rates=[0.1]",
+        "--methods", "path-sgd", "--learning-rates", "0.1",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "RNN-Path, T = 750" in result.stdout
@@ -194,6 +194,20 @@ def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["recipe"], config["size"]) == ("adding", "small")
     assert "RNN-Path, T = 750" in (tmp_path / "report.html").read_text()
+
+
+def test_some_methods_of_a_claim_keep_the_baselines_among_them(tmp_path: Path) -> None:
+    result = call(
+        "reproduce", "winner-adding", "--methods", "sgd,path-soap", "--learning-rates", "0.01", "--seeds", "2",
+        "--workers", "1", "--output", str(tmp_path),
+        "--set", "task_options.length=4", "--set", "task_options.train_size=128", "--set", "validate_every=1",
+        "--set", "weight_decays=[0]", "--set", "model_options.hidden=4",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "against best" in result.stdout
+    settings = json.loads((tmp_path / "config.json").read_text())["settings"]
+    assert settings["methods"] == ["sgd", "path-soap"]
+    assert settings["baselines"] == ["sgd"]
 
 
 def curves(folder: Path) -> str:

@@ -175,8 +175,10 @@ def reproduce(
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the recipes and their sizes.")] = False,
     size: Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")] = "",
+    methods: MethodsOption = None,
     seeds: SeedsOption = None,
     epochs: EpochsOption = None,
+    learning_rates: RatesOption = None,
     settings: SetOption = None,
     output: Annotated[Path | None, typer.Option("--output", help="Default runs/NAME.")] = None,
     data_dir: DataOption = None,
@@ -193,7 +195,8 @@ def reproduce(
       pathspace reproduce
       pathspace reproduce mnist-rows --data-dir data
       pathspace reproduce adding --size paper-100
-      pathspace reproduce smnist-784 --set learning_rates=[0.003,0.01] --set task_options.train_size=5000
+      pathspace reproduce adding --methods sgd,path-adam --learning-rates 0.003,0.01
+      pathspace reproduce smnist-784 --set task_options.train_size=5000
     """  # noqa: D301 (click wants the character, not the letters)
     if name is None or listed:
         _list_recipes()
@@ -202,7 +205,14 @@ def reproduce(
     with _clear_errors(f"reproduce {name}", folder):
         from pathspace.experiments.commands import run_reproduce
 
-        options = _options(settings, seeds=seeds, epochs=epochs, threads=threads)
+        options = _options(
+            settings,
+            methods=_names(methods, "--methods"),
+            seeds=seeds,
+            epochs=epochs,
+            learning_rates=_numbers(learning_rates, "--learning-rates"),
+            threads=threads,
+        )
         run_reproduce(
             name,
             size,

@@ -84,6 +84,11 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
 
 def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
     size = size or next(iter(recipe.sizes), "")
+    where, chosen = options
+    if "methods" in chosen and "baselines" not in chosen:
+        # Whoever picks some of a claim's methods means its baselines among them.
+        kept = [name for name in settings_from(*recipe.layers(size)).baselines if name in chosen["methods"]]
+        options = where, {**chosen, "baselines": kept}
     settings = settings_from(*recipe.layers(size), options)
     return Configuration("reproduce", recipe.title, settings, recipe=recipe.name, size=size)
 

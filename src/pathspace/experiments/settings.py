@@ -20,7 +20,8 @@ from pathspace.experiments.tasks import check_task, preset
 # selected.
 FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "in turn")
-LISTS = ("methods", "starts", "learning_rates", "weight_decays", "baselines")
+NUMBERS = ("learning_rates", "weight_decays")
+LISTS = ("methods", "starts", "baselines", *NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,10 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
                 merged[name] = {**merged.get(name, {}), **value}
             elif name in LISTS:
                 if not isinstance(value, list | tuple):
-                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
+                    example = "[0.01, 0.1]" if name in NUMBERS else '["sgd", "adam"]'
+                    raise ConfigurationError(
+                        f"The setting {name!r} in {where} is {value!r}: give a list, such as {example}."
+                    )
                 merged[name] = tuple(value)
             else:
                 merged[name] = value
