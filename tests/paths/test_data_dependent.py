@@ -266,6 +266,35 @@ def test_casts_of_the_model_fit_its_copies():
     assert_close(found[0], found[1], rtol=1e-6, atol=0)  # x / 255 of whole numbers is float32
 
 
+class Repeated(nn.Module):
+    """A parameter that is repeated for every example before it is used."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.into, self.out, self.p = nn.Linear(3, 4), nn.Linear(8, 2), nn.Parameter(torch.randn(4))
+        self.use = use
+
+    def forward(self, x):
+        h = self.into(x)
+        rows = self.p.expand(len(x), 4)
+        h = torch.relu(self.use(h, rows))
+        return self.out(torch.cat([h, rows], 1))
+
+
+@pytest.mark.parametrize("use", [torch.add, torch.mul])
+def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
+    torch.manual_seed(0)
+    model, x = Repeated(use).double(), torch.randn(4, 3, dtype=torch.float64)  # as many examples as units
+    found = ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
+    squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for example, unit in itertools.product(range(len(x)), range(2)):
+        model.zero_grad()
+        model(x)[example, unit].backward()
+        for name, p in model.named_parameters():
+            squares[name] += p.grad**2 / len(x)
+    assert_close(found, squares, **TIGHT)
+
+
 class Bag(nn.Module):
     """An EmbeddingBag, or the same by the rows of an embedding."""
 

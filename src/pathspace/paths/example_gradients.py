@@ -60,9 +60,40 @@ def _of_examples(
         if weight is use.args[1]:
             J = J * some(use.args[0], examples)
         J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
+    elif _has_rows(use, weight):
+        J = _by_masks(use, weight, delta, examples)
     else:
         J = _by_operation(use, weight, delta, examples)
     return J if minuend is None else minuend.sub_(J)
+
+
+def _has_rows(use: Use, weight: Tensor) -> bool:
+    """Whether the argument repeats its parameter for every example, as ``p.expand(len(x), -1)`` does.
+
+    It may only look so, where a dimension is as long as the batch: that costs time, except for convolutions memory.
+    """
+    place = use.batch
+    if place is None or use.name.startswith("conv") or weight.dim() != len(use.shape):
+        return False
+    return weight.shape[place] == use.shape[place] > 1
+
+
+def _by_masks(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
+    """J of any operation that cannot be done on one example alone: its gradient with the others' delta erased."""
+    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
+    place, batch = next(i for i, x in enumerate(leaves) if x is weight), use.batch
+    assert batch is not None
+
+    def operation(w: Tensor) -> Tensor:
+        given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+        given[place] = w
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return use.function(*args, **kwargs)
+
+    back = torch.func.vjp(operation, weight.detach())[1]
+    mask = torch.eye(delta.shape[batch], dtype=delta.dtype, device=delta.device)
+    shape = [-1 if i == batch else 1 for i in range(delta.dim())]
+    return torch.func.vmap(lambda one: back(delta * one.view(shape))[0])(some(mask, examples))
 
 
 def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
