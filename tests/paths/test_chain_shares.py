@@ -24,9 +24,10 @@ def chain(bias=True):
         return nn.Sequential(nn.Flatten(), *layers).double()
 
 
-def followed(model, network, x, statistic="second_moment"):
+def followed(model, network, x, statistic="second_moment", few=None):
     layers = layers_of(network)
-    with ChainWitness(network, layers, functools.partial(spread_of, statistic=statistic), len(x)) as witness:
+    summary, count = functools.partial(spread_of, statistic=statistic), len(x)
+    with ChainWitness(network, layers, summary, count, few or count) as witness:
         result = model(x)
     return witness.found(result)
 
@@ -51,6 +52,17 @@ def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, part
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
         zero = torch.zeros_like(ours.data[name])
         assert_close(ours.kappa(name, zero, 1.0), theirs.kappa(name, zero, 1.0), rtol=1e-12, atol=0)
+
+
+def test_the_first_examples_alone_are_told_of():
+    model, x = chain(), inputs(7)
+    network = ps.trace(model, x)
+    request, found = Request(0.5, "covariance", "parameters", "signs"), []
+    for given in (x, x[:5]):
+        seen = followed(model, network, given, "covariance", 5)
+        shares = chain_shares(seen, request, torch.Generator().manual_seed(3), {})
+        found.append(shares.by_name(list(network.parameters)).data)
+    assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
 def test_a_wrong_mask_is_seen():

@@ -89,6 +89,12 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
     return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)
 
 
+def how_many(size: int, count: float | None) -> int:
+    """How many of ``size`` examples ``count`` stands for: so many, or a share of them below 1; all if None."""
+    many = size if count is None else math.ceil(count * size) if count < 1 else int(count)
+    return min(size, many)
+
+
 def first_examples(network: Network, given: Arguments, count: float | None) -> Arguments:
     """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
     place = network.call.batch_dim
@@ -96,8 +102,8 @@ def first_examples(network: Network, given: Arguments, count: float | None) -> A
     if count is None or place is None or first is None or first.dim() <= place:
         return given
     size = first.shape[place]
-    many = math.ceil(count * size) if count < 1 else int(count)
-    if size <= many:
+    many = how_many(size, count)
+    if size == many:
         return given
 
     def shorter(t: Tensor) -> Tensor:

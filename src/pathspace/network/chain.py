@@ -135,11 +135,15 @@ class ChainWitness(TorchFunctionMode):
         layers: its layers.
         summary: what is wanted of the values z_l.
         count: the number of examples.
+        few: of how many, the first ones, the pass is to tell.
     """
 
-    def __init__(self, network: Network, layers: tuple[Layer, ...], summary: Summary, count: int) -> None:
+    def __init__(
+        self, network: Network, layers: tuple[Layer, ...], summary: Summary, count: int, few: int
+    ) -> None:
         super().__init__()
-        self._network, self._layers, self._summary, self._count = network, layers, summary, count
+        self._network, self._layers, self._summary = network, layers, summary
+        self._count, self._few = count, few
         self._seen: _Seen | None = _Seen()
 
     def __torch_function__(
@@ -179,7 +183,7 @@ class ChainWitness(TorchFunctionMode):
         seen.entering.append(x)
         seen.versions.append(x._version)
         if place < len(self._layers) - 1:  # before a ReLU in place
-            seen.spreads.append(self._summary(z.detach(), 0))
+            seen.spreads.append(self._summary(z.detach()[: self._few], 0))
         seen.last, seen.is_linear = z, True
         return True
 
@@ -195,5 +199,5 @@ class ChainWitness(TorchFunctionMode):
             return None
         if any(x._version != version for x, version in zip(seen.entering, seen.versions, strict=True)):
             return None
-        entering = [x.detach() for x in seen.entering]
-        return ChainPass(self._layers, entering, seen.spreads, dict(self._network.parameters), self._count)
+        entering = [x.detach()[: self._few] for x in seen.entering]
+        return ChainPass(self._layers, entering, seen.spreads, dict(self._network.parameters), self._few)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.arguments import Arguments, first_examples
-from pathspace.network.chain import ChainPass, Layer, layers_of
+from pathspace.network.arguments import Arguments, first_examples, how_many
+from pathspace.network.chain import ChainPass, ChainWitness, Layer, layers_of
 from pathspace.network.follower import Summary
+from pathspace.network.recurrent_chain import Cell, RecurrentPass, RecurrentWitness, recurrent_chain_of
 from pathspace.network.replay import Replay, replay
 from pathspace.network.squares import dense, memory_for
 from pathspace.optim.chain_refresh import ChainRefresh
-from pathspace.optim.latest_batch import LatestBatch
+from pathspace.optim.latest_batch import Found, LatestBatch, Short
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.optim.replicas import mean_over_replicas, rank_and_size
 from pathspace.paths.chain_shares import ChainShares, chain_shares
@@ -37,6 +38,7 @@ from pathspace.paths.data_dependent import (
 )
 from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options, spread_of
+from pathspace.paths.recurrent_shares import recurrent_shares
 from pathspace.paths.safe_type import Measure, Surveyed, survey
 
 _AVERAGED = 0.9  # for random signs, if nothing else is asked for
@@ -88,26 +90,47 @@ class DataMetric(PathOptimizer):
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
         self._layers, self._chain_refresh = layers_of(self.network), ChainRefresh()
+        self._recurrent = recurrent_chain_of(self.network) if self._layers is None else None
         self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
 
     def _watched_by(self, owner: DataMetric, network: Network, *, look: bool) -> LatestBatch:
         """What looks at the calls of a model, for this optimizer or for a copy of it."""
-        chain = self._layers
-        if chain is not None and not self._is_for_chains(chain):
-            chain = None
-        return LatestBatch(network, owner._is_due, owner._prepare, self._summary, chain, look=look)
+        short: Short | None = None
+        if self._layers is not None and self._is_for_chains():
+            short = functools.partial(ChainWitness, network, self._layers, self._summary)
+        elif self._recurrent is not None and self._is_for_recurrent_chains():
+            short = functools.partial(RecurrentWitness, network, self._recurrent)
+        own = owner._is_due, owner._how_many, owner._prepare
+        return LatestBatch(network, *own, self._summary, short, look=look)
 
     @property
     def _summary(self) -> Summary:
         """What is wanted of the values of a node."""
         return functools.partial(spread_of, statistic=self.statistic)
 
-    def _is_for_chains(self, layers: Sequence[Layer]) -> bool:
-        """Whether what is wanted of a chain is what ``chain_shares`` finds: random signs, no products of parameters."""
-        seeded = layers[-1:] if self.alpha == 1 else layers
-        units = sum(len(self.network.parameters[layer.weight]) for layer in seeded)
+    def _is_for_chains(self) -> bool:
+        """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
+        layers = self._layers
+        if layers is None or self.sharing != "parameters":
+            return False
+        return self._draws_signs(sum(map(self._units, layers[-1:] if self.alpha == 1 else layers)))
+
+    def _is_for_recurrent_chains(self) -> bool:
+        """Whether ``recurrent_shares`` finds it."""
+        chain = self._recurrent
+        if chain is None:
+            return False
+        units = self._units(chain.readout) * (chain.steps if chain.every else 1)
+        if self.alpha < 1:
+            units += chain.steps * sum(map(self._units, chain.cells))
+        return self._draws_signs(units)
+
+    def _units(self, layer: Layer | Cell) -> int:
+        return len(self.network.parameters[layer.weight])
+
+    def _draws_signs(self, units: int) -> bool:
         signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
-        return signs and self.sharing == "parameters" and self._pairs is None
+        return signs and self._pairs is None
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
@@ -141,7 +164,7 @@ class DataMetric(PathOptimizer):
             prepared, layers = None, self._layers
             if layers is None or self._latest.inputs is None or self._is_wide():
                 return None
-            if self._is_for_chains(layers):
+            if self._is_for_chains():
                 seen = ChainPass.of(replay(self.network, self._batch()), layers, self._summary)
                 prepared = self._latest.prepared = None if seen is None else self._prepare(seen)
         return prepared if prepared is not None and isinstance(prepared.shares, ChainShares) else None
@@ -300,25 +323,31 @@ class DataMetric(PathOptimizer):
         return False
 
     def _is_due(self) -> bool:
-        """Whether the next step will look at the whole of the latest batch."""
+        """Whether the next step will need a new metric."""
         if self._is_between():
             return False
         states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
-        if not any(state.get("age", 0) % self.refresh_every == 0 for state in states) or self._is_wide():
-            return False
-        given = self._latest.inputs
-        assert given is not None
-        return self.examples is None or first_examples(self.network, given, self.examples) is given
+        return any(state.get("age", 0) % self.refresh_every == 0 for state in states) and not self._is_wide()
 
-    def _prepare(self, found: Replay | ChainPass) -> Prepared | None:
+    def _how_many(self, count: int) -> int:
+        """How many of so many examples the metric looks at."""
+        return how_many(count, self.examples)
+
+    def _prepare(self, found: Found) -> Prepared | None:
         """Compute the metric from what the model's own call showed."""
-        if isinstance(found, ChainPass) and not self._is_for_chains(found.layers):
-            return None  # an option was changed
         names = self._own_names()
         draws = self._draws(names)
         shares: Shares | ChainShares
         if isinstance(found, ChainPass):
+            if not self._is_for_chains():
+                return None  # an option was changed
             shares = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
+        elif isinstance(found, RecurrentPass):
+            if not self._is_for_recurrent_chains():
+                return None
+            shares = recurrent_shares(
+                found, self._request(draws), self._generator(draws), names, self._memory
+            )
         else:
             shares = self._shares(found, names, draws)
         return Prepared(shares, draws, self._versions())

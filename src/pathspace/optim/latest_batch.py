@@ -12,15 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from pathspace.network import Network
 from pathspace.network.arguments import Arguments, examples_in, tensors_in
-from pathspace.network.chain import ChainPass, ChainWitness, Layer
+from pathspace.network.chain import ChainPass, ChainWitness
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.follower import Summary
+from pathspace.network.recurrent_chain import RecurrentPass, RecurrentWitness
 from pathspace.network.replay import Replay
 from pathspace.network.witness import Witness, can_witness
+
+Found = Replay | ChainPass | RecurrentPass
+"""A call that was followed."""
+
+Short = Callable[[int, int], ChainWitness | RecurrentWitness]
+"""What follows a call of a network whose form is known beforehand, from its number of examples and how many of them,
+the first ones, are to be looked at."""
 
 
 class LatestBatch:
@@ -30,10 +38,11 @@ class LatestBatch:
 
     Args:
         network: the traced network.
-        wanted: a bound method: whether the call that begins, with ``inputs``, is to be followed.
+        wanted: a bound method: whether the call that begins is to be followed.
+        few: a bound method: of how many examples, the first ones, from their number.
         prepare: a bound method: what is made of a call that was followed.
         summary: what ``prepare`` needs of the values of a node.
-        chain: the layers, if the network is a chain and ``prepare`` takes its pass as one.
+        short: what follows calls of this network, if its form is known; they need no gradients then.
         look: whether to look at all; if not, batches come by :meth:`give`.
 
     Attributes:
@@ -44,9 +53,10 @@ class LatestBatch:
         self,
         network: Network,
         wanted: Callable[[], bool],
-        prepare: Callable[[Replay | ChainPass], Any],
+        few: Callable[[int], int],
+        prepare: Callable[[Found], Any],
         summary: Summary,
-        chain: tuple[Layer, ...] | None = None,
+        short: Short | None = None,
         *,
         look: bool,
     ) -> None:
@@ -54,8 +64,9 @@ class LatestBatch:
         self.prepared: Any = None
         self._network, self._summary = network, summary
         self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
-        self._chain = chain
-        self._witness: Witness | ChainWitness | None = None
+        self._few = weakref.WeakMethod(few)
+        self._short = short
+        self._witness: Witness | ChainWitness | RecurrentWitness | None = None
         self._end: Any = None  # the hook at the end of a call that is followed
         self._handle = None
         if look:
@@ -93,18 +104,24 @@ class LatestBatch:
         if wanted is None or not wanted():
             return
         given = tensors_in(args, kwargs)
-        if not can_witness(self._network, given, backwards=self._chain is None):
+        if not can_witness(self._network, given, backwards=self._short is None):
             return
         try:
             self._witness = self._new_witness(given)
         except (ValueError, UnmatchedForwardError):
             return
+        if self._witness is None:
+            return
         self._end = model.register_forward_hook(_End(weakref.ref(self)), always_call=True)
         self._witness.__enter__()
 
-    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness:
-        if self._chain is not None:
-            return ChainWitness(self._network, self._chain, self._summary, examples_in(self._network, given))
+    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness | RecurrentWitness | None:
+        count, few = examples_in(self._network, given), self._few()
+        some = count if few is None else few(count)
+        if self._short is not None:
+            return self._short(count, some)
+        if some < count:  # gradients are those of all
+            return None
         return Witness(self._network, given, self._summary)
 
     def end(self, result: Any) -> None:
@@ -118,7 +135,7 @@ class LatestBatch:
         self._leave()
         found, prepare = witness.found(result), self._prepare()
         if found is None:
-            self._chain = None  # the model does more than a chain: later calls are followed as any other's
+            self._short = None  # the model does more than that: later calls are followed as any other's
         if found is None or prepare is None:
             return
         try:
@@ -135,7 +152,7 @@ class LatestBatch:
             self._end = None
 
 
-def _pop(witness: Witness | ChainWitness) -> None:
+def _pop(witness: TorchFunctionMode) -> None:
     """Take it off the stack of modes, from under those of other optimizers that watch the same model."""
     if not any(mode is witness for mode in _get_current_function_mode_stack()):
         return

@@ -82,7 +82,7 @@ def chain_shares(
         W = [seen.leaves[layer.weight] for layer in layers]
         sizes = [len(w) for w in W]
         entering, psi = _paths(seen, W, request.alpha, memory)
-        deltas, chosen = _seeds(psi, seen.count, request, generator, memory)
+        deltas, chosen = seeds_of_rows(psi, seen.count, request, generator, memory)
         h = [_rows(x, chosen, memory, f"entering {i}") for i, x in enumerate(seen.entering[::-1])]
         deltas = _pulled_back(deltas, W, sizes, h)
         data, biases = (_of_pairs if request.statistic == "covariance" else _of_squares)(
@@ -121,10 +121,13 @@ def _paths(seen: ChainPass, W: list[Tensor], alpha: float, memory: Memory) -> tu
     return g[::-1], psi
 
 
-def _seeds(
+def seeds_of_rows(
     psi: Tensor, count: int, request: Request, generator: torch.Generator, memory: Memory
 ) -> tuple[Tensor, Tensor | None]:
-    """Seeds ``[m, units]``, and the numbers of their examples; None is all. They hold the factor of the sums."""
+    """Seeds ``[m, units]``, and the numbers of their examples; None is all. They hold the factor of the sums.
+
+    For the covariance the rows k and m/2 + k are those of a pair.
+    """
     if request.statistic == "covariance":
         pairs = random_pairs(count, generator, psi.device, part=request.part)
         seeds = seed_rows((psi * pairs.weight).sqrt_(), len(pairs.first), generator, memory)

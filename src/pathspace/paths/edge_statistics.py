@@ -40,7 +40,7 @@ Sharing = Literal["parameters", "edges"]
 
 _ROUNDING = 32  # in units of the last place: of a mean square, less the squared mean
 
-_CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
+CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
 
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
@@ -272,7 +272,7 @@ def _from_product(
             seeded.known[id(whole)] = _halves(delta, pairs)
         s, t = seeded.known[id(whole)]
         u, v = (None, None) if h is None else _halves(h, pairs)
-        return _of_pairs(u, v, s, t, pairs.weight, out)
+        return of_pairs(u, v, s, t, pairs.weight, out)
     if id(whole) not in seeded.known:
         seeded.known[id(whole)] = (seeded.rows(delta).square().div_(n),)
     square = seeded.known[id(whole)][0]
@@ -289,7 +289,7 @@ def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     return a + b, a.sub_(b)
 
 
-def _of_pairs(
+def of_pairs(
     u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float, out: Tensor | None = None
 ) -> Tensor:
     """The sum of (J^i - J^j)^2 over pairs, times a weight."""
@@ -319,7 +319,7 @@ def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Exa
         for use, w, _ in uses
         if w is leaf and use.name in CONVOLUTIONS
     ]
-    size = max(1, _CHUNK // max(1, leaf.numel() + max(read, default=0)))
+    size = max(1, CHUNK // max(1, leaf.numel() + max(read, default=0)))
     for first in range(0, total, size):
         chunk = slice(first, min(first + size, total))
         yield chunk if seeded.part is None else seeded.part[chunk]
@@ -357,7 +357,7 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
     if pairs is not None:  # a pair at every position
         s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
         u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
-        return _of_pairs(u, v, s, t, pairs.weight)
+        return of_pairs(u, v, s, t, pairs.weight)
     delta = seeded.rows(delta)
     h = delta.new_ones(*delta.shape[:2], 1) if h is None else seeded.rows(h)
     second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)

@@ -1,0 +1,148 @@
+"""DDPSGD on recurrent layers: the model's own call shows what the metric needs, and other calls are left to a copy."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, Recurrent
+from conformance import Entry, difference, power_of_two_factors, resumed, start
+from pathspace.optim import data_metric
+
+
+def made(options=None, **given):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Recurrent(hidden=6, batch_first=True, **(options or {})).double()
+        x = torch.randn(9, 5, 2, dtype=torch.float64)
+    given = {"lr": 0.02, "momentum": 0.9, "estimator": "signs"} | given
+    return model, x, ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), **given)
+
+
+def train(model, optimizer, x, steps, forward=None):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        result = model(x) if forward is None else forward(model, x)
+        (result - 1).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How many second forward passes were made."""
+    count = []
+
+    def counted(network, inputs):
+        count.append(inputs)
+        return original(network, inputs)
+
+    original = data_metric.replay
+    monkeypatch.setattr(data_metric, "replay", counted)
+    return count
+
+
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "emit": "all", "bias": False}], ids=["one", "stack"]
+)
+def test_own_pass_gives_what_a_second_one_gives(options, statistic, sharing, replays):
+    found = []
+    for own in (True, False):
+        model, x, optimizer = made(options, statistic=statistic, sharing=sharing, refresh_every=2)
+        if not own:
+            optimizer._latest._short = None
+        found.append(train(model, optimizer, x, 5))
+        assert len(replays) == (0 if own else 3)
+    assert_close(*found, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("examples", [0.5, 4])
+def test_a_part_of_the_batch_needs_no_second_pass(examples, replays):
+    found = []
+    for own in (True, False):
+        model, x, optimizer = made(examples=examples)
+        if not own:
+            optimizer._latest._short = None
+        found.append(train(model, optimizer, x, 3))
+        assert len(replays) == (0 if own else 3)
+    assert_close(*found, rtol=1e-11, atol=1e-13)
+
+
+def in_autocast(model, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(x).double()
+
+
+def frozen(model, x):
+    model.rnn.weight_hh_l0.requires_grad_(False)
+    return model(x)
+
+
+def for_inputs(model, x):
+    return model(x.clone().requires_grad_())
+
+
+def more_than_once(model, x):
+    model(x[:2])
+    return model(x)
+
+
+@pytest.mark.parametrize("forward", [in_autocast, frozen, for_inputs])
+def test_other_passes_are_left_to_a_second_one(forward, replays):
+    found = []
+    for own in (True, False):
+        model, x, optimizer = made(watch=own)
+        if not own:
+            optimizer.observe(x)
+        found.append(train(model, optimizer, x, 1, forward))
+    assert len(replays) == 2
+    assert_close(*found, rtol=0, atol=0)
+
+
+def test_the_last_of_several_calls_counts(replays):
+    found = [train(*(m := made())[::2], m[1], 3, forward) for forward in (more_than_once, None)]
+    assert not replays
+    assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_kappa_that_needs_float64_is_computed_there():
+    model, x, optimizer = made()
+    model, x = model.float(), x.float()
+    with torch.no_grad():
+        model.out.weight.mul_(1e-22)
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.01, estimator="signs")
+    train(model, optimizer, x, 2)
+    assert optimizer.state[model.rnn.weight_ih_l0]["data_average"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+def test_runs_are_bitwise_invariant_and_resume_exactly(statistic):
+    options = {"lr": 0.02, "momentum": 0.9, "statistic": statistic, "estimator": "signs", "refresh_every": 2}
+    entry = Entry("signs", lambda params, network: ps.optim.DDPSGD(params, network, **options))
+    case = BY_NAME["stacked rnn"]
+    apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=6)
+    assert apart.finite
+    assert apart.none
+    run = start(entry, case).advance(3)
+    other = resumed(run, entry, through_file=True)
+    assert_close(run.advance(4).weights(), other.advance(4).weights(), rtol=0, atol=0)
+
+
+def test_a_copy_follows_its_own_model(replays):
+    model, x, optimizer = made()
+    train(model, optimizer, x, 2)
+    twin, copied = copy.deepcopy((model, optimizer))
+    assert_close(train(model, optimizer, x, 2), train(twin, copied, x, 2), rtol=0, atol=0)
+    assert not replays
+
+
+def test_an_option_that_was_changed_is_obeyed(replays):
+    model, x, optimizer = made()
+    train(model, optimizer, x, 1)
+    optimizer.estimator = "exact"
+    train(model, optimizer, x, 1)
+    assert len(replays) == 1

@@ -1,0 +1,261 @@
+"""Recurrent layers with a readout: the short way to the data-dependent kappa gives what the general one gives."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import ZOO, trace
+from pathspace.network.recurrent_chain import RecurrentWitness, recurrent_chain_of
+from pathspace.network.replay import replay
+from pathspace.paths import recurrent_shares as module
+from pathspace.paths.data_dependent import Request, kappa_shares
+from pathspace.paths.recurrent_shares import recurrent_shares
+
+
+class Reader(nn.Module):
+    """``nn.RNN`` and a readout of what ``read`` takes from what it returns."""
+
+    def __init__(self, read, readout_bias=True, **options):
+        super().__init__()
+        self.rnn = nn.RNN(4, 5, nonlinearity="relu", **options)
+        self.out, self.read = nn.Linear(5, 3, bias=readout_bias), read
+
+    def forward(self, x):
+        return self.out(self.read(*self.rnn(x)))
+
+
+def every(out, last):
+    return out
+
+
+def last_of_first(out, last):
+    return out[:, -1]
+
+
+def last_state(out, last):
+    return last[-1]
+
+
+def made(read, count, steps, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Reader(read, **options).double()
+        shape = (count, steps, 4) if options.get("batch_first") else (steps, count, 4)
+        x = torch.randn(shape, dtype=torch.float64)
+    return model, x, ps.trace(model, x, batch_dim=0 if options.get("batch_first") else 1)
+
+
+def followed(model, network, x, count, few=None):
+    with RecurrentWitness(network, recurrent_chain_of(network), count, few or count) as witness:
+        result = model(x)
+    return witness.found(result)
+
+
+FORMS = [
+    (last_of_first, {"batch_first": True}),
+    (every, {"num_layers": 2, "bias": False}),
+    (last_state, {"num_layers": 3, "readout_bias": False}),
+    (every, {"batch_first": True}),
+]
+
+
+@pytest.mark.parametrize(("read", "options"), FORMS, ids=["last", "two layers", "three layers", "every"])
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+@pytest.mark.parametrize(
+    ("alpha", "count", "steps"), [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]
+)
+def test_both_terms_are_those_of_any_network(read, options, sharing, statistic, alpha, count, steps):
+    model, x, network = made(read, count, steps, **options)
+    request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
+    seen = followed(model, network, x, count)
+    ours = recurrent_shares(seen, request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    for name in names:
+        assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
+        zero = torch.zeros_like(ours.data[name])
+        assert_close(ours.kappa(name, zero, 1.0), theirs.kappa(name, zero, 1.0), rtol=1e-12, atol=0)
+        assert ours.data[name].is_contiguous()
+    assert len({t.data_ptr() for t in ours.data.values()}) == len(names)
+
+
+def test_the_first_examples_alone_are_told_of():
+    model, x, network = made(every, 7, 3)
+    request, found = Request(0.5, "covariance", "parameters", "signs"), []
+    for given, count in ((x, 7), (x[:, :5], 5)):
+        seen = followed(model, network, given, count, 5)
+        generator = torch.Generator().manual_seed(3)
+        found.append(recurrent_shares(seen, request, generator, list(network.parameters), {}).data)
+    assert_close(*found, rtol=1e-12, atol=1e-15)
+
+
+def test_nodes_whose_weight_is_below_all_numbers_have_no_signs_drawn():
+    model, x, network = made(last_state, 5, 40)
+    with torch.no_grad():
+        model.rnn.weight_hh_l0.mul_(1e-6)
+    request, names = Request(0.5, "second_moment", "parameters", "signs"), list(network.parameters)
+    ours = recurrent_shares(
+        followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names, {}
+    )
+    theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    for name in names:
+        assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=0)
+
+
+def test_examples_are_taken_a_few_at_a_time(monkeypatch):
+    model, x, network = made(every, 6, 3)
+    seen, found = followed(model, network, x, 6), []
+    for chunk in (2**19, 50):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        request = Request(0.5, "covariance", "parameters", "signs")
+        shares = recurrent_shares(
+            seen, request, torch.Generator().manual_seed(3), list(network.parameters), {}
+        )
+        found.append(shares.data)
+    assert_close(*found, rtol=1e-13, atol=1e-16)
+
+
+def test_a_wrong_gate_is_seen():
+    """A planted fault: gradients that pass through closed units."""
+    model, x, network = made(every, 6, 3)
+    seen, found = followed(model, network, x, 6), []
+    for open_units in (False, True):
+        if open_units:
+            seen.states = [h.abs() + 1 for h in seen.states]
+        request = Request(1.0, "second_moment", "parameters", "signs")
+        shares = recurrent_shares(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"], {})
+        found.append(shares.data["rnn.bias_ih_l0"])
+    assert not torch.allclose(*found)
+
+
+# -- which networks, and which passes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_only_recurrent_layers_with_a_readout_are_taken_for_them(case):
+    model = case.model(torch.float64)
+    found = recurrent_chain_of(trace(case, model))
+    assert (found is not None) == (case.name in RECOGNISED)
+
+
+RECOGNISED = [
+    "rnn",
+    "rnn without bias",
+    "rnn time first",
+    "rnn every step",
+    "stacked rnn",
+    "stacked rnn with dropout",
+    "rnn final state",
+]
+
+
+def test_what_is_read_is_told_apart():
+    forms = [(every, True), (last_of_first, False), (last_state, False), (lambda out, _: out[:, 0], None)]
+    forms += [(lambda out, _: torch.relu(out), None), (lambda out, _: out[:, 1:], None)]
+    forms += [(lambda out, _: out.flip(2)[:, -1], None), (lambda _, last: last[0], False)]
+    for read, expected in forms:
+        found = recurrent_chain_of(made(read, 3, 4, batch_first=True)[2])
+        assert (found and found.every) is expected
+    stacked = made(lambda _, last: last[0], 3, 4, num_layers=2)[2]
+    assert recurrent_chain_of(stacked) is None
+    assert recurrent_chain_of(made(lambda _, last: last.sum(0), 3, 4)[2]) is None
+
+
+def test_movements_of_what_enters_belong_to_it():
+    model, x, _ = made(last_of_first, 3, 4, batch_first=True)
+    whole = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 4)), model)
+    network = ps.trace(whole, x)
+    seen = followed(whole, network, x, 3)
+    assert torch.equal(seen.x, x.transpose(0, 1))
+
+
+class Hand(nn.Module):
+    """A recurrent layer and a readout, with something else in between."""
+
+    def __init__(self, between, layers=1):
+        super().__init__()
+        self.rnn = nn.RNN(4, 5, layers, nonlinearity="relu", dropout=0.5 if layers > 1 else 0)
+        self.out, self.between = nn.Linear(5, 3), between
+
+    def forward(self, x):
+        return self.out(self.between(self, x))
+
+
+def _plain(model, x):
+    return model.rnn(x)[0][-1]
+
+
+def _from_a_state(model, x):
+    return model.rnn(x, x.new_ones(1, x.shape[1], 5))[0][-1]
+
+
+def _another_step(model, x):
+    return model.rnn(x)[0][0]
+
+
+def _scaled(model, x):
+    return model.rnn(x)[0][-1] * 1
+
+
+def _detached(model, x):
+    return model.rnn(x)[0].detach()[-1]
+
+
+def _in_place(model, x):
+    h = model.rnn(x)[0]
+    with torch.no_grad():
+        h.mul_(2)
+    return h[-1]
+
+
+def _input_overwritten(model, x):
+    h = model.rnn(x)[0][-1]
+    x.zero_()
+    return h
+
+
+def _without_gradients(model, x):
+    with torch.no_grad():
+        return model.rnn(x)[0][-1]
+
+
+def _twice(model, x):
+    model.rnn(x)
+    return model.rnn(x)[0][-1]
+
+
+def _fewer_steps(model, x):
+    return model.rnn(x[1:])[0][-1]
+
+
+def _fewer_examples(model, x):
+    return model.rnn(x[:, 1:])[0][-1]
+
+
+OTHER = [_from_a_state, _another_step, _scaled, _detached, _in_place, _input_overwritten, _without_gradients]
+
+
+@pytest.mark.parametrize("between", [*OTHER, _twice, _fewer_steps, _fewer_examples])
+def test_a_pass_that_does_more_is_not_taken_for_it(between):
+    model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model, x, batch_dim=1)
+    assert followed(model, network, x, 4) is not None
+    model.between = between
+    assert followed(model, network, x, 4) is None
+
+
+def test_dropout_between_layers_is_none_of_it():
+    model, x = Hand(_plain, layers=2).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model.eval(), x, batch_dim=1)
+    assert followed(model, network, x, 4) is not None
+    assert followed(model.train(), network, x, 4) is None
+
+
+def test_other_weights_are_none_of_it():
+    model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model, x, batch_dim=1)
+    with RecurrentWitness(network, recurrent_chain_of(network), 4, 4) as witness:
+        result = torch.func.functional_call(model, {n: p * 1 for n, p in model.named_parameters()}, (x,))
+    assert witness.found(result) is None
