@@ -34,8 +34,9 @@ class DDPSGD(DataMetric, PathSGD):
     a forward pre-hook that only looks (``close()`` removes it), or takes the batch that ``observe`` is given. If the
     metric is due, it is computed at the end of that call from its own graph; where that is not the evaluation form of
     the model (dropout, BatchNorm in training) or cannot be followed (autocast, frozen parameters, ``outside=``,
-    ``nn.RNN`` but for a stack of it with a linear readout), the step runs the model's code once more, on a copy. With several calls for one step, the last one's
-    batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches: use ``observe``.
+    ``nn.RNN`` but for a stack of it with a linear readout), the step runs the model's code once more, on a copy. With
+    several calls for one step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not
+    show its batches: use ``observe``.
 
     Parameters that do not belong to the network take the plain rule, d = g, with the same options.
 
