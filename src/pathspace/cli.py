@@ -301,22 +301,20 @@ def paths(
         run_paths(model, sizes, rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)
 
 
-if (Path(__file__).parent / "sequences" / "cli.py").exists():
-
-    @app.command(
-        "sequence",
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def sequence(context: typer.Context) -> None:
-        """Model, generate and compress symbolic sequences."""
-        # Handed on as a whole: its imports are too heavy to pay for in every other command.
-        with _clear_errors("sequence", None):
-            import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")
+@app.command(
+    "sequence",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def sequence(context: typer.Context) -> None:
+    """Model, generate and compress symbolic sequences."""
+    # Handed on as a whole: its imports are too heavy to pay for in every other command.
+    with _clear_errors("sequence", None, extra="sequences"):
+        import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")
 
 
 @contextmanager
-def _clear_errors(command: str, output: Path | None) -> Iterator[None]:
+def _clear_errors(command: str, output: Path | None, *, extra: str = "experiments") -> Iterator[None]:
     """Turn the errors that a user can mend into one sentence and an exit code."""
     try:
         yield
@@ -327,7 +325,7 @@ def _clear_errors(command: str, output: Path | None) -> Iterator[None]:
         if (error.name or "").startswith("pathspace"):
             raise
         typer.echo(
-            f"Error: the package {error.name!r} is missing: pip install 'pathspace[experiments]'", err=True
+            f"Error: the package {error.name!r} is missing: pip install 'pathspace[{extra}]'", err=True
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:

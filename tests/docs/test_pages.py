@@ -107,7 +107,7 @@ def commands() -> list[tuple[str, str]]:
         for language, text in blocks(page):
             if language == "console":
                 found += [(name, line[2:]) for line in text.splitlines() if line.startswith("$ pathspace ")]
-    return [(name, line) for name, line in found if " sequence " not in line]
+    return found
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
@@ -142,6 +142,24 @@ def test_commands_on_a_page_run(page, line, tmp_path, monkeypatch):
         words += ["--steps", "2"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
+
+
+def test_commands_on_the_page_of_sequences_run_in_order(tmp_path, monkeypatch):
+    from pathspace.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    Path("log.txt").write_text("2026-11-01 sold 3 shells\n2026-11-02 sold 5 shells\n" * 20)
+    Path("other.txt").write_text("2026-11-03 sold 5 shells\n" * 4)
+    page = (ROOT / "docs/sequences.md").read_text()
+    lines = next(text for language, text in FENCE.findall(page) if language == "sh").splitlines()
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["pathspace", "sequence"]
+        more = ["--passes", "2"] if words[2] == "fit" else []
+        result = CliRunner().invoke(app, [*words[1:], *more])
+        assert result.exit_code == 0, (line, result.output)
+    assert Path("back.txt").read_bytes() == Path("other.txt").read_bytes()
 
 
 @pytest.mark.parametrize("program", sorted(ROOT.glob("docs/gallery/*.py")), ids=lambda path: path.stem)

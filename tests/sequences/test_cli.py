@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pathspace.sequences.cli import app
+from pathspace.cli import app
 from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.tasks import TASKS
 
@@ -17,7 +17,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def invoke(*arguments, status=0):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(app, ["sequence", *(str(argument) for argument in arguments)])
         assert result.exit_code == status, result.output
         return result
 
