@@ -174,12 +174,13 @@ def test_powers_of_two_change_no_bit(name, options):
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("refresh_every", [1, 2])
 @pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
-def test_the_loops_take_the_steps(monkeypatch, rule):
+def test_the_loops_take_the_steps(monkeypatch, rule, refresh_every):
     """All but the first step are two compiled calls; nothing asks the tape."""
     model, x, network = build("rnn")
     rule = getattr(ps.optim, rule)
-    optimizer = rule(model.parameters(), network, fused=True, clip_norm=1.0)
+    optimizer = rule(model.parameters(), network, fused=True, clip_norm=1.0, refresh_every=refresh_every)
     model(x).square().sum().backward()
     optimizer.step()
     monkeypatch.setattr(type(network.tape), "gradient", None)

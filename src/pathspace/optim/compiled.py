@@ -10,6 +10,8 @@ from pathspace.network import Network
 
 if TYPE_CHECKING:
     from pathspace.fused.plan import Plan
+    from pathspace.optim.data_metric import DataMetric
+    from pathspace.optim.data_plan import DataPlan
     from pathspace.optim.fused_path_space import PathSpaceStep
     from pathspace.optim.fused_step import FusedStep
     from pathspace.optim.path_optimizer import PathOptimizer
@@ -36,7 +38,30 @@ def plan_of(network: Network, second_term: bool) -> tuple[Plan | None, str]:
         return None, str(error)
 
 
-def fused_step(optimizer: PathOptimizer, plan: Plan, rule: str) -> FusedStep:
+def data_plan_of(optimizer: DataMetric) -> tuple[DataPlan | None, str]:
+    """The same for the data-dependent metric of an optimizer.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
+    try:
+        from pathspace.optim.data_plan import DataPlan
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    why = _not_plain(optimizer.network)
+    return (None, why) if why else (DataPlan(optimizer), "")
+
+
+def _not_plain(network: Network) -> str:
+    """Why compiled loops cannot read the parameters of a network; empty if they can."""
+    parameters = network.parameters.values()
+    types = {p.dtype for p in parameters}
+    if types not in ({torch.float32}, {torch.float64}) or any(p.device.type != "cpu" for p in parameters):
+        return "the network's parameters are not all float32, or all float64, and on the CPU"
+    return "" if all(p.numel() for p in parameters) else "a parameter has no elements"
+
+
+def fused_step(optimizer: PathOptimizer, plan: Plan | DataPlan, rule: str) -> FusedStep:
     """The step of a rule, ``"FusedDescent"`` or ``"FusedAdam"``, by compiled loops."""
     from pathspace.optim import fused_step
 
@@ -55,10 +80,9 @@ def path_space_step(
         from pathspace.optim.fused_path_space import PathSpaceStep
     except ImportError as error:
         raise ImportError(_MISSING) from error
-    parameters = optimizer.network.parameters.values()
-    types = {p.dtype for p in parameters}
-    if types not in ({torch.float32}, {torch.float64}) or any(p.device.type != "cpu" for p in parameters):
-        return None, "the network's parameters are not all float32, or all float64, and on the CPU"
+    why = _not_plain(optimizer.network)
+    if why:
+        return None, why
     if any(group.get("amsgrad") for group in optimizer.param_groups):
         return None, "amsgrad=True"
     return PathSpaceStep(optimizer, adaptive=adaptive), ""

@@ -22,6 +22,7 @@ from pathspace.network.recurrent_chain import Cell, RecurrentPass, RecurrentWitn
 from pathspace.network.replay import Replay, replay
 from pathspace.network.squares import dense, memory_for
 from pathspace.optim.chain_refresh import ChainRefresh
+from pathspace.optim.compiled import data_plan_of
 from pathspace.optim.latest_batch import Found, LatestBatch, Short
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.optim.replicas import mean_over_replicas, rank_and_size
@@ -189,7 +190,7 @@ class DataMetric(PathOptimizer):
         if not (self._moderate(found) and (sure or fits(found, types, self._request(prepared.draws)))):
             return None
         for name, new in kept.items():
-            self._keep(name, new)
+            self.keep_average(name, new)
         return found, [means[name] for name in own]
 
     def _is_current(self, prepared: Prepared, draws: int) -> bool:
@@ -204,16 +205,11 @@ class DataMetric(PathOptimizer):
                 "give the batch with observe(inputs)"
             )
         draws = self._draws(names)
-        prepared, self._latest.prepared = self._latest.prepared, None
         if self._is_wide():
+            self._latest.prepared = None
             found, kept = self._refreshed(names, draws, self._shares_in_float64(names, draws), measure)
         else:
-            shares = None
-            if isinstance(prepared, Prepared) and self._is_current(prepared, draws):
-                shares = prepared.shares
-                shares = shares.by_name(names) if isinstance(shares, ChainShares) else shares
-            if shares is None or any(name not in shares.data for name in names):
-                shares = self._shares(replay(self.network, self._batch()), names, draws)
+            shares = self._shares_found(names, draws)
             found, kept = self._refreshed(names, draws, shares, measure)
             types = {name: found.values[name].dtype for name in names}
             if not (self._moderate(found) and fits(found, types, self._request(draws))):
@@ -226,12 +222,23 @@ class DataMetric(PathOptimizer):
                     )
         check_finite(found)
         for name, new in kept.items():
-            self._keep(name, new)
+            self.keep_average(name, new)
         for name, ((low, _),) in found.bounds.items():
             if low < 0:  # rounding
                 found.bounds[name] = ((0.0, found.largest(name)),)
                 dense(found.values[name]).clamp_min_(0)
         return found
+
+    def _shares_found(self, names: Sequence[str], draws: int) -> Shares:
+        """The terms of kappa, from the model's own call if that showed them; they may be overwritten."""
+        prepared = self._latest.prepared
+        self._latest.prepared = None
+        if isinstance(prepared, Prepared) and self._is_current(prepared, draws):
+            shares = prepared.shares
+            shares = shares.by_name(names) if isinstance(shares, ChainShares) else shares
+            if all(name in shares.data for name in names):
+                return shares
+        return self._shares(replay(self.network, self._batch()), names, draws)
 
     def _refreshed(
         self, names: Sequence[str], draws: int, shares: Shares, measure: Measure
@@ -239,7 +246,7 @@ class DataMetric(PathOptimizer):
         """Kappa with the data's averages, and what the states are to keep if it is good."""
         shares = mean_over_replicas(shares, self.process_group)
         order = {name: i for i, name in enumerate(self.network.parameters)}  # a state cannot hold strings
-        decay = (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+        decay = self.decay_of(shares)
         kappa, kept = {}, {}
         for name in names:
             state = self.state[self.network.parameters[name]]
@@ -252,7 +259,24 @@ class DataMetric(PathOptimizer):
                 new |= {"bias": order[shares.bias_of[name]], "cross": cross * (self.alpha / weight)}
         return survey(dict(kappa), measure), kept
 
-    def _keep(self, name: str, new: dict[str, Any]) -> None:
+    # -- for compiled loops ---------------------------------------------------------------------------------------
+
+    def _compiled_kappa(self) -> tuple[Any, str]:
+        return data_plan_of(self) if self.alpha > 0 else super()._compiled_kappa()
+
+    def shares_at_hand(self, names: Sequence[str]) -> tuple[Shares, int] | None:
+        """The terms of kappa, to be overwritten, and how often signs were drawn; None where others must look."""
+        one = rank_and_size(self.process_group)[1] == 1
+        if self.alpha == 0 or self._latest.inputs is None or self._is_wide() or not one:
+            return None
+        draws = self._draws(names)
+        return self._shares_found(names, draws), draws
+
+    def decay_of(self, shares: Shares) -> float:
+        """The decay of the average of data."""
+        return (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+
+    def keep_average(self, name: str, new: dict[str, Any]) -> None:
         """Put new averages in a state; the memory of the old one is that of the next statistic."""
         state, place = self.state[self.network.parameters[name]], f"{name}, data"
         average, memory = new.get("data_average"), self._memory.get(place)

@@ -15,7 +15,7 @@ from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_optimizer import Normalization
 from pathspace.paths.data_dependent import Estimator
 from pathspace.paths.edge_statistics import Sharing
-from pathspace.paths.node_measure import Statistic
+from pathspace.paths.node_measure import Statistic, check_options
 
 
 class DDPAdam(DataMetric, PathAdam):
@@ -51,8 +51,10 @@ class DDPAdam(DataMetric, PathAdam):
         damping: likewise; with alpha = 1 some is needed.
         clip_norm: likewise.
         maximize: ascend instead.
+        fused: use compiled loops, see :class:`DDPSGD`; for the step too if power = 1, without AMSGrad.
 
     Raises:
+        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, if no batch was seen, or for sparse gradients.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
@@ -92,7 +94,10 @@ class DDPAdam(DataMetric, PathAdam):
         damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
+        fused: bool = False,
     ) -> None:
+        check_options(alpha, statistic)
+        self.alpha = alpha
         super().__init__(
             params,
             network,
@@ -107,6 +112,7 @@ class DDPAdam(DataMetric, PathAdam):
             damping=damping,
             clip_norm=clip_norm,
             maximize=maximize,
+            fused=fused,
         )
         self._start(
             alpha=alpha,

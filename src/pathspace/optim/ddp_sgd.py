@@ -15,7 +15,7 @@ from pathspace.optim.path_optimizer import Normalization
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.paths.data_dependent import Estimator
 from pathspace.paths.edge_statistics import Sharing
-from pathspace.paths.node_measure import Statistic
+from pathspace.paths.node_measure import Statistic, check_options
 
 
 class DDPSGD(DataMetric, PathSGD):
@@ -70,8 +70,12 @@ class DDPSGD(DataMetric, PathSGD):
             With alpha = 1 it is needed: a weight that no example of a batch used has kappa = 0, and so have output
             biases for the covariance; a zero kappa stands for a zero step.
         maximize: ascend instead.
+        fused: make kappa of what data shows, and take the step, by compiled loops (Numba, one thread) where the
+            network's parameters are float32 or float64 on the CPU; ``optimizer.fused`` tells whether they are. The
+            same to rounding. Damping and ``clip_step`` take the general way.
 
     Raises:
+        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, if no batch was seen, or for sparse gradients.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
@@ -111,7 +115,10 @@ class DDPSGD(DataMetric, PathSGD):
         normalization: Normalization = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
+        fused: bool = False,
     ) -> None:
+        check_options(alpha, statistic)
+        self.alpha = alpha
         super().__init__(
             params,
             network,
@@ -126,6 +133,7 @@ class DDPSGD(DataMetric, PathSGD):
             normalization=normalization,
             damping=damping,
             maximize=maximize,
+            fused=fused,
         )
         self._start(
             alpha=alpha,

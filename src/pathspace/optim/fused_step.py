@@ -10,7 +10,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from pathspace.fused import adam, descent
 from pathspace.fused.plan import Plan
 from pathspace.network.squares import Outer
+from pathspace.optim.data_plan import DataPlan
 from pathspace.optim.network_optimizer import Active
 from pathspace.optim.path_optimizer import (
     Metric,
@@ -41,7 +42,7 @@ class _Entry:
 
     p: Tensor
     state: dict[str, Any]
-    place: int | None
+    place: int | str | None
     moments: list[tuple[str, Tensor, int]] = field(default_factory=list)  # key in the state, tensor, address
     metric: tuple[Tensor, ...] = ()
 
@@ -71,8 +72,8 @@ class FusedStep:
         plan: of its network.
     """
 
-    def __init__(self, optimizer: PathOptimizer, plan: Plan) -> None:
-        self._optimizer, self._plan = optimizer, plan
+    def __init__(self, optimizer: PathOptimizer, plan: Plan | DataPlan) -> None:
+        self._optimizer, self._plan = optimizer, cast(Any, plan)
         self.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedStep:
@@ -297,7 +298,7 @@ class FusedAdam(FusedStep):
 
     def _use_kept(self, metrics: list[Metric]) -> bool:
         for i, e, metric in zip(self._rows, self._inside, metrics, strict=True):
-            if isinstance(metric.values, Outer) or not _fits(metric.values, e.p) or metric.normalizer != 1:
+            if isinstance(metric.values, Outer) or not _fits(metric.values, e.p):
                 return False
             e.metric = (metric.values,)
             self._tensors[i, adam.ROOT] = metric.values.data_ptr()

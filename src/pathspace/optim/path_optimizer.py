@@ -96,7 +96,11 @@ class PathOptimizer(NetworkOptimizer):
         )
         super().__init__(params, network, defaults)
         self._direct: FusedStep | None = None  # the step by compiled loops, where a rule has one
-        self._plan, self.not_fused_because = plan_of(network, second_term) if fused else (None, "fused=False")
+        self._plan, self.not_fused_because = self._compiled_kappa() if fused else (None, "fused=False")
+
+    def _compiled_kappa(self) -> tuple[Any, str]:
+        """What computes kappa by compiled loops, or None and why nothing does."""
+        return plan_of(self.network, self.second_term)
 
     @property
     def fused(self) -> bool:
