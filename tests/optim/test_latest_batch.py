@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
 from cases import ZOO, call, mlp, trace
+from pathspace.network import UnmatchedForwardError
 from pathspace.optim import data_metric
 
 
@@ -311,6 +312,20 @@ def test_checkpointed_models_train():
         optimizer.step()
         found.append([p.detach().clone() for p in model.parameters()])
     assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
+
+
+class AlwaysReentrant(Checkpointed):
+    def forward(self, x):
+        return self.b(torch.relu(checkpoint(self.a, x, use_reentrant=True)))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpointing_is_refused_with_a_way_out():
+    model, x = AlwaysReentrant(True).double(), torch.randn(8, 3, dtype=torch.float64)
+    optimizer = watched(model, x)
+    model(x.requires_grad_()).square().mean().backward()
+    with pytest.raises(UnmatchedForwardError, match="use_reentrant=False"):
+        optimizer.step()
 
 
 def test_compiled_models_train():

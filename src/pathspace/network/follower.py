@@ -39,6 +39,11 @@ _PACKED = (
     "pad them, and multiply by a mask or pick the last step, h[torch.arange(len(h)), lengths - 1]"
 )
 
+_UNGRADED = (
+    "; parts of it ran with gradients disabled, as reentrant checkpointing does, and what they add on data does not "
+    "show: give torch.utils.checkpoint use_reentrant=False"
+)
+
 _DETACHES = ("detach", "data.__get__")
 
 
@@ -70,6 +75,7 @@ class Follower(TorchFunctionMode):
         self._cut: dict[int, Tensor] = {}  # detached from the graph
         self.position = 0
         self._paused = False
+        self._ungraded = False  # whether a part ran with gradients disabled
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
         self._live = network.tape.made
 
@@ -81,6 +87,8 @@ class Follower(TorchFunctionMode):
         if self._paused or name in METADATA:
             return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
+        if not torch.is_grad_enabled() and self._depends(tensors):
+            self._ungraded = True
         if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
@@ -168,7 +176,7 @@ class Follower(TorchFunctionMode):
             raise UnmatchedForwardError(
                 f"operation {self.position} of the forward pass is '{name}' where tracing met {expected}: the model's "
                 "code takes another way than it did when it was traced (in evaluation form); trace it again, or make "
-                "its steps independent of the data"
+                f"its steps independent of the data{_UNGRADED if self._ungraded else ''}"
             )
         self.position += 1
         return call
@@ -268,6 +276,7 @@ class Follower(TorchFunctionMode):
             call = self.program.operations[self.position]
             raise UnmatchedForwardError(
                 f"the forward pass ended before '{call.name}' in '{call.module}', which was traced"
+                f"{_UNGRADED if self._ungraded else ''}"
             )
         missing = [s for s in self.program.nodes if s in self._live and (s,) not in self.nodes]
         if missing:

@@ -21,6 +21,7 @@ from pathspace.network.follower import Follower
 from pathspace.network.network import Network, current_values
 from pathspace.network.observed import Key, Node, Use
 from pathspace.network.precision import AtLeast
+from pathspace.network.shadow import made_by_hooks, with_hooks
 
 
 @dataclass
@@ -99,6 +100,7 @@ def _shadow(
             leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
         memo[id(buffer)] = cast(buffer.detach()).clone()
+    memo |= {id(t): t.detach() for t in made_by_hooks(network.model)}
     shadow = copy.deepcopy(network.model, memo).eval()
     for module in shadow.modules():  # hooks on gradients are for the user's own
         module._backward_hooks.clear()
@@ -121,7 +123,7 @@ def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
     """Follow calls of modules left outside, and run what torch.compile wraps as plain Python."""
     for name in mode.outside:
         module = shadow.get_submodule(name)
-        forward = module.forward
+        forward = with_hooks(module)
 
         def run(*args: Any, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
             return mode.run_outside(_forward, args, kwargs)

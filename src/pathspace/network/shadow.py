@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,12 +34,26 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
             leaves.append((memo[id(buffer)], "buffer", name, buffer))
         else:
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
     shadow = copy.deepcopy(model, memo)
     for tensor, kind, name, data in leaves:
         recorder.add_leaf(tensor, kind, name)
         if kind == "buffer" and not data.is_meta:
             recorder.real[id(tensor)] = data.detach().cpu()
     return shadow, parameters
+
+
+def made_by_hooks(model: nn.Module) -> list[Tensor]:
+    """Attributes of modules that hooks compute from parameters before every call: pruning, weight normalization.
+
+    They cannot be copied, and need not be: a call makes them anew.
+    """
+    return [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    ]
 
 
 def arguments_for(
@@ -96,6 +111,13 @@ def arguments_for(
     return (argument(0, given),), {}
 
 
+def with_hooks(module: nn.Module) -> Callable[..., Any]:
+    """The whole call of a copied module, hooks included; the module itself is left without them."""
+    inner = copy.copy(module)
+    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    return inner
+
+
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Run what torch.compile wraps, modules or functions, as plain Python."""
@@ -116,7 +138,7 @@ def running(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> I
     """Let the recorder know which module is running, and run those left outside without a trace."""
     recorder = interpreter.recorder
     for name, module in shadow.named_modules():
-        forward = module.forward
+        forward = with_hooks(module) if name in outside else module.forward
 
         def run(*args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
             recorder.module_path.append(_name)
