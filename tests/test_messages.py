@@ -124,6 +124,10 @@ MISTAKES = {
         lambda: ps.rescaling.random_rescale_(model()),
         "needs a traced network, got Sequential",
     ),
+    "balancing by no example": (
+        lambda: ps.rescaling.balance_(traced()[1], X[:0]),
+        "hold no number to compare: give one example at least",
+    ),
     "balancing a model": (lambda: ps.rescaling.balance_(model()), "needs a traced network, got Sequential"),
     "a skeleton of a model": (lambda: ps.paths.skeleton(model()), "needs a traced network, got Sequential"),
     "a rate in the network's place": (
@@ -193,7 +197,14 @@ MISTAKES = {
     ),
     "a state of other shapes": (
         lambda: wider().load_state_dict(stepped().state_dict()),
-        r"state of parameter 0 belongs to a tensor with 8 rows, and '0\.weight' has 9",
+        r"state of parameter 0 has a 'gauge_rows' of shape \(8, 1\), which does not fit '0\.weight' of shape \(9, 4\)",
+    ),
+    "a skeleton of another network": (
+        lambda: ps.optim.GSGD(
+            (other := nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))).parameters(),
+            ps.trace(other, torch.zeros(1, 6)),
+        ).load_state_dict(stepped("GSGD").state_dict()),
+        "the skeleton of this state belongs to a network of .* weights and 8 unit classes, and this one has",
     ),
     # --- checking invariance
     "a loss for each example": (

@@ -183,3 +183,15 @@ def test_alpha_must_be_positive():
     model = nn.Linear(2, 1)
     with pytest.raises(ValueError, match="without data the metric is diagonal"):
         ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, torch.zeros(1, 2)), alpha=0.0)
+
+
+def test_clipping_survives_a_large_gradient():
+    torch.manual_seed(0)
+    model, x = mlp(3, 8, 2), torch.randn(6, 3)
+    optimizer = ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, x), lr=0.05, clip_norm=1.0)
+    for scale in (1.0, 1.0, 1e25):  # the products of the last gradients overflow float32
+        optimizer.zero_grad()
+        (scale * model(x).square().mean()).backward()
+        optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert max(p.abs().max().item() for p in model.parameters()) < 10

@@ -117,16 +117,18 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it does not fit the parameter.
         """
-        rows = self.network.parameters[name].shape[:1].numel()
-        for key in ("exp_avg", "momentum_buffer", "gauge_rows"):
+        shape = self.network.parameters[name].shape
+        rows = shape[:1].numel()
+        matrix = (rows, shape.numel() // max(1, rows))  # what gauges are kept for
+        for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
             kept = state.get(key)
-            if isinstance(kept, Tensor) and kept.shape[:1].numel() not in (
-                rows,
-                1 if key == "gauge_rows" else rows,
-            ):
+            if not isinstance(kept, Tensor):
+                continue
+            fits = _spreads(kept.shape, matrix) if key.startswith("gauge") else kept.shape == shape
+            if not fits:
                 raise ValueError(
-                    f"the state of parameter {index} belongs to a tensor with {kept.shape[:1].numel()} rows, and "
-                    f"'{name}' has {rows}: was the model the same?"
+                    f"the state of parameter {index} has a '{key}' of shape {tuple(kept.shape)}, which does not fit "
+                    f"'{name}' of shape {tuple(shape)}: was the model the same?"
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -193,3 +195,8 @@ def check_betas(betas: tuple[float, float]) -> None:
     """
     if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+
+
+def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
+    """Whether a tensor of one shape can be expanded to another one of as many dimensions."""
+    return len(shape) == len(over) and all(a in (1, b) for a, b in zip(shape, over, strict=True))

@@ -344,7 +344,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         state = super().state_dict()
         kept = {key: value.clone() for key, value in self._start.items()}
         if self.skeleton is not None:
-            kept |= {"edges": self.skeleton.edges.clone(), "starts": self.skeleton.starts.clone()}
+            kept |= self.skeleton.as_state()
         state["path_space"] = kept
         return state
 
@@ -353,16 +353,17 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
         Raises:
             KeyError: it is not the state of an optimizer in path space.
+            ValueError: it belongs to another network.
         """
         if "path_space" not in state_dict:
             raise KeyError(
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
-        super().load_state_dict(state_dict)
         kept = copy.deepcopy(state_dict["path_space"])
-        if "edges" in kept:
+        found = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
+        super().load_state_dict(state_dict)
+        if found is not None:
             device = next(iter(self.network.parameters.values())).device
-            found = Skeleton(reduction_graph(self.network), kept.pop("edges").cpu(), kept.pop("starts").cpu())
             self._start = {key: value.to(device) for key, value in kept.items()}
             self._adopt(found)
         else:

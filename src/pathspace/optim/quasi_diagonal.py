@@ -42,7 +42,7 @@ class QuasiDiagonal(DDPSGD):
     Args:
         params: parameters or param groups.
         network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta.
+        lr: learning rate eta. With momentum take (1 - momentum) times as much: the default is for none.
         momentum: factor of the velocity v, which is kept on d.
         alpha: share of the data, in (0, 1]; the paths' share is diagonal.
         statistic: ``"second_moment"`` or ``"covariance"``; the second has M_00 = 0 at outputs.
@@ -140,8 +140,9 @@ class QuasiDiagonal(DDPSGD):
         directions = self._directions(gradients, metrics)
         factor = 1.0
         if self.clip_norm is not None:
-            pairs = ((gradients[p], d) for p, d in directions.items())
-            factor = clip_factor(sum(float((g.to(d.dtype) * d).sum()) for g, d in pairs), self.clip_norm)
+            # products have either sign here: in float32 those of a large gradient would cancel as inf - inf
+            pairs = ((gradients[p].double(), d.double()) for p, d in directions.items())
+            factor = clip_factor(sum(float((g * d).sum()) for g, d in pairs), self.clip_norm)
         for p, group in active:
             update_(Steepest(p, group, directions[p].to(p.dtype), None, None), factor, self.state[p])
 

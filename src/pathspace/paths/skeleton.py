@@ -53,6 +53,27 @@ class Skeleton:
     edges: Tensor
     starts: Tensor
 
+    def as_state(self) -> dict[str, Tensor]:
+        """Tensors that :meth:`restored` makes the skeleton of again."""
+        count = torch.tensor(self.graph.num_edges)
+        return {"edges": self.edges.clone(), "starts": self.starts.clone(), "num_edges": count}
+
+    @staticmethod
+    def restored(graph: ReductionGraph, state: dict[str, Tensor]) -> Skeleton:
+        """The skeleton of a state, whose entries are taken out of it.
+
+        Raises:
+            ValueError: it belongs to another network.
+        """
+        edges, starts = state.pop("edges").cpu(), state.pop("starts").cpu()
+        count = state.pop("num_edges", graph.num_edges)  # older states do not have it
+        if len(edges) != 1 + 2 * graph.num_classes or int(count) != graph.num_edges:
+            raise ValueError(
+                f"the skeleton of this state belongs to a network of {int(count)} weights and {len(edges) // 2} unit "
+                f"classes, and this one has {graph.num_edges} and {graph.num_classes}: was the model the same?"
+            )
+        return Skeleton(graph, edges, starts)
+
     @staticmethod
     def from_edges(
         network: Network, incoming: Sequence[Edge | None], outgoing: Sequence[Edge | None]

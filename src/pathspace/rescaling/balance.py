@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.network import Network
 from pathspace.network.errors import expect_weights
+from pathspace.network.shadow import made_by_hooks
 from pathspace.paths.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
 
@@ -61,7 +62,7 @@ def balance_(
             were before.
         FloatingPointError: the path mass of a class is not finite.
         OverflowError: see :func:`rescale_`.
-        ValueError: ``tolerance`` without an example, or not positive.
+        ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare.
 
     Example:
         >>> import torch, pathspace as ps
@@ -89,6 +90,7 @@ def balance_(
         with torch.no_grad():
             for name, parameter in network.parameters.items():
                 parameter.copy_(before[name])
+        network.rescalings["done"] -= 1
         raise
     return factors
 
@@ -99,8 +101,13 @@ class _Probe:
     def __init__(self, network: Network, example_input: Any) -> None:
         self.network, self.example_input = network, example_input
         # evaluation mode must not show in the user's model, nor must what a forward pass does to buffers
-        self.copy: nn.Module = copy.deepcopy(network.model).eval()
+        made = {id(t): t.detach() for t in made_by_hooks(network.model)}
+        self.copy: nn.Module = copy.deepcopy(network.model, made).eval()
         self.before = self._outputs()
+        if not any(t.is_floating_point() and t.numel() for t in self.before):
+            raise ValueError(
+                "the outputs for this example_input hold no number to compare: give one example at least"
+            )
 
     def check(self, tolerance: float | None) -> None:
         """Compare with the model's parameters as they are now.
