@@ -208,16 +208,42 @@ def _reparametrized(model):
     parametrizations.weight_norm(model[2])
 
 
+def _activation_replaced(model):
+    model[1] = nn.Tanh()
+
+
 @ALL
-@pytest.mark.parametrize("change", [_layer_replaced, _reparametrized])
-def test_a_model_that_lost_traced_parameters_is_refused(name, change):
-    model, optimizer = build(name)
-    train(model, optimizer)
+@pytest.mark.parametrize("refresh_every", [1, 10])
+@pytest.mark.parametrize("change", [_layer_replaced, _activation_replaced, _reparametrized])
+def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
+    if refresh_every > 1 and name in ("GSGD", "GAdam"):
+        pytest.skip("it has nothing to refresh")
+    model, optimizer = build(name, **({"refresh_every": refresh_every} if refresh_every > 1 else {}))
+    train(model, optimizer, 2)
     change(model)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match=r"'2\.weight' was replaced after tracing.*trace the model again"):
+    with pytest.raises(RuntimeError, match=r"'[12].*' .*was replaced after tracing.*trace the model again"):
         train(model, optimizer, 1)
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
+
+
+@ALL
+def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name):
+    expected = train(*build(name, torch.float64), 5)
+    model, optimizer = build(name, torch.float64)
+    factors = ps.rescaling.random_rescale_(optimizer.network, 0.25, 4.0, powers_of_two=True)
+    ps.rescaling.rescale_(optimizer.network, 1 / factors)  # before the first step all may change
+    train(model, optimizer, 2)
+    ps.rescaling.rescale_(optimizer.network, factors)
+    if name not in ("GSGD", "GAdam"):
+        with pytest.raises(
+            RuntimeError, match=r"was rescaled after the first step of .*: make a new optimizer"
+        ):
+            train(model, optimizer, 1)
+        return
+    train(model, optimizer, 3, first=2)
+    ps.rescaling.rescale_(optimizer.network, 1 / factors)
+    assert_close([p.detach() for p in model.parameters()], expected)
 
 
 @ALL

@@ -74,7 +74,7 @@ def assemble(
         for name, (t, s) in resolved.items()
     }
     names = _class_names(scales.origin(r) for r in roots.tolist())
-    return Network(
+    network = Network(
         model=model,
         parameters=MappingProxyType(inside),
         outside=tuple(name for name in parameters if name not in inside),
@@ -87,6 +87,8 @@ def assemble(
         call=call,
         program=replace(program, nodes=_before_activation(recorder, renumber, live, outputs)),
     )
+    network.check_current()  # looks where everything stands now
+    return network
 
 
 def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network.errors import expect_network
+from pathspace.network.places import Places
 from pathspace.network.program import Program
 from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels, UnitClass
@@ -92,29 +94,17 @@ class Network:
         return (self.model.get_parameter(name) if outside else self.model.get_buffer(name)).detach()
 
     @cached_property
-    def _places(self) -> tuple[tuple[tuple[str, ...], str, str, nn.Parameter], ...]:
-        """Path of the module and name in it, for every parameter."""
-        split = [(name, name.rpartition("."), p) for name, p in self.parameters.items()]
-        return tuple((tuple(path.split(".")) if path else (), leaf, n, p) for n, (path, _, leaf), p in split)
+    def _places(self) -> Places:
+        return Places(self.model, self.parameters, self.call.outside)
 
     def check_current(self) -> None:
-        """Raise RuntimeError if the model's parameters are no longer those that were traced."""
-        for path, leaf, name, parameter in self._places:
-            # by the dictionaries of the modules, because every step of an optimizer asks
-            module: nn.Module | None = self.model
-            for step in path:
-                module = None if module is None else module._modules.get(step)
-            if module is not None and module._parameters.get(leaf) is parameter:
-                continue
-            try:
-                current = self.model.get_parameter(name)  # sees through what torch.compile wraps
-            except AttributeError:
-                current = None
-            if current is not parameter:
-                raise RuntimeError(
-                    f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
-                    "or load_state_dict with assign=True): trace the model again"
-                )
+        """Raise RuntimeError if modules or parameters of the model are no longer those that were traced."""
+        self._places.check()
+
+    @cached_property
+    def rescalings(self) -> Counter[str]:
+        """How often the library rescaled the model's weights, under "done"; for what a state that is kept relies on."""
+        return Counter()
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
@@ -136,7 +126,9 @@ class Network:
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         model = copy.deepcopy(self.model, memo)
         parameters = MappingProxyType({name: model.get_parameter(name) for name in self.parameters})
-        return replace(self, model=model, parameters=parameters)
+        made = replace(self, model=model, parameters=parameters)
+        made.rescalings.update(self.rescalings)
+        return made
 
     def __reduce__(self) -> Any:
         raise TypeError("a Network cannot be pickled; save the model and trace it again")

@@ -202,7 +202,8 @@ class DataMetric(PathOptimizer):
         if self._latest.inputs is None:
             raise RuntimeError(
                 f"{type(self).__name__} has seen no batch: call the model with gradients enabled before step(), or "
-                "give the batch with observe(inputs)"
+                "give the batch with observe(inputs), as is needed where torch.compile had compiled the model's code "
+                "before the optimizer was made"
             )
         draws = self._draws(names)
         if self._is_wide():

@@ -95,6 +95,7 @@ class PathOptimizer(NetworkOptimizer):
             None  # scales of all classes, from when they are first looked at to when they are used
         )
         super().__init__(params, network, defaults)
+        self._rescalings = network.rescalings["done"]
         self._direct: FusedStep | None = None  # the step by compiled loops, where a rule has one
         self._plan, self.not_fused_because = self._compiled_kappa() if fused else (None, "fused=False")
 
@@ -150,6 +151,9 @@ class PathOptimizer(NetworkOptimizer):
             The closure's loss, or None.
         """
         loss = evaluated(closure)
+        self.network.check_current()
+        if self.network.rescalings["done"] != self._rescalings:
+            self._check_rescaled()
         if self._taken_between():
             return loss
         active = self._active()
@@ -169,6 +173,19 @@ class PathOptimizer(NetworkOptimizer):
                     self._advance_nearby(active, names, scales)
             self._remember(active)
         return loss
+
+    def _check_rescaled(self) -> None:
+        """Refuse to go on with a state that belongs to other weights.
+
+        Raises:
+            RuntimeError: the network was rescaled after the first step.
+        """
+        if any("normalizer" in state for state in self.state.values()):
+            raise RuntimeError(
+                f"the network was rescaled after the first step of {type(self).__name__}, whose gauge and velocities "
+                "belong to the weights before: make a new optimizer, or rescale before the first step"
+            )
+        self._rescalings = self.network.rescalings["done"]
 
     def _inside(self, active: Active) -> list[int]:
         """Identities of the parameters of the network."""
@@ -227,7 +244,6 @@ class PathOptimizer(NetworkOptimizer):
                 self._stale = Stale(self.state, states, metrics)
             return metrics
         self._stale = None  # it holds what is dropped here
-        self.network.check_current()
         due = self._means_due(names, states, scales)
         for state in states.values():
             drop(state)

@@ -49,6 +49,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
                 "use factors nearer to one, or float64"
             )
         changed[name] = new
+    network.rescalings["done"] += 1
     for name, new in changed.items():
         network.parameters[name].copy_(new)
 

@@ -1,0 +1,76 @@
+"""Where the parts of a traced model stand, and whether they still do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+# what makes no difference to the network, in whatever way it is switched
+_NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class Places:
+    """The modules of a model and the parameters of its network, as they are now.
+
+    Args:
+        model: the model.
+        parameters: name -> parameter of the network.
+        outside: paths of modules that the network leaves out; what they are made of may change.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], outside: frozenset[str]
+    ) -> None:
+        self._model = model
+        # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
+        self._children: list[tuple[dict[str, nn.Module | None], str, nn.Module, str]] = []
+        self._lengths: list[tuple[dict[str, nn.Module | None], int, str]] = []
+        self._leaves: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, str]] = []
+        for path, module in model.named_modules():
+            if any(path == one or path.startswith(f"{one}.") for one in outside):
+                continue
+            if isinstance(module, nn.Sequential):
+                self._lengths.append((module._modules, len(module._modules), path))
+            for name, child in module._modules.items():
+                if child is not None and not isinstance(child, _NEUTRAL):
+                    self._children.append((module._modules, name, child, f"{path}.{name}".lstrip(".")))
+        for name, parameter in parameters.items():
+            path, _, leaf = name.rpartition(".")
+            self._leaves.append((model.get_submodule(path)._parameters, leaf, parameter, name))
+
+    def check(self) -> None:
+        """Raise RuntimeError if a part was replaced."""
+        for siblings, name, child, path in self._children:
+            found = siblings.get(name)
+            if found is not child and not _wraps(found, child):
+                now = "removed" if found is None else "replaced"
+                by = "" if found is None else f", by {type(found).__name__}"
+                raise RuntimeError(
+                    f"the module '{path}' ({type(child).__name__}) was {now} after tracing{by}: trace the model again, "
+                    "and make a new optimizer"
+                )
+        for modules, count, path in self._lengths:
+            if len(modules) != count:
+                where = f"'{path}'" if path else "the model"
+                raise RuntimeError(
+                    f"{where} had {count} modules in a row when it was traced and has {len(modules)} now: trace the "
+                    "model again, and make a new optimizer"
+                )
+        for owned, leaf, parameter, name in self._leaves:
+            if owned.get(leaf) is not parameter and self._parameter(name) is not parameter:
+                raise RuntimeError(
+                    f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
+                    "or load_state_dict with assign=True): trace the model again"
+                )
+
+    def _parameter(self, name: str) -> nn.Parameter | None:
+        try:
+            return self._model.get_parameter(name)  # sees through what torch.compile wraps
+        except AttributeError:
+            return None
+
+
+def _wraps(found: nn.Module | None, child: nn.Module) -> bool:
+    """Whether a module has another one inside, as what torch.compile returns."""
+    return found is not None and any(one is child for one in found.modules())

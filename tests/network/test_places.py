@@ -1,0 +1,86 @@
+"""What may change in a traced model, and what may not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+from torch.testing import assert_close
+
+import pathspace as ps
+
+
+def traced(**options):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.1), nn.Sequential(nn.Linear(4, 2)))
+    return model, ps.trace(model, torch.zeros(2, 3), **options)
+
+
+def _replaced(model):
+    model[1] = nn.LeakyReLU()
+
+
+def _taken_away(model):
+    del model[3][0]
+
+
+def _appended(model):
+    model[3].append(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_replaced, r"module '1' \(ReLU\) was replaced after tracing, by LeakyReLU: trace the model again"),
+        (_taken_away, r"module '3\.0' \(Linear\) was removed after tracing"),
+        (_appended, "'3' had 1 modules in a row when it was traced and has 2 now"),
+    ],
+)
+def test_another_network_is_refused(change, says):
+    model, network = traced()
+    network.check_current()
+    change(model)
+    with pytest.raises(RuntimeError, match=says):
+        network.check_current()
+
+
+def test_what_is_no_part_of_the_network_may_change():
+    model, network = traced(outside=["3"])
+    model[2] = nn.Identity()  # instead of dropout
+    model[3][0] = nn.Linear(4, 2)  # outside
+    model.probe = nn.Module()
+    model[0].probe = nn.Linear(2, 2)
+    del model.probe
+    network.check_current()
+
+
+def test_a_wrapper_round_a_module_replaces_nothing():
+    model, network = traced()
+    model[1] = nn.Sequential(model[1])
+    network.check_current()
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "GSGD", "DDPSGD"])
+@pytest.mark.parametrize("change", [prune.random_unstructured, nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_pruned_and_normalized_modules_may_be_left_outside(rule, change):
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)),
+        torch.randn(5, 3),
+    )
+    change(model[2], *(["weight", 0.5] if change is prune.random_unstructured else []))
+    network = ps.trace(model, x, outside=["2"])
+    assert set(network.parameters) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+    before = model.eval()(x)  # in training every call changes what spectral_norm divides by
+    ps.rescaling.random_rescale_(network, 0.25, 4.0)
+    ps.rescaling.balance_(network, x)
+    assert_close(model(x), before)
+    model.train()
+    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
