@@ -24,9 +24,9 @@ class Places:
     ) -> None:
         self._model = model
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
-        self._children: list[tuple[dict[str, nn.Module | None], str, nn.Module, str]] = []
-        self._lengths: list[tuple[dict[str, nn.Module | None], int, str]] = []
-        self._leaves: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, str]] = []
+        self._children: list[tuple[Mapping[str, nn.Module | None], str, nn.Module, str]] = []
+        self._lengths: list[tuple[Mapping[str, nn.Module | None], int, str]] = []
+        self._leaves: list[tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, str]] = []
         for path, module in model.named_modules():
             if any(path == one or path.startswith(f"{one}.") for one in outside):
                 continue
