@@ -88,10 +88,9 @@ def descend(tensors, numbers, clip, scratch):
         V = P if n[MOMENTUM] == 0 else matrix_at(tensors[i, VELOCITY], rows, columns, scratch)
         factor = clip * n[SIGN] * n[FACTOR]
         if form == DENSE:
-            for k in range(rows):
-                _divide(tensors[i], G[k], k, scratch[QUOTIENT])
-                at = slice(k, k + 1)
-                _move(P[at], V[at], scratch[QUOTIENT : QUOTIENT + 1], scratch[ONES], scratch[ONES], factor, n)
+            size = rows * columns
+            kappa = vector_at(tensors[i, FIRST], size, scratch)
+            _move_dense(P.reshape(size), V.reshape(size), G.reshape(size), kappa, factor, n)
         elif form == OUTER:
             _invert(tensors[i], scratch)
             by = vector_at(tensors[i, FIRST], rows, scratch)
@@ -121,3 +120,24 @@ def _move(P, V, A, b, by, factor, numbers):
                 along = scale * (a[d] * b[d])
                 v[d] = momentum * v[d] + along
                 p[d] = keep * p[d] - lr * (along + momentum * v[d])
+
+
+@njit(error_model="numpy", fastmath={"contract"}, cache=True)
+def _move_dense(p, v, g, kappa, factor, numbers):
+    """The same with d = factor g / kappa, in one loop over all elements."""
+    cast = p.dtype.type
+    lr, momentum, factor = cast(numbers[LR]), cast(numbers[MOMENTUM]), cast(factor)
+    keep = cast(1 - numbers[LR] * numbers[DECAY])
+    if momentum == 0:
+        step = lr * factor
+        for d in range(len(p)):
+            p[d] = keep * p[d] - step * (g[d] / kappa[d])
+    elif numbers[NESTEROV] == 0:
+        for d in range(len(p)):
+            v[d] = momentum * v[d] + factor * (g[d] / kappa[d])
+            p[d] = keep * p[d] - lr * v[d]
+    else:
+        for d in range(len(p)):
+            along = factor * (g[d] / kappa[d])
+            v[d] = momentum * v[d] + along
+            p[d] = keep * p[d] - lr * (along + momentum * v[d])

@@ -107,7 +107,7 @@ class DataMetric(PathOptimizer):
     @property
     def _summary(self) -> Summary:
         """What is wanted of the values of a node."""
-        return functools.partial(spread_of, statistic=self.statistic)
+        return functools.partial(getattr(self._plan, "summary", spread_of), statistic=self.statistic)
 
     def _is_for_chains(self) -> bool:
         """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
@@ -366,13 +366,13 @@ class DataMetric(PathOptimizer):
         if isinstance(found, ChainPass):
             if not self._is_for_chains():
                 return None  # an option was changed
-            shares = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
+            compute = getattr(self._plan, "chain_shares", chain_shares)
+            shares = compute(found, self._request(draws), self._generator(draws), self._memory)
         elif isinstance(found, RecurrentPass):
             if not self._is_for_recurrent_chains():
                 return None
-            shares = recurrent_shares(
-                found, self._request(draws), self._generator(draws), names, self._memory
-            )
+            compute = getattr(self._plan, "recurrent_shares", recurrent_shares)
+            shares = compute(found, self._request(draws), self._generator(draws), names, self._memory)
         else:
             shares = self._shares(found, names, draws)
         return Prepared(shares, draws, self._versions())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pathspace.fused import data_refresh
 from pathspace.network.squares import Outer, memory_for
+from pathspace.optim.fused_chain import FusedChain, fused_recurrent_shares, summary
 from pathspace.optim.path_metric import Gauge
 from pathspace.paths.data_dependent import Shares
 from pathspace.paths.safe_type import MODERATE
@@ -33,6 +34,7 @@ class DataPlan:
 
     def __init__(self, optimizer: DataMetric) -> None:
         self._optimizer = optimizer
+        self.chain_shares = FusedChain().shares
         self._names: list[str] = []
         self._gauges: list[Gauge] = []
         self._weights: list[tuple[Tensor, Tensor]] = []
@@ -42,6 +44,9 @@ class DataPlan:
         copied = memo.get(id(self._optimizer))
         assert copied is not None  # only its optimizer holds it
         return type(self)(copied)
+
+    summary = staticmethod(summary)
+    recurrent_shares = staticmethod(fused_recurrent_shares)
 
     def place(self, name: str) -> str:
         """What stands for a parameter in :meth:`value_at` and :meth:`means`."""

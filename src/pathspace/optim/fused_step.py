@@ -59,7 +59,9 @@ class _Entry:
     def is_as_it_was(self) -> bool:
         """Whether the moments are still those that the tables were made from."""
         for key, moment, address in self.moments:
-            if self.state.get(key) is not moment or moment.data_ptr() != address or not _fits(moment, self.p):
+            if self.state.get(key) is not moment or moment.data_ptr() != address:
+                return False
+            if moment.dtype != self.p.dtype or not moment.is_contiguous():
                 return False
         return True
 

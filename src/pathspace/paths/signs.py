@@ -137,8 +137,13 @@ def random_signs(
 ) -> Tensor:
     """Independent signs +-1; a random byte makes eight of them."""
     count = shape[0] * shape[1]
-    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
+    drawn = random_bytes(count, generator)
     return _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
+
+
+def random_bytes(count: int, generator: torch.Generator) -> Tensor:
+    """Numbers from 0 to 255 that hold so many signs, the first one in the lowest bit."""
+    return torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
 
 
 @functools.cache
