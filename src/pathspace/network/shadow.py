@@ -113,7 +113,8 @@ def arguments_for(
 
 def with_hooks(module: nn.Module) -> Callable[..., Any]:
     """The whole call of a copied module, hooks included; the module itself is left without them."""
-    inner = copy.copy(module)
+    inner = object.__new__(type(module))  # copy.copy refuses parametrized modules
+    inner.__dict__.update(module.__dict__)
     module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     return inner
 

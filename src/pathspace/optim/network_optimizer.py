@@ -119,12 +119,16 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         shape = self.network.parameters[name].shape
         rows = shape[:1].numel()
-        matrix = (rows, shape.numel() // max(1, rows))  # what gauges are kept for
+        matrix = (
+            rows,
+            shape.numel() // max(1, rows),
+        )  # what gauges, and moments of matrix rules, are kept for
         for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
             kept = state.get(key)
             if not isinstance(kept, Tensor):
                 continue
-            fits = _spreads(kept.shape, matrix) if key.startswith("gauge") else kept.shape == shape
+            gauge = key.startswith("gauge")
+            fits = _spreads(kept.shape, matrix) if gauge else tuple(kept.shape) in (tuple(shape), matrix)
             if not fits:
                 raise ValueError(
                     f"the state of parameter {index} has a '{key}' of shape {tuple(kept.shape)}, which does not fit "

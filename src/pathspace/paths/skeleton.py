@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,13 +53,13 @@ class Skeleton:
     edges: Tensor
     starts: Tensor
 
-    def as_state(self) -> dict[str, Tensor]:
-        """Tensors that :meth:`restored` makes the skeleton of again."""
-        count = torch.tensor(self.graph.num_edges)
+    def as_state(self) -> dict[str, Any]:
+        """What :meth:`restored` makes the skeleton of again."""
+        count = self.graph.num_edges
         return {"edges": self.edges.clone(), "starts": self.starts.clone(), "num_edges": count}
 
     @staticmethod
-    def restored(graph: ReductionGraph, state: dict[str, Tensor]) -> Skeleton:
+    def restored(graph: ReductionGraph, state: dict[str, Any]) -> Skeleton:
         """The skeleton of a state, whose entries are taken out of it.
 
         Raises:
@@ -67,9 +67,9 @@ class Skeleton:
         """
         edges, starts = state.pop("edges").cpu(), state.pop("starts").cpu()
         count = state.pop("num_edges", graph.num_edges)  # older states do not have it
-        if len(edges) != 1 + 2 * graph.num_classes or int(count) != graph.num_edges:
+        if len(edges) != 1 + 2 * graph.num_classes or count != graph.num_edges:
             raise ValueError(
-                f"the skeleton of this state belongs to a network of {int(count)} weights and {len(edges) // 2} unit "
+                f"the skeleton of this state belongs to a network of {count} weights and {len(edges) // 2} unit "
                 f"classes, and this one has {graph.num_edges} and {graph.num_classes}: was the model the same?"
             )
         return Skeleton(graph, edges, starts)
