@@ -1,6 +1,8 @@
 """The model's own forward pass stands for a second one, where it can; and looking on changes nothing."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -269,6 +271,28 @@ def test_a_pass_that_raises_leaves_nothing_behind(error, replays):
     assert not model._forward_hooks
     optimizer.step()
     assert not replays
+
+
+def test_an_optimizer_that_goes_during_a_call_leaves_nothing_behind():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.kept = nn.Linear(3, 12), []
+
+        def forward(self, x):
+            self.kept.clear()
+            gc.collect()
+            return self.layer(x)
+
+    model, x = Drops().double(), torch.randn(8, 3, dtype=torch.float64)
+    model.kept.append(watched(model, x))
+    gone = weakref.ref(model.kept[0])
+    model(x).square().mean().backward()
+    gc.collect()
+    assert gone() is None
+    assert _get_current_function_mode() is None
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_two_optimizers_may_watch_one_model():

@@ -112,7 +112,8 @@ class LatestBatch:
             return
         if self._witness is None:
             return
-        self._end = model.register_forward_hook(_End(weakref.ref(self)), always_call=True)
+        # until the end of the call this is kept alive: who follows it must leave, even if the optimizer goes meanwhile
+        self._end = model.register_forward_hook(_End(lambda: self), always_call=True)
         self._witness.__enter__()
 
     def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness | RecurrentWitness | None:
