@@ -11,6 +11,7 @@ from numba import njit
 
 from pathspace.fused.linear import REORDER
 from pathspace.fused.memory import matrix_at, vector_at
+from pathspace.fused.passes import bounds, weighted_sum
 
 # columns of the table of tensors: addresses, but for ``ROWS``, ``COLUMNS`` and ``FORM``
 DATA, AVERAGE, KAPPA, ROWS, COLUMNS, FORM, FIRST, SECOND, ROW_WEIGHTS, COLUMN_WEIGHTS = range(10)
@@ -45,9 +46,9 @@ def refresh(tensors, numbers, report, like):
                 _add_product(kappa[k], leaving[k], entering, share, data[k])
             else:
                 _add_number(kappa[k], leaving[k] * entering[0] if form == ONE_COLUMN else 0.0, share, data[k])
-            least, most = _bounds(kappa[k])
+            least, most = bounds(kappa[k])
             low, high = min(low, least), max(high, most)
-            total += weights[k] * _product(kappa[k], column_weights)
+            total += weights[k] * weighted_sum(kappa[k], column_weights)
         report[i, LOW], report[i, HIGH], report[i, SUM] = low, high, total
 
 
@@ -79,21 +80,3 @@ def _add_number(kappa, number, share, data):
     number = kappa.dtype.type(number)
     for d in range(len(kappa)):
         kappa[d] = number + share * data[d]
-
-
-@njit(error_model="numpy", fastmath=REORDER, cache=True)
-def _product(x, y):
-    total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
-
-
-@njit(error_model="numpy", fastmath={"nnan", "nsz", "reassoc"}, cache=True)
-def _bounds(x):
-    """The smallest and the largest element; where one is no number, the sum tells."""
-    low, high = x[0], x[0]
-    for i in range(len(x)):
-        low = x[i] if x[i] < low else low
-        high = x[i] if x[i] > high else high
-    return low, high

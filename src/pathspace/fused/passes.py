@@ -170,21 +170,22 @@ def _report(parameter, like, report):
         column_weights = vector_at(parameter[COLUMN_WEIGHTS], columns, like)
         report[LOW], report[HIGH], report[SUM] = np.inf, 0.0, 0.0
         for k in range(rows):
-            low, high = _bounds(kappa[k])
+            low, high = bounds(kappa[k])
             report[LOW], report[HIGH] = min(report[LOW], low), max(report[HIGH], high)
-            report[SUM] += weights[k] * _product(kappa[k], column_weights)
+            report[SUM] += weights[k] * weighted_sum(kappa[k], column_weights)
         return
     vector = vector_at(parameter[FIRST], rows, like)
-    report[LOW], report[HIGH] = _bounds(vector)
-    report[SUM] = _product(vector, weights)
+    report[LOW], report[HIGH] = bounds(vector)
+    report[SUM] = weighted_sum(vector, weights)
     if parameter[FORM] == OUTER:
         vector = vector_at(parameter[SECOND], columns, like)
-        report[LOW_COLUMN], report[HIGH_COLUMN] = _bounds(vector)
-        report[COLUMN_SUM] = _product(vector, vector_at(parameter[COLUMN_WEIGHTS], columns, like))
+        report[LOW_COLUMN], report[HIGH_COLUMN] = bounds(vector)
+        report[COLUMN_SUM] = weighted_sum(vector, vector_at(parameter[COLUMN_WEIGHTS], columns, like))
 
 
 @njit(error_model="numpy", fastmath=REORDER, cache=True)
-def _product(x, y):
+def weighted_sum(x, y):
+    """The sum of the products of two vectors."""
     total = x.dtype.type(0)
     for i in range(len(x)):
         total += x[i] * y[i]
@@ -192,7 +193,7 @@ def _product(x, y):
 
 
 @njit(error_model="numpy", fastmath={"nnan", "nsz", "reassoc"}, cache=True)
-def _bounds(x):
+def bounds(x):
     """The smallest and the largest element; where one is no number, the sum tells."""
     low, high = x[0], x[0]
     for i in range(len(x)):

@@ -20,7 +20,7 @@ from pathspace.network.squares import memory_for
 from pathspace.paths.chain_shares import ChainShares, Memory, chain_shares
 from pathspace.paths.data_dependent import Request, Shares
 from pathspace.paths.node_measure import Statistic, spread_of
-from pathspace.paths.recurrent_shares import Ways, recurrent_shares
+from pathspace.paths.recurrent_shares import PLAIN, Ways, recurrent_shares
 from pathspace.paths.signs import random_bytes, random_pairs, random_part, size_of_part
 
 
@@ -155,7 +155,7 @@ def fused_recurrent_shares(
 ) -> Shares:
     """:func:`pathspace.paths.recurrent_shares.recurrent_shares` with compiled loops."""
     cells = (seen.leaves[cell.recurrent] for cell in seen.chain.cells)
-    ways = _WAYS if all(W.is_contiguous() for W in cells) else Ways()
+    ways = _WAYS if all(W.is_contiguous() for W in cells) else PLAIN
     return recurrent_shares(seen, request, generator, names, memory, ways)
 
 

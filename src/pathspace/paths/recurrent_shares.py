@@ -53,13 +53,16 @@ class Ways(NamedTuple):
     seeds: Callable[..., tuple[Tensor, Tensor | None]] = seeds_of_rows
 
 
+PLAIN = Ways()
+
+
 def recurrent_shares(
     seen: RecurrentPass,
     request: Request,
     generator: torch.Generator,
     names: Sequence[str],
     memory: Memory,
-    ways: Ways = Ways(),  # noqa: B008
+    ways: Ways = PLAIN,
 ) -> Shares:
     """:func:`pathspace.paths.data_dependent.kappa_shares` with random signs, for a recurrent chain.
 
