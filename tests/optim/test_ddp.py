@@ -42,6 +42,7 @@ def weights(model):
     [
         ("DDPSGD", "PathSGD", {"momentum": 0.9, "nesterov": True, "damping": 1e-2, "clip_norm": 0.5}),
         ("DDPSGD", "PathSGD", {"normalization": "none", "refresh_every": 3, "path_decay": 1e-3}),
+        ("DDPSGD", "PathSGD", {"power": 0.5, "momentum": 0.9}),
         ("DDPAdam", "PathAdam", {"power": 0.5, "weight_decay": 0.1}),
     ],
 )

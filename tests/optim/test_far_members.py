@@ -17,6 +17,7 @@ RULES = {
         second_term=True, refresh_every=2,
     ),
     "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, normalization="none"),
+    "PathSGD half": lambda p, n: ps.optim.PathSGD(p, n, lr=0.05, power=0.5, refresh_every=2),
     "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-2),
     "PathAdam half": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-2, power=0.5, damping=0.0, weight_decay=0.1),
     "PathSOAP": lambda p, n: ps.optim.PathSOAP(p, n, lr=1e-2, precondition_frequency=2),

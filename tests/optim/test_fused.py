@@ -108,6 +108,7 @@ OPTIONS = {
     # left to the general way, in part or as a whole
     "damped": {"damping": 0.01, "momentum": 0.5},
     "path decay": {"path_decay": 0.01},
+    "power": {"power": 0.5, "momentum": 0.5},
     "second term": {"second_term": True},
 }
 

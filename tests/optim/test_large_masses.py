@@ -11,6 +11,7 @@ RULES = {
     "PathSGD stale": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, refresh_every=2),
     "PathSGD frozen": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0, normalization="frozen"),
     "PathSGD raw": lambda p, n: ps.optim.PathSGD(p, n, lr=3e22, normalization="none"),
+    "PathSGD power 1/2": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, power=0.5, clip_step=1.0),
     "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-3, clip_norm=1.0),
     "PathAdam power 1/2": lambda p, n: ps.optim.PathAdam(
         p, n, lr=1e-3, power=0.5, damping=1e-3, clip_norm=1.0

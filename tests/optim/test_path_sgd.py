@@ -97,6 +97,17 @@ OPTIONS = {
     "stale": {"refresh_every": 3},
     "stale and frozen": {"refresh_every": 2, "normalization": "frozen"},
     "second term": {"second_term": True},
+    "half": {"power": 0.5},
+    "half, raw": {"power": 0.5, "normalization": "none", "lr": 0.01},
+    "half, stale, short": {
+        "power": 0.5,
+        "refresh_every": 3,
+        "momentum": 0.8,
+        "clip_step": 0.05,
+        "damping": 0.1,
+    },
+    "half, clipped": {"power": 0.5, "clip_norm": 0.02},
+    "more than all": {"power": 1.5},
     "damped": {"damping": 0.1},
     "damped raw": {"damping": 0.1, "normalization": "none", "lr": 0.01},
     "damped and frozen": {"damping": 0.1, "normalization": "frozen"},
@@ -155,6 +166,27 @@ def test_every_option_has_an_effect():
 
 
 # --- sizes and bounds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.8, "refresh_every": 3}], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
+def test_power_zero_is_sgd_after_balancing_once(name, options):
+    case = BY_NAME[name]
+    ours, theirs = case.model(torch.float64), case.model(torch.float64)
+    ps.rescaling.random_rescale_(trace(case, ours), generator=torch.Generator().manual_seed(3))
+    ps.rescaling.balance_(trace(case, theirs))
+    rules = (
+        ps.optim.PathSGD(ours.parameters(), trace(case, ours), lr=0.02, power=0.0, **options),
+        torch.optim.SGD(theirs.parameters(), lr=0.02, momentum=options.get("momentum", 0.0)),
+    )
+    for step in range(6):
+        example = case.example(4, torch.float64, seed=step)
+        for model, rule in zip((ours, theirs), rules, strict=True):
+            model.zero_grad()
+            case.loss(call(model, example)).backward()
+            rule.step()
+    example = case.example(8, torch.float64, seed=50)
+    assert_close(case.picked(call(ours, example)), case.picked(call(theirs, example)), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
@@ -217,6 +249,7 @@ def test_clipping_bounds_the_invariant_length():
     "options",
     [
         {"momentum": -0.1},
+        {"power": -0.5},
         {"nesterov": True},
         {"weight_decay": -1.0},
         {"path_decay": -1.0},

@@ -109,7 +109,7 @@ def drawn_options(draw, name):
         "normalization": "frozen",
         "damping": draw.choice((1e-6, 0.1)),
     }
-    if name not in ("PathSGD", "GSGD", "GAdam"):
+    if name not in ("GSGD", "GAdam"):
         of_kappa["power"] = draw.choice((0.0, 0.25, 0.5))
     if name == "PathSOAP":
         options |= {"eps": 1e-6, "precondition_frequency": draw.choice((1, 4))}

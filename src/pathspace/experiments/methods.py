@@ -178,6 +178,7 @@ METHODS = {
     "muon": Method("Muon", _muon, learning_rate=0.003),
     "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
     "path-sgd-short": _path("Path-SGD, short steps", "PathSGD", 0.1, clips="clip_step"),
+    "path-sgd-half": _path("Path-SGD, power 1/2", "PathSGD", 0.1, clips="clip_step", power=0.5),
     "path-sgd-short-both": _path(
         "Path-SGD, short steps, both terms", "PathSGD", 0.1, clips="clip_step", second_term=True
     ),

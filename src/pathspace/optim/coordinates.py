@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
-from pathspace.optim.path_metric import safe_divisor_
+from pathspace.optim.path_metric import powered_, safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.paths.norm import widened
 
@@ -77,10 +77,7 @@ class CoordinateOptimizer(PathOptimizer):
         """sqrt(D)."""
         if self.power == 1:
             return Metric(safe_divisor_(kappa).sqrt_().div_(math.sqrt(state["normalizer"])), 1.0)
-        # in the gauge, where nothing depends on the scales, any power may be taken:
-        # D = (kappa w_e / c)^p / w_e
-        inverse = gauge_of(state).damping(kappa.shape).to(kappa.dtype)
-        kappa.div_(inverse).div_(state["normalizer"]).pow_(self.power).mul_(inverse)
+        powered_(kappa, gauge_of(state), state["normalizer"], self.power)
         return Metric(safe_divisor_(kappa).sqrt_(), 1.0)
 
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:

@@ -59,6 +59,7 @@ class DDPSGD(DataMetric, PathSGD):
         process_group: the processes of data-parallel training, over whose parts of a batch the metric is averaged at
             every refresh, so that replicas stay alike; ``"default"``: those of torch.distributed, where it is
             initialised; None: no others.
+        power: how much of kappa is in the metric, see :class:`PathSGD`.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
@@ -106,6 +107,7 @@ class DDPSGD(DataMetric, PathSGD):
         examples: float | None = None,
         watch: bool = True,
         process_group: Any = "default",
+        power: float = 1.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
@@ -124,6 +126,7 @@ class DDPSGD(DataMetric, PathSGD):
             network,
             lr,
             momentum,
+            power=power,
             nesterov=nesterov,
             weight_decay=weight_decay,
             path_decay=path_decay,

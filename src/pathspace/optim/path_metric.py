@@ -136,6 +136,22 @@ def safe_divisor_(metric: Tensor) -> Tensor:
     return metric
 
 
+def powered_(kappa: Tensor, gauge: Gauge, normalizer: float, power: float) -> Tensor:
+    """D = (kappa w_e / c)^power / w_e, written over kappa.
+
+    kappa w_e is what kappa is in the gauge, where nothing depends on the scales of the weights and any power may be
+    taken; 1 / w_e transforms like kappa, hence D does.
+
+    Args:
+        kappa: of one parameter.
+        gauge: the weights w_e of it.
+        normalizer: c.
+        power: 1 for kappa / c itself, 0 for the metric of the balanced network.
+    """
+    inverse = gauge.damping(kappa.shape).to(kappa.dtype)
+    return kappa.div_(inverse).div_(normalizer).pow_(power).mul_(inverse)
+
+
 _FACTORS = 1e18  # g may be divided by one factor after the other if both are between this and its inverse
 
 

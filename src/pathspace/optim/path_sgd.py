@@ -15,7 +15,7 @@ from pathspace.network import Network
 from pathspace.optim.compiled import fused_step
 from pathspace.optim.kept_step import KeptStep, Together
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
-from pathspace.optim.path_metric import safe_divisor_
+from pathspace.optim.path_metric import powered_, safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.optim.steepest import Steepest, shrinking, squared_length
 from pathspace.paths.kappa import first_term
@@ -41,6 +41,9 @@ class PathSGD(PathOptimizer):
         network: the traced network; its parameters must be those of ``params``.
         lr: learning rate eta. With a normalizer it has about the size that SGD's has on a balanced network.
         momentum: factor of the velocity v, which is kept on d.
+        power: how much of kappa is in the metric: with another power than 1, D = (kappa w / c)^power / w stands for
+            kappa / c everywhere, where 1 / w is the metric of the network balanced once, at the first step (see
+            :class:`PathAdam`). 1 is Path-SGD; 0 is SGD on the balanced network.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
@@ -84,6 +87,7 @@ class PathSGD(PathOptimizer):
         lr: float = 0.1,
         momentum: float = 0.0,
         *,
+        power: float = 1.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
@@ -97,6 +101,8 @@ class PathSGD(PathOptimizer):
         fused: bool = False,
     ) -> None:
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
+        check_not_negative(power=power)
+        self.power, self.factored = power, power == 1  # powers are taken of elements
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
         if clip_step is not None and not clip_step > 0:
@@ -121,15 +127,15 @@ class PathSGD(PathOptimizer):
             damping=damping,
             fused=fused,
         )
-        damped = damping > 0 or clip_step is not None  # what the loops do not do
-        self._direct = None if self._plan is None or damped else fused_step(self, self._plan, "FusedDescent")
+        other = damping > 0 or clip_step is not None or power != 1  # what the loops do not do
+        self._direct = None if self._plan is None or other else fused_step(self, self._plan, "FusedDescent")
         # subclasses with another rule have other steps between two refreshes
         plain = self._direct is None and type(self)._advance is PathSGD._advance
         self._between = KeptStep(self) if plain else None
 
-    factored = True
-
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
+        if self.power != 1:  # c D, since the step divides by D = kappa / c
+            powered_(kappa, gauge_of(state), state["normalizer"], self.power).mul_(state["normalizer"])
         return Metric(safe_divisor_(kappa), state["normalizer"])
 
     def _taken_between(self) -> bool:
