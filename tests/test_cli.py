@@ -276,6 +276,10 @@ def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
     assert "Continuing the unfinished runs" in again.stderr
     assert curves(tmp_path) == before
 
+    longer = call(*arguments, "--resume", "--seeds", "3")
+    assert longer.exit_code == 2
+    assert "holds finished runs with other settings: give another --output" in longer.stderr
+
     (tmp_path / "report.html").unlink()
     assert call(*arguments, "--seeds", "1", "--fresh").exit_code == 0
     assert curves(tmp_path) != before

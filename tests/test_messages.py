@@ -120,6 +120,10 @@ MISTAKES = {
         lambda: ps.rescaling.rescale_(model(), torch.ones(8)),
         "needs a traced network, got Sequential",
     ),
+    "rescaling by names": (
+        lambda: ps.rescaling.rescale_(traced()[1], {"0": 2.0}),  # type: ignore[arg-type]
+        "factors must be a tensor of 8 numbers, one per class, got dict",
+    ),
     "random rescaling of a model": (
         lambda: ps.rescaling.random_rescale_(model()),
         "needs a traced network, got Sequential",
@@ -164,6 +168,21 @@ MISTAKES = {
     ),
     # --- options
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
+    "a bound in quotes": (lambda: optimizer(clip_norm="1"), "clip_norm must be a number, got '1'"),
+    "a bound of steps in quotes": (lambda: optimizer(clip_step="1"), "clip_step must be a number, got '1'"),
+    "a bound on path values in quotes": (
+        lambda: optimizer("GSGD", clip_norm="1"),
+        "clip_norm must be a number, got '1'",
+    ),
+    "a mix in quotes": (lambda: optimizer("DDPSGD", alpha="1"), "alpha must be a number, got '1'"),
+    "examples in quotes": (
+        lambda: optimizer("DDPSGD", examples="half"),
+        "examples must be a number or None, got 'half'",
+    ),
+    "a beta in quotes": (
+        lambda: optimizer("PathAdam", betas=(0.9, "0.99")),
+        r"betas must be two numbers in \[0, 1\), got \(0\.9, '0\.99'\)",
+    ),
     "an infinite rate": (lambda: optimizer(lr=float("inf")), "lr must be finite"),
     "one beta": (
         lambda: optimizer("PathAdam", betas=0.9),
@@ -207,6 +226,10 @@ MISTAKES = {
         "the skeleton of this state belongs to a network of .* weights and 8 unit classes, and this one has",
     ),
     # --- checking invariance
+    "no optimizer": (
+        lambda: ps.rescaling.check_invariance(model(), torch.randn(3, 4), torch.sum, lambda *_: None),  # type: ignore[arg-type,return-value]
+        "make_optimizer must return an optimizer, got NoneType",
+    ),
     "a loss for each example": (
         lambda: ps.rescaling.check_invariance(
             model(), torch.randn(3, 4), lambda out: out, lambda m, n: ps.optim.PathSGD(m.parameters(), n)

@@ -292,7 +292,7 @@ def paths(
 
         sizes = None
         if shape is not None:
-            numbers = _numbers(shape, "--input") or []
+            numbers = _numbers(shape, "--input", "28,28") or []
             if any(n < 1 or n != int(n) for n in numbers):
                 raise ConfigurationError(
                     f"The option --input is {shape!r}: give whole numbers, such as 28,28."
@@ -369,12 +369,12 @@ def _names(text: str | None, where: str) -> list[str] | None:
     return names
 
 
-def _numbers(text: str | None, where: str) -> list[float] | None:
+def _numbers(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in _names(text, where) or []]
     except ValueError:
         raise ConfigurationError(
-            f"The option {where} is {text!r}: give numbers separated by commas, such as 0.03,0.1,0.3."
+            f"The option {where} is {text!r}: give numbers separated by commas, such as {example}."
         ) from None
 
 

@@ -235,7 +235,7 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(recipes: Path) -> None:
     (output / "report.html").unlink()
     refused = CliRunner().invoke(app, [*command, "--epochs", "2"])
     assert refused.exit_code == 2
-    assert "holds unfinished runs with other settings" in refused.stderr
+    assert "holds finished runs with other settings" in refused.stderr
     # the whole is done: the same command starts over
     assert CliRunner().invoke(app, command).exit_code == 0
     assert CliRunner().invoke(app, command).exit_code == 0

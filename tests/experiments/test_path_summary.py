@@ -87,7 +87,7 @@ def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["no_such_module:build"], "There is no module"),
         (["mlp", "--rule", "best"], "largest, cyclic, random"),
         (["mlp", "--picture", "mlp.txt"], "ends in .png"),
-        (["mlp", "--input", "1,x"], "separated by commas"),
+        (["mlp", "--input", "1,x"], "separated by commas, such as 28,28"),
         (["{file}:alone", "--input", "0"], "whole numbers"),
     ],
 )

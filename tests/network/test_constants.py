@@ -176,6 +176,11 @@ REFUSED = {
     "two parameters": (lambda m, h: h @ (m.u @ m.u), (), "two parameters"),
     "indices": (lambda _, h: h[:, h.max(1).indices], (), "indices depend on activations"),
     "argmax": (lambda _, h: h * h.argmax(-1, keepdim=True), (), "indices depend on activations"),
+    "one-hot of an argmax": (
+        lambda _, h: h * functional.one_hot(h.argmax(-1), h.shape[-1]),
+        (),
+        r"cannot trace 'one_hot' in .* \('mul' uses them\)",
+    ),
     "a mask as an index": (lambda _, h, k: h[k > 0], ((2, 4),), "Multiply by the mask"),
     "an index that is not known": (
         lambda _, h, k: h[None, :, None, k.long()],

@@ -259,6 +259,11 @@ def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple
         if json.dumps(stored.as_dict()) == json.dumps(asked.as_dict()):
             print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
             return stored, True
+        if not configurations.unfinished(output, PAGE):
+            raise ConfigurationError(
+                f"The folder {str(output)!r} holds finished runs with other settings: give another --output, or start "
+                "over with --fresh."
+            )
         raise ConfigurationError(
             f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
             f"`pathspace {' '.join(filter(None, (stored.command, stored.recipe)))} --resume --output "

@@ -32,6 +32,7 @@ from pathspace.paths.data_dependent import (
     Estimator,
     Request,
     Shares,
+    check_estimation,
     check_finite,
     fits,
     in_float64,
@@ -79,14 +80,7 @@ class DataMetric(PathOptimizer):
         process_group: Any,
     ) -> None:
         check_options(alpha, statistic)
-        if sharing not in ("parameters", "edges"):
-            raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
-        if estimator not in ("exact", "signs", "auto"):
-            raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
-        if averaging is not None and not 0 <= averaging < 1:
-            raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
-        if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
-            raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
+        check_estimation(sharing, estimator, averaging, examples)
         self.examples, self.process_group = examples, process_group
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed

@@ -26,6 +26,7 @@ from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
     Parameters,
+    check_bounds,
     check_counts,
     check_not_negative,
     evaluated,
@@ -80,8 +81,7 @@ class PathOptimizer(NetworkOptimizer):
         fused: bool = False,
     ) -> None:
         check_not_negative(damping=damping)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+        check_bounds(clip_norm=clip_norm)
         check_counts(refresh_every=refresh_every)
         if normalization not in ("refreshed", "frozen", "none"):
             raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")

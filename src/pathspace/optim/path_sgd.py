@@ -14,7 +14,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.optim.compiled import fused_step
 from pathspace.optim.kept_step import KeptStep, Together
-from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
+from pathspace.optim.network_optimizer import Active, Parameters, check_bounds, check_not_negative
 from pathspace.optim.path_metric import powered_, safe_divisor_
 from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
 from pathspace.optim.steepest import Steepest, shrinking, squared_length
@@ -105,8 +105,7 @@ class PathSGD(PathOptimizer):
         self.power, self.factored = power, power == 1  # powers are taken of elements
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
-        if clip_step is not None and not clip_step > 0:
-            raise ValueError(f"clip_step must be positive or None, got {clip_step}")
+        check_bounds(clip_step=clip_step)
         self.clip_step = clip_step
         defaults = {
             "lr": lr,

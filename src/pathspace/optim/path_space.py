@@ -24,6 +24,7 @@ from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
     Parameters,
+    check_bounds,
     check_not_negative,
     evaluated,
 )
@@ -64,8 +65,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         fused: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive or None, got {clip_norm}")
+        check_bounds(clip_norm=clip_norm)
         if clamp is not None and not clamp > 1:
             raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
         if units not in ("balanced", "none"):

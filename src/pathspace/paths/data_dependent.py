@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -92,15 +93,34 @@ def data_dependent_kappa(
         {'weight': tensor([[2., 8.]]), 'bias': tensor([1.])}
     """
     check_options(alpha, statistic)
-    if sharing not in ("parameters", "edges"):
-        raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
-    if estimator not in ("exact", "signs", "auto"):
-        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    check_estimation(sharing, estimator)
     if alpha == 0:
         network.check_current()
         return kappa_of(network, list(network.parameters))
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
+
+
+def check_estimation(
+    sharing: str, estimator: str, averaging: float | None = None, examples: float | None = None
+) -> None:
+    """Refuse a way to find kappa that does not exist.
+
+    Raises:
+        TypeError: a number is none.
+        ValueError: an option is out of its range.
+    """
+    if sharing not in ("parameters", "edges"):
+        raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
+    if estimator not in ("exact", "signs", "auto"):
+        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    for name, value in (("averaging", averaging), ("examples", examples)):
+        if value is not None and not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number or None, got {value!r}")
+    if averaging is not None and not 0 <= averaging < 1:
+        raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
+    if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
+        raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -46,8 +47,11 @@ def check_options(alpha: float, statistic: str) -> None:
     """Refuse a mix or a statistic that does not exist.
 
     Raises:
+        TypeError: alpha is no number.
         ValueError: alpha is outside [0, 1], or the statistic is unknown.
     """
+    if not isinstance(alpha, (Real, Tensor)):
+        raise TypeError(f"alpha must be a number, got {alpha!r}")
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1], got {alpha}")
     if statistic not in ("second_moment", "covariance"):

@@ -79,6 +79,7 @@ def check_invariance(
 
     Raises:
         UntraceableError: the model cannot be traced.
+        TypeError: ``make_optimizer`` returns no optimizer.
         ValueError: ``steps`` is less than 1, or the loss is not one number.
 
     Example:
@@ -97,6 +98,9 @@ def check_invariance(
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
     factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"make_optimizer must return an optimizer, got {type(optimizer).__name__}")
     rates = {id(p): g["lr"] for g in optimizers[0].param_groups for p in g["params"]}
     names = {id(p): name for name, p in ours.named_parameters()}
     by_name = {names[i]: float(rate) for i, rate in rates.items() if i in names}

@@ -27,11 +27,16 @@ def rescale_(network: Network, factors: Tensor) -> None:
         ValueError: ``factors`` has another shape, or an element that is not positive and finite.
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
         RuntimeError: a parameter of the model was replaced after tracing.
-        TypeError: ``network`` is no traced network.
+        TypeError: ``network`` is no traced network, or ``factors`` are no numbers.
     """
     expect_weights(network)
     current_values(network)
-    factors = torch.as_tensor(factors)
+    try:
+        factors = torch.as_tensor(factors)
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"factors must be a tensor of {network.num_classes} numbers, one per class, got {type(factors).__name__}"
+        ) from None
     if factors.shape != (network.num_classes,):
         raise ValueError(
             f"factors has shape {tuple(factors.shape)}, expected ({network.num_classes},): one per class"

@@ -61,11 +61,13 @@ def ending(
             raise
         result = torch.empty_like(args[0])
 
+    own_name = short_name(func)
+
     def bind(tensor: Tensor) -> Tensor:
         labels = torch.tensor(FIXED).expand(tensor.shape)
         kind = "tail" if differentiable and tensor.is_floating_point() else "indices"
         own = batch if batch is not None and batch < tensor.dim() else None
-        name, module = getattr(refusal, "operation", ""), getattr(refusal, "module", recorder.path)
+        name, module = getattr(refusal, "operation", own_name), getattr(refusal, "module", recorder.path)
         return recorder.bind(
             tensor, Value(recorder.new_slot(), labels, kind, name, own, module=module, refusal=refusal)
         )
