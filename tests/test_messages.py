@@ -57,6 +57,13 @@ class Table(nn.Module):
         return self.a(x) * self.table
 
 
+def step_on_meta(kind):
+    made = model().to("meta")
+    rule = getattr(ps.optim, kind)(made.parameters(), ps.trace(made, X))
+    made(X.to("meta")).sum().backward()
+    rule.step()
+
+
 def with_nan():
     made, network = traced()
     with torch.no_grad():
@@ -164,6 +171,14 @@ MISTAKES = {
     ),
     "paths of weights without values": (
         lambda: ps.paths.enumerate_paths(ps.trace(model().to("meta"), X)),
+        "on the meta device.*to_empty.*trace",
+    ),
+    "a step of weights without values": (
+        lambda: step_on_meta("PathSGD"),
+        "on the meta device.*to_empty.*trace",
+    ),
+    "a step in path space without values": (
+        lambda: step_on_meta("GSGD"),
         "on the meta device.*to_empty.*trace",
     ),
     # --- options

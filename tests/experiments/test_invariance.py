@@ -1,4 +1,6 @@
 import io
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +47,13 @@ def test_a_broken_claim_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch
     (values,) = as_json(verdicts)
     assert values["claims_invariance"]
     assert not values["passed"]
+    assert 0 < values["largest_output_difference"] == verdicts[0].report.largest_output_difference
+
+
+def test_what_is_no_number_is_null_in_json() -> None:
+    (verdict,) = check_all(["sgd"], ["mlp"], steps=2)
+    lost = replace(verdict, report=replace(verdict.report, largest_output_difference=math.inf))
+    assert as_json([lost])[0]["largest_output_difference"] is None
 
 
 @pytest.mark.parametrize(

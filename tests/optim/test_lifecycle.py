@@ -208,13 +208,19 @@ def _reparametrized(model):
     parametrizations.weight_norm(model[2])
 
 
+def _loaded_by_assignment(model):
+    model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
+
+
 def _activation_replaced(model):
     model[1] = nn.Tanh()
 
 
 @ALL
 @pytest.mark.parametrize("refresh_every", [1, 10])
-@pytest.mark.parametrize("change", [_layer_replaced, _activation_replaced, _reparametrized])
+@pytest.mark.parametrize(
+    "change", [_layer_replaced, _activation_replaced, _reparametrized, _loaded_by_assignment]
+)
 def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     if refresh_every > 1 and name in ("GSGD", "GAdam"):
         pytest.skip("it has nothing to refresh")
@@ -222,7 +228,7 @@ def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     train(model, optimizer, 2)
     change(model)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match=r"'[12].*' .*was replaced after tracing.*trace the model again"):
+    with pytest.raises(RuntimeError, match=r"'[012].*' .*was replaced after tracing.*trace the model again"):
         train(model, optimizer, 1)
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
 

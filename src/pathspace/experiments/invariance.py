@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,15 +149,19 @@ def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
             "claims_invariance": verdict.claimed,
             "passed": verdict.report.passed,
             "outputs_equal": verdict.report.outputs_equal,
-            # As text: a difference may be infinite or not a number, for which JSON has no word.
-            "largest_output_difference": repr(verdict.report.largest_output_difference),
+            "largest_output_difference": _finite(verdict.report.largest_output_difference),
             "weights_equal": verdict.report.weights_equal,
-            "largest_weight_difference": repr(verdict.report.largest_weight_difference),
+            "largest_weight_difference": _finite(verdict.report.largest_weight_difference),
             "differs_from_sgd": verdict.report.differs_from_sgd,
             "steps": verdict.report.steps,
         }
         for verdict in verdicts
     ]
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON has a word for; None stands for infinity and for what is no number."""
+    return value if math.isfinite(value) else None
 
 
 def _cell(verdict: Verdict) -> str:

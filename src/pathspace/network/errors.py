@@ -54,7 +54,16 @@ def expect_weights(network: Any) -> None:
         RuntimeError: it is on the meta device.
     """
     expect_network(network)
-    if next(iter(network.parameters.values())).is_meta:
+    expect_values(next(iter(network.parameters.values())))
+
+
+def expect_values(tensor: Any) -> None:
+    """Refuse a tensor without values.
+
+    Raises:
+        RuntimeError: it is on the meta device.
+    """
+    if tensor.is_meta:
         raise RuntimeError(
             "the model is on the meta device, where weights have no values: give it memory and values "
             "(model.to_empty(device=...), then a start or load_state_dict), and trace it again"

@@ -12,14 +12,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import expect_weights
+from pathspace.network.errors import expect_values, expect_weights
 
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as"])
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context in which ``torch.autocast`` rounds nothing on the device of ``tensor``."""
+    """A context in which ``torch.autocast`` rounds nothing on the device of ``tensor``.
+
+    Raises:
+        RuntimeError: that is the meta device.
+    """
+    expect_values(tensor)
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

@@ -183,7 +183,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         Returns:
             The closure's loss, or None.
         """
-        loss, active = evaluated(closure), self._active()
+        loss = evaluated(closure)
+        self.network.check_current()  # parameters that were replaced have no gradients any more
+        active = self._active()
         if active and not self._taken(active):
             self._advance(active)
         return loss
@@ -192,14 +194,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
         """Whether compiled loops took the step; the first one chooses the skeleton and is not theirs."""
         if self._direct is None or self.skeleton is None:
             return False
-        self.network.check_current()
         count = self._direct.take(active, self._start)
         if count:
             self._start["flipped" if self.clamp is None else "clamped"] += count
         return count is not None
 
     def _advance(self, active: Active) -> None:
-        self.network.check_current()
         names = self.network.names_by_id
         weights: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
