@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -138,6 +139,49 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     result = call("compare", "--output", str(tmp_path / "file" / "runs"))
     assert result.exit_code == 2
     assert "choose another folder" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--resume"],
+        ["train", *TINY, "--batch-size", "65"],
+        ["train", "--task", "mnist", "--data-dir", "nowhere"],
+        ["reproduce", "symbols", "--resume"],
+        ["reproduce", "winner", "--resume"],
+    ],
+)
+def test_a_command_that_is_refused_leaves_no_folder_behind(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments, "--output", "new/runs").exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pathspace.experiments import storage
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "curves.png":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        Path(source).rename(target)
+
+    arguments = ["train", *TINY, "--output", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.os, "replace", full)
+        result = call(*arguments)
+    assert result.exit_code == 2
+    (said,) = (line for line in result.stderr.splitlines() if line.startswith("Error"))
+    assert f"Cannot write '{tmp_path}/curves.png' (No space left on device): make room" in said
+    assert said.endswith(
+        f"Finished runs are kept; then continue with: pathspace train --resume --output {tmp_path}"
+    )
+    assert list(tmp_path.glob("runs/*/result.json"))
+    assert not list(tmp_path.glob(".*"))
+    assert call("train", "--resume", "--output", str(tmp_path)).exit_code == 0
 
 
 def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ except ModuleNotFoundError as error:
         "Error: the command line needs more packages: pip install 'pathspace[experiments]'"
     ) from error
 
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.methods import METHODS, method
 from pathspace.experiments.options import (
     BatchOption,
@@ -36,6 +37,8 @@ from pathspace.experiments.options import (
     TaskOption,
     ThreadsOption,
     WorkersOption,
+    names_in,
+    numbers_in,
 )
 from pathspace.experiments.starts import STARTS, check_start
 
@@ -53,6 +56,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()
 
 
@@ -106,11 +111,11 @@ def compare(
         options = _options(
             settings,
             task=task,
-            methods=_names(methods, "--methods"),
+            methods=names_in(methods, "--methods"),
             seeds=seeds,
             epochs=epochs,
             batch_size=batch_size,
-            learning_rates=_numbers(learning_rates, "--learning-rates"),
+            learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
         run_compare(
@@ -207,10 +212,10 @@ def reproduce(
 
         options = _options(
             settings,
-            methods=_names(methods, "--methods"),
+            methods=names_in(methods, "--methods"),
             seeds=seeds,
             epochs=epochs,
-            learning_rates=_numbers(learning_rates, "--learning-rates"),
+            learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
         run_reproduce(
@@ -248,8 +253,8 @@ def check_invariance(
         from pathspace.experiments.commands import run_check_invariance
 
         if not run_check_invariance(
-            _names(optimizers, "--optimizers"),
-            _names(networks, "--networks"),
+            names_in(optimizers, "--optimizers"),
+            names_in(networks, "--networks"),
             steps=steps,
             seed=seed,
             as_json=as_json,
@@ -292,7 +297,7 @@ def paths(
 
         sizes = None
         if shape is not None:
-            numbers = _numbers(shape, "--input", "28,28") or []
+            numbers = numbers_in(shape, "--input", "28,28") or []
             if any(n < 1 or n != int(n) for n in numbers):
                 raise ConfigurationError(
                     f"The option --input is {shape!r}: give whole numbers, such as 28,28."
@@ -319,7 +324,8 @@ def _clear_errors(command: str, output: Path | None, *, extra: str = "experiment
     try:
         yield
     except ConfigurationError as error:
-        typer.echo(f"Error: {error}", err=True)
+        kept = "Finished runs are kept; then continue" if isinstance(error, StorageError) else ""
+        typer.echo(f"Error: {error}{kept and _continuation(command, output, kept)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
@@ -329,11 +335,14 @@ def _clear_errors(command: str, output: Path | None, *, extra: str = "experiment
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        # in the folder itself, or in those of a recipe's parts
-        begun = output is not None and any((*output.glob("config.json"), *output.glob("*/config.json")))
-        continued = f" Continue with: pathspace {command} --resume --output {output}" if begun else ""
-        typer.echo(f"Stopped.{continued}", err=True)
+        typer.echo(f"Stopped.{_continuation(command, output, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _continuation(command: str, output: Path | None, opening: str) -> str:
+    """The command that goes on with what is in a folder, or in those of a recipe's parts; empty if nothing is."""
+    begun = output is not None and any((*output.glob("config.json"), *output.glob("*/config.json")))
+    return f" {opening} with: pathspace {command} --resume --output {output}" if begun else ""
 
 
 def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
@@ -358,24 +367,6 @@ def _surroundings(
     if workers is None:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
     return Surroundings(output, data_dir, resume, fresh, workers, as_json)
-
-
-def _names(text: str | None, where: str) -> list[str] | None:
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise ConfigurationError(f"The option {where} is empty: give at least one name.")
-    return names
-
-
-def _numbers(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> list[float] | None:
-    try:
-        return None if text is None else [float(part) for part in _names(text, where) or []]
-    except ValueError:
-        raise ConfigurationError(
-            f"The option {where} is {text!r}: give numbers separated by commas, such as {example}."
-        ) from None
 
 
 def _list_recipes() -> None:

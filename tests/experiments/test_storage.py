@@ -1,11 +1,13 @@
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from pathspace.experiments import storage
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, StorageError
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -51,6 +53,33 @@ def test_json_refuses_what_json_cannot_say(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range"):
         storage.write_json(tmp_path / "result.json", {"a": float("nan")})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    class Full:
+        def write(self, _content: object) -> int:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+        def flush(self) -> None:
+            pass
+
+    with pytest.raises(StorageError, match=r"Cannot write '.*checkpoint\.pt' \(File too large\): make room"):
+        storage.write_atomically(
+            tmp_path / "checkpoint.pt", lambda _: torch.save({"a": torch.zeros(9)}, Full())
+        )
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RuntimeError, match="another"):
+        storage.write_atomically(tmp_path / "a", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        storage.make_folder(tmp_path / "file" / "runs")
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    storage.writable_folder(tmp_path / "a" / "b", "--output")
+    assert not list(tmp_path.iterdir())
+    storage.writable_folder(storage.make_folder(tmp_path / "a"), "--output")
+    assert (tmp_path / "a").is_dir()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig, RunState, Validation
-from pathspace.experiments.storage import write_atomically
+from pathspace.experiments.storage import make_folder, write_atomically
 
 FILE = "checkpoint.pt"
 
@@ -27,7 +27,7 @@ def remove(folder: Path) -> None:
 
 def save(folder: Path, config: RunConfig, state: RunState) -> None:
     """Write all that the rest of the run depends on, atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     content = {
         "config": json.dumps(config.as_dict()),
         "model": state.model.state_dict(),

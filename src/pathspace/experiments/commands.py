@@ -31,8 +31,9 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.files import PAGE, as_json
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.storage import writable_folder
+from pathspace.experiments.storage import make_folder, writable_folder
 from pathspace.experiments.studies import run_study
+from pathspace.experiments.terminal import output_console
 
 COMPARE_TITLE = "The same network from two starts of the same function"
 Layer = tuple[str, Mapping[str, Any]]
@@ -130,12 +131,12 @@ def _reproduce_parts(
     if around.as_json:
         _print(list(done.values()), around)
     else:
-        _console().print(f"All parts: {page}", highlight=False, soft_wrap=True)
+        output_console().print(f"All parts: {page}", highlight=False, soft_wrap=True)
     return comparisons
 
 
 def _study(recipe: Recipe, size: str, comparison: Comparison, around: Surroundings) -> None:
-    console = Console(stderr=True) if around.as_json else _console()
+    console = Console(stderr=True) if around.as_json else output_console()
     with Console(stderr=True).status(f"Studying the {recipe.study['name']}"):
         found = run_study(
             recipe.study["name"],
@@ -204,7 +205,7 @@ def run_check_invariance(
     if as_json:
         print(json.dumps(invariance.as_json(verdicts), indent=2, allow_nan=False))
     else:
-        invariance.print_verdicts(verdicts, _console())
+        invariance.print_verdicts(verdicts, output_console())
     return not any(verdict.broken for verdict in verdicts)
 
 
@@ -213,6 +214,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tupl
     output = writable_folder(around.output, "--output")
     configuration, resume = _settle(asked, around, given=given)
     check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
+    make_folder(output)
     if not resume:
         configurations.clear(output, PAGE)
         configurations.write(configuration, output)
@@ -288,17 +290,12 @@ def _print(done: Sequence[tuple[Comparison, Configuration]], around: Surrounding
     for comparison, configuration in done:
         published = _published(configuration)
         claims = comparison.settings.baselines and comparison.choices
-        console = _console(150 if claims else 120)
+        console = output_console(150 if claims else 120)
         if claims:
             print_table(claim_table(comparison), console, published)
         else:
             print_table(build_table(comparison, published), console, published)
         console.print(f"Report: {around.output / PAGE}", highlight=False, soft_wrap=True)
-
-
-def _console(width: int = 120) -> Console:
-    # Pipes and logs have no width; eighty columns would break the names of the methods.
-    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""The one error that users of the experiments are meant to read."""
+"""The errors that users of the experiments are meant to read."""
 
 from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
     """Something that was asked for cannot be done: says what is wrong, where, and what to do."""
+
+
+class StorageError(ConfigurationError):
+    """Results could not be written: a disk is full, or a folder is no longer there."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], where: str) -> ConfigurationError:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.tasks import TASKS
 
@@ -42,3 +43,31 @@ FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Start over, even if the folder holds unfinished runs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
+
+
+def names_in(text: str | None, where: str) -> list[str] | None:
+    """Split names at commas; None stands for an option that was not given.
+
+    Raises:
+        ConfigurationError: There is not a single one.
+    """
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError(f"The option {where} is empty: give at least one name.")
+    return names
+
+
+def numbers_in(text: str | None, where: str, example: str = "0.03,0.1,0.3") -> list[float] | None:
+    """Read numbers between commas; None stands for an option that was not given.
+
+    Raises:
+        ConfigurationError: Something between commas is no number.
+    """
+    try:
+        return None if text is None else [float(part) for part in names_in(text, where) or []]
+    except ValueError:
+        raise ConfigurationError(
+            f"The option {where} is {text!r}: give numbers separated by commas, such as {example}."
+        ) from None

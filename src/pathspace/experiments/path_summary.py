@@ -6,7 +6,6 @@ Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the sk
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ import pathspace
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import load_model
-from pathspace.experiments.storage import writable_folder, write_atomically
+from pathspace.experiments.storage import make_folder, writable_folder, write_atomically
+from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
 from pathspace.paths.condensation import cover
 from pathspace.paths.listing import count_in_words
@@ -264,13 +264,13 @@ def run_paths(
         from pathspace.experiments.report.reduction_figure import draw_reduction
 
         drawn = draw_reduction(network, skeleton, source)
+        make_folder(picture.parent)
         write_atomically(picture, lambda file: file.write(drawn))
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
         print(json.dumps({**content, "picture": picture and str(picture)}, indent=2, allow_nan=False))
         return
-    # Pipes and logs have no width; eighty columns would break the explanations.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = output_console()
     print_summary(f"{source}: paths, with the skeleton of the rule {rule!r}", summary, console)
     if picture is not None:
         console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from pathspace.experiments.engine import InterruptedRunError, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.interrupt import postponed_interrupt
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.storage import write_json
+from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
@@ -111,8 +111,7 @@ def run_one(
 ) -> RunResult:
     """Do one run in its folder, and replace its checkpoint by its result."""
     task = load_task(config.task, config.task_options, place.data_dir)
-    folder = place.folder / config.key
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(place.folder / config.key)
     started(config, total_steps(config, task))
     result = run(
         config,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, StorageError
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -20,21 +21,22 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         write: Called once with the open binary file.
 
     Raises:
-        OSError: The folder cannot be written to. `path` is then what it was before.
+        StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # else a crash of the machine may leave the new name on an empty file
-        # mkstemp makes the file private; results are for sharing, as far as the user's umask allows.
-        temporary.chmod(0o666 & ~_umask())
-        os.replace(temporary, path)  # noqa: PTH105 (the atomic rename, named for what it is)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _clear_failure(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())  # else a crash of the machine may leave the new name on an empty file
+            # mkstemp makes the file private; results are for sharing, as far as the user's umask allows.
+            temporary.chmod(0o666 & ~_umask())
+            os.replace(temporary, path)  # noqa: PTH105 (the atomic rename, named for what it is)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -51,8 +53,21 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def make_folder(path: Path) -> Path:
+    """Create a folder, and those around it, where they are missing.
+
+    Raises:
+        StorageError: It cannot be created.
+    """
+    with _clear_failure(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def writable_folder(path: Path, where: str) -> Path:
-    """Create a folder for results where it is missing, and make sure that files can be written to it.
+    """Make sure that files can be written to a folder, which need not exist yet, and leave things as they were.
+
+    A command that is refused after this leaves no empty folder behind; one that goes on calls `make_folder`.
 
     Args:
         path: The folder.
@@ -62,14 +77,30 @@ def writable_folder(path: Path, where: str) -> Path:
         ConfigurationError: The folder cannot be created or written to.
     """
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+        for folder in missing:
+            folder.rmdir()
     except OSError as error:
         raise ConfigurationError(
             f"Cannot write to the folder {str(path)!r} of {where} ({error.strerror}): choose another folder."
         ) from error
     return path
+
+
+@contextmanager
+def _clear_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides it
+        if not isinstance(cause, OSError):
+            raise
+        raise StorageError(
+            f"Cannot write {str(path)!r} ({cause.strerror}): make room there, or choose another folder."
+        ) from error
 
 
 def _umask() -> int:

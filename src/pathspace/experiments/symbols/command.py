@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
@@ -19,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
-from pathspace.experiments.storage import writable_folder, write_json
+from pathspace.experiments.storage import make_folder, writable_folder, write_json
 from pathspace.experiments.symbols.cells import Cell, Score, cells, compute
 from pathspace.experiments.symbols.protocol import Protocol, protocol_from
 from pathspace.experiments.symbols.report import PAGE, as_json, print_table, write_report
+from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
@@ -70,7 +70,7 @@ def reproduce(
     if around.as_json:
         print(json.dumps(as_json(protocol, scores, configuration, published), indent=2, allow_nan=False))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 120)
+        console = output_console()
         print_table(table, console)
         console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
     return scores
@@ -99,12 +99,13 @@ def _settle(output: Path, configuration: dict[str, Any], *, resume: bool, fresh:
     else:
         for file in (output / CELLS).glob("*.json"):
             file.unlink()
+        make_folder(output)
         write_json(stored, configuration)
     (output / PAGE).unlink(missing_ok=True)
 
 
 def _all_scores(protocol: Protocol, folder: Path, processes: int) -> list[Score]:
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     wanted = cells(protocol)
     done: dict[str, Score] = {}
     for cell in wanted:

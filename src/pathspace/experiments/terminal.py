@@ -1,0 +1,37 @@
+"""Consoles for standard output that also write where it has no sign but ASCII's, or Latin-1's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+PLAIN = str.maketrans({"±": "+/-", "–": "-", "✓": "ok", "✗": "broken"})  # noqa: RUF001 (the dash of empty cells)
+
+
+class PlainConsole(Console):
+    """A console that says in ASCII what its stream cannot encode, before columns get their widths."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See ``rich.console.Console``."""
+        return super().render_str(encodable(text, self.encoding), **options)
+
+
+def output_console(width: int = 120) -> PlainConsole:
+    """Return a console on standard output.
+
+    Args:
+        width: Columns of a pipe or a log, which have no width of their own; eighty would break names and sentences.
+    """
+    return PlainConsole(width=None if sys.stdout.isatty() else width)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Return `text`, or where `encoding` has no place for all of it, what says the same."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return text
