@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 
 def parameter(*shape):
-    return nn.Parameter(torch.randn(*shape, **DOUBLE))
+    return nn.Parameter(torch.randn(shape, **DOUBLE))
 
 
 def buffer(*shape):
@@ -252,3 +252,14 @@ def test_what_is_computed_from_buffers_is_as_it_was_when_traced():
     with pytest.raises(ps.UntraceableError, match=r"sqrt|mul"):
         ps.trace(model, torch.randn(2, 3, **DOUBLE))
     assert torch.equal(model.b, torch.full((4,), 2.0, **DOUBLE))
+
+
+@pytest.mark.parametrize("number", [lambda b: 1 + b, lambda b: b + 1, lambda b: 1 - b])
+def test_a_learned_number_may_be_added_to_a_constant(number):
+    model = Model(lambda m, h: h + number(m.b), b=parameter())
+    network = ps.trace(model, torch.zeros(1, 3, **DOUBLE))
+    assert network.num_classes == 0  # the number one is not rescaled, nor is what it is added to
+    squares = {name: p.detach().square() for name, p in model.named_parameters()}
+    hidden = squares["read.weight"].sum(1) + squares["read.bias"] + 1 + squares["b"]
+    expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum()
+    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), expected)

@@ -96,7 +96,7 @@ class Scales:
         rest = [d for d in range(labels.dim()) if d not in keep]
         shape = [labels.shape[d] for d in keep]
         small = self.resolve(without_repeats(labels))
-        rows = small.permute(*rest, *keep).reshape(-1, *(small.shape[d] for d in keep))
+        rows = small.permute((*rest, *keep)).reshape(-1, *(small.shape[d] for d in keep))
         common = rows[0]
         if rows.shape[0] > 1 and not bool((rows == common).all()):
             for row in rows.reshape(rows.shape[0], -1).unique(
