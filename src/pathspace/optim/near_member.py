@@ -37,6 +37,14 @@ def far_scales(network: Network, gauge: Tensor) -> Tensor | None:
     return exponents.exp2() if float(exponents.abs().amax()) >= _FAR else None
 
 
+_ROOM = 2.0**100
+"""Factors between this and its inverse are multiplied with in the parameters' type."""
+
+
+def _is_moderate(factors: Tensor) -> bool:
+    return not factors.numel() or bool(((factors < _ROOM) & (factors > 1 / _ROOM)).all())
+
+
 class Nearby:
     """The parameters of a network in the member that is near balance.
 
@@ -50,20 +58,35 @@ class Nearby:
     """
 
     def __init__(self, network: Network, scales: Tensor) -> None:
-        self._factors = {name: network.edge_factors(name, scales) for name in network.parameters}
-        self.parameters = {name: p.detach() / self._of(name, p) for name, p in network.parameters.items()}
+        factors = {name: network.edge_factors(name, scales) for name in network.parameters}
+        # products with factors that float32 does not hold are taken in float64, where 0 times a factor is 0
+        self._factors = {
+            name: f.to(p.device, p.dtype if _is_moderate(f) else torch.float64)
+            for (name, p), f in zip(network.parameters.items(), factors.values(), strict=True)
+        }
+        self.parameters = {
+            name: (p.detach() / self._factors[name]).to(p.dtype) for name, p in network.parameters.items()
+        }
+        self._lost = {
+            name: (self.parameters[name].abs() < torch.finfo(p.dtype).tiny) & (p.detach() != 0)
+            for name, p in network.parameters.items()
+            if self._factors[name].dtype != p.dtype
+        }
+        for name, lost in self._lost.items():  # what is left of them has few digits
+            self.parameters[name].masked_fill_(lost, 0)
         self.names = {id(p): name for name, p in self.parameters.items()}
-
-    def _of(self, name: str, like: Tensor) -> Tensor:
-        return self._factors[name].to(device=like.device, dtype=like.dtype)
 
     def stand_in(self, name: str, p: Tensor) -> Tensor:
         """The parameter in that member, with the gradient dL/dw_e f_e."""
         stand_in = self.parameters[name]
         assert p.grad is not None
-        stand_in.grad = p.grad * self._of(name, p.grad)
+        stand_in.grad = (p.grad * self._factors[name]).to(p.grad.dtype)
         return stand_in
 
     def bring_back(self, name: str, p: Tensor) -> None:
         """Let the parameter be what its stand-in became."""
-        p.copy_(self.parameters[name] * self._of(name, p))
+        moved = self.parameters[name] * self._factors[name]
+        lost = self._lost.get(name)
+        if lost is not None:  # too small there to be kept: what has become of zero is how far they moved
+            moved = torch.where(lost, moved + p, moved)
+        p.copy_(moved)

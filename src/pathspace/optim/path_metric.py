@@ -125,8 +125,17 @@ def gauges(network: Network, names: Iterable[str], scales: Tensor | None = None)
         if columns.shape[0] > 1 and bool((columns == columns[:1]).all()):
             columns = columns[:1].clone()
         dtype = widened(parameter).dtype  # a factor of 1024, squared, is too large for float16
+        if not all(_fits(weights) for weights in (rows, columns)):
+            dtype = torch.float64
         result[name] = Gauge(rows.to(dtype), columns.to(dtype))
     return result
+
+
+_ROOM = 2.0**120  # weights between this and its inverse are kept in float32
+
+
+def _fits(weights: Tensor) -> bool:
+    return not weights.numel() or bool(((weights < _ROOM) & (weights > 1 / _ROOM)).all())
 
 
 def safe_divisor_(metric: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.optim.compiled import path_space_step
+from pathspace.optim.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.network_optimizer import (
     Active,
     NetworkOptimizer,
@@ -30,9 +31,7 @@ from pathspace.optim.network_optimizer import (
 )
 from pathspace.optim.path_optimizer import clip_factor
 from pathspace.paths.chart import Measure, chart
-from pathspace.paths.condensation import cover
 from pathspace.paths.frame import Frame
-from pathspace.paths.node_mass import node_mass
 from pathspace.paths.norm import widened
 from pathspace.paths.reduction import reduction_graph
 from pathspace.paths.skeleton import RULES, Rule, Skeleton, skeleton
@@ -42,6 +41,7 @@ Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
 
 _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
+_ROOM = 60  # binary digits of a factor, up to which float32 holds its square
 
 
 class PathSpaceOptimizer(NetworkOptimizer):
@@ -77,6 +77,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._seed = seed
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
+        self._far: bool | None = None  # not known yet
         self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, defaults)
@@ -135,7 +136,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     def _begin(self, chosen: Skeleton) -> None:
         network = self.network
         _check_skeleton(chosen, network)
-        gauge = _gauge(network)
+        gauge = gauge_of_nodes(network)
         complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(gauge.device)
         products = chosen.products(network.parameters)
         # classes without a skeleton edge stand at the scale that they have in the balanced network
@@ -154,7 +155,14 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
-        self._frames = {}
+        self._frames, self._far = {}, None
+
+    def _is_far(self) -> bool:
+        """Whether float32 has no room for the factors between gradients of weights and of paths, as they began."""
+        if self._far is None and self._start:
+            factors = (self._start["units"] / self._start["fixed"]).abs().log2()
+            self._far = bool((factors.nan_to_num(0.0, 0.0, 0.0).abs() > _ROOM).any())
+        return bool(self._far)
 
     def _frame(self, weights: dict[str, Tensor]) -> Frame:
         """Path space at the present weights, with those parameters held that are not among ``weights``."""
@@ -192,7 +200,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _taken(self, active: Active) -> bool:
         """Whether compiled loops took the step; the first one chooses the skeleton and is not theirs."""
-        if self._direct is None or self.skeleton is None:
+        if self._direct is None or self.skeleton is None or self._is_far():
             return False
         count = self._direct.take(active, self._start)
         if count:
@@ -201,6 +209,10 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _advance(self, active: Active) -> None:
         names = self.network.names_by_id
+        if self.skeleton is None and any(id(p) in names and group["lr"] != 0 for p, group in active):
+            with cpu_by_default():
+                self._begin(self._first_skeleton())
+        wide = torch.Tensor.double if self._is_far() else widened
         weights: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
         inside: Inside = {}
@@ -209,15 +221,13 @@ class PathSpaceOptimizer(NetworkOptimizer):
             g = p.grad
             if g is None or group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
                 continue
-            g = -widened(g) if group["maximize"] else widened(g)
             name = names.get(id(p))
+            g = widened(g) if name is None else wide(g)
+            g = -g if group["maximize"] else g
             if name is None:
                 outside.append((p, group, g))
             else:
-                weights[name], gradients[name], inside[name] = widened(p), g, (p, group)
-        if inside and self.skeleton is None:
-            with cpu_by_default():
-                self._begin(self._first_skeleton())
+                weights[name], gradients[name], inside[name] = wide(p), g, (p, group)
         frame = self._frame(weights) if inside else None
         factor = 1.0
         if (
@@ -310,34 +320,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise RuntimeError(
                 "the skeleton is chosen at the first step: take one, or call choose_skeleton, before"
             )
-        network, chosen = self.network, self.skeleton
-        products, gauge = chosen.products(network.parameters), _gauge(network)
-        complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)
-        visible = torch.where(products == 0, torch.nan, (gauge / products).square())
-        c = network.num_classes
-        multipliers = torch.cat(
-            [
-                (
-                    visible[cover(ends.source, c).to(gauge.device)]
-                    * visible[cover(-ends.target, c).to(gauge.device)]
-                )
-                .expand(network.parameters[name].shape)
-                .reshape(-1)
-                for name, ends in network.edges.items()
-            ]
-        )
-        seen = multipliers[~multipliers.isnan()]
-        seen = seen if seen.numel() else seen.new_ones(1)
-        ratios = (products / self._start["fixed"])[complete].abs()
-        return {
-            "classes": len(complete),
-            "incomplete": [network.class_names[i] for i in chosen.incomplete],
-            "multipliers": (float(seen.min()), float(seen.median()), float(seen.max())),
-            "smallest_ratio": float(ratios.min()) if len(ratios) else 1.0,
-            "largest_ratio": float(ratios.max()) if len(ratios) else 1.0,
-            "clamped": int(self._start["clamped"]),
-            "flipped": int(self._start["flipped"]),
-        }
+        return diagnose(self.network, self.skeleton, self._start)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``torch.optim.Optimizer.state_dict``; the entry ``path_space`` holds the skeleton and the units."""
@@ -385,12 +368,6 @@ def _shrinking(inside: Inside) -> dict[str, float] | None:
     if not any(group["weight_decay"] for _, group in inside.values()):
         return None
     return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}
-
-
-def _gauge(network: Network) -> Tensor:
-    """The scale at which every node of the double cover stands."""
-    gauge = node_mass(network).gauge()
-    return torch.cat([gauge.new_ones(1), gauge, gauge.reciprocal()])
 
 
 def _check_skeleton(chosen: Skeleton, network: Network) -> None:

@@ -159,6 +159,8 @@ def data_dependent_norm(
 class UnitMeasure:
     """gamma^2 of every unit class, the mean over its nodes (positions, time steps).
 
+    A unit that is rescaled by s has s^2 gamma^2; only gamma_net^2 does not change.
+
     Attributes:
         names: where each class was made.
         squared: gamma^2, shape ``[num_classes]``.

@@ -1,0 +1,89 @@
+"""Deep networks whose first layers get gradients of zero, as float32 has no smaller numbers: they stay as they are."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+
+RULES = {
+    "PathSGD": {"momentum": 0.9},
+    "PathSGD every other step": {"refresh_every": 2, "clip_norm": 1.0},
+    "PathAdam": {"eps": 1e-3},
+    "PathMuon": {},
+    "PathSOAP": {},
+    "GSGD": {},
+    "GSGD with momentum": {"momentum": 0.9, "clip_norm": 1.0},
+    "GAdam": {},
+    "DDPSGD": {},
+    "DDPAdam": {},
+}
+MOVES_ALL = ("GSGD", "GSGD with momentum", "GAdam")  # R_c moves what leaves a class
+FUSED = ["PathSGD", "PathAdam", "GSGD", "GSGD with momentum", "GAdam", "DDPSGD"]
+
+
+def deep(layers, scale):
+    torch.manual_seed(0)
+    parts = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.ReLU())]
+    model = nn.Sequential(*parts, nn.Linear(8, 2))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(scale)
+    return model
+
+
+def train(model, rule, steps, **options):
+    """Returns which parameters had a gradient other than zero in any step."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1)).to(model[0].weight.dtype)
+    optimizer = getattr(ps.optim, rule.split()[0])(
+        model.parameters(), ps.trace(model, x), lr=0.01, **RULES[rule], **options
+    )
+    pulled = set()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        pulled |= {name for name, p in model.named_parameters() if p.grad.any()}
+        optimizer.step()
+    return pulled
+
+
+@pytest.mark.parametrize(
+    ("rule", "layers", "scale"),
+    [(rule, 60, 0.05) for rule in RULES] + [(rule, 200, 1.0) for rule in ("PathSGD", "GSGD", "DDPSGD")],
+)
+def test_weights_without_gradients_stay(rule, layers, scale):
+    start = deep(layers, scale)
+    model = copy.deepcopy(start)
+    pulled = train(model, rule, 2)
+    assert len(pulled) < len(list(model.parameters()))
+    for name, p in model.named_parameters():
+        assert p.isfinite().all(), name
+        if name not in pulled and rule not in MOVES_ALL:
+            assert torch.equal(p, start.get_parameter(name)), name
+    assert not torch.equal(model[-1].bias, start[-1].bias)
+
+
+@pytest.mark.parametrize("rule", FUSED)
+def test_compiled_loops_do_so_too(rule):
+    pytest.importorskip("numba")
+    start = deep(60, 0.05)
+    ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
+    train(ours, rule, 2, fused=True)
+    train(theirs, rule, 2)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p, q, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
+def test_the_last_layers_step_as_in_float64(rule):
+    start = deep(30, 0.05)
+    ours, exact = copy.deepcopy(start), copy.deepcopy(start).double()
+    train(ours, rule, 1)
+    train(exact, rule, 1)
+    moved = ours[-1].bias.double() - start[-1].bias.double()
+    expected = exact[-1].bias - start[-1].bias.double()
+    assert_close(moved, expected, rtol=1e-5, atol=1e-9)
+    assert expected.abs().max() > 1e-4
