@@ -29,6 +29,7 @@ from pathspace.optim.path_optimizer import (
     keep,
     kept,
 )
+from pathspace.optim.same_states import SameStates
 
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -43,6 +44,7 @@ class _Entry:
     p: Tensor
     state: dict[str, Any]
     place: int | str | None
+    address: int
     moments: list[tuple[str, Tensor, int]] = field(default_factory=list)  # key in the state, tensor, address
     metric: tuple[Tensor, ...] = ()
 
@@ -56,12 +58,14 @@ class _Entry:
         self.moments.append((key, moment, moment.data_ptr()))
         return moment.data_ptr()
 
-    def is_as_it_was(self) -> bool:
-        """Whether the moments are still those that the tables were made from."""
+    def is_as_it_was(self, p: Tensor, dtype: torch.dtype) -> bool:
+        """Whether this is the parameter, and its moments are those, that the tables were made from."""
+        if p is not self.p or p.data_ptr() != self.address or p.dtype != dtype or not p.is_contiguous():
+            return False
         for key, moment, address in self.moments:
             if self.state.get(key) is not moment or moment.data_ptr() != address:
                 return False
-            if moment.dtype != self.p.dtype or not moment.is_contiguous():
+            if moment.dtype != dtype or not moment.is_contiguous():
                 return False
         return True
 
@@ -84,11 +88,8 @@ class FusedStep:
 
     def forget(self) -> None:
         """Look at everything anew at the next step: somebody else wrote to the state."""
-        self._states: Any = None
-        self._places: list[
-            tuple[int, torch.dtype, bool]
-        ] = []  # addresses of the parameters, their types and order
-        self._known: list[int] = []  # identities of all states
+        self._states = SameStates()
+        self._entries: list[_Entry] = []
         self._options: list[Any] = []
 
     # what a rule says
@@ -120,11 +121,7 @@ class FusedStep:
     def take(self, active: Active) -> bool:
         """Take the step, or return False with nothing done."""
         states = self._optimizer.state
-        places = [(p.data_ptr(), p.dtype, p.is_contiguous()) for p, _ in active]
-        known = self._states is states and self._places == places
-        known = known and self._known == [id(state) for state in states.values()]
-        known = known and all(e.is_as_it_was() for e in self._entries if e.moments)
-        if not known and not self._prepare(active, states):
+        if not self._is_as_it_was(active, states) and not self._prepare(active, states):
             return False
         gradients: list[int] = []
         options: list[Any] = []
@@ -148,6 +145,12 @@ class FusedStep:
         torch.autograd.graph.increment_version([p for p, _ in active])
         return True
 
+    def _is_as_it_was(self, active: Active, states: Any) -> bool:
+        """Whether the tables still hold; every step asks."""
+        if len(active) != len(self._entries) or not self._states.are(states):
+            return False
+        return all(e.is_as_it_was(p, self._dtype) for e, (p, _) in zip(self._entries, active, strict=True))
+
     def _prepare(self, active: Active, states: Any) -> bool:
         """Make the tables; False if a tensor is not as the loops need it, or the gauge is not yet known."""
         self.forget()
@@ -161,28 +164,32 @@ class FusedStep:
                 if "gauge_rows" not in state or "scales" in state:
                     return False
                 gauges[name] = gauge_of(state)
-            entries.append(_Entry(p, state, None if name is None else self._plan.place(name)))
+            place = None if name is None else self._plan.place(name)
+            entries.append(_Entry(p, state, place, p.data_ptr()))
         if self._dtype not in _TYPES or not gauges:
             return False
         self._plan.weigh(gauges)
         self._entries, self._inside = entries, [e for e in entries if e.place is not None]
         self._rows = [i for i, e in enumerate(entries) if e.place is not None]
+        # of tables; a list takes longer
+        self._where = slice(None) if len(self._rows) == len(entries) else self._rows
         self._lay_out()
         metrics = [kept(e.state) for e in self._inside if "kappa" in e.state or "kappa_rows" in e.state]
         if len(metrics) == len(self._inside) and not self._use_kept(metrics):
             return False
-        self._states, self._known = states, [id(state) for state in states.values()]
-        self._places = [(e.p.data_ptr(), e.p.dtype, True) for e in entries]
+        self._states = SameStates(states)
         return True
 
     def _measure(self) -> bool:
         """Kappa and its normalizers, afresh when they are due."""
         every, normalization = self._optimizer.refresh_every, self._optimizer.normalization
-        if all(e.state.get("age", 0) % every for e in self._inside):
+        for e in self._inside:
+            if not e.state.get("age", 0) % every:
+                break
+        else:
             for e in self._inside:
                 e.state["age"] += 1
             return True
-        self._optimizer.network.check_current()
         means = self._plan.means()
         if means is None:
             return False
@@ -254,7 +261,7 @@ class FusedDescent(FusedStep):
             metrics = [Metric(self._plan.value_at(e.place), c) for e, c in ends]
             self._has_plans = self._use_kept(metrics)
             self._keep(metrics)
-        self._numbers[self._rows, descent.FACTOR] = normalizers
+        self._numbers[self._where, descent.FACTOR] = normalizers
 
     def _advance(self, gradients: list[int], clip_norm: float | None) -> None:
         self._tensors[:, descent.GRADIENT] = gradients

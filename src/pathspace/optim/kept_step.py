@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pathspace.network.precision import full_precision
 from pathspace.optim.network_optimizer import Active
+from pathspace.optim.same_states import SameStates
 
 if TYPE_CHECKING:
     from pathspace.optim.path_sgd import PathSGD
@@ -79,8 +80,7 @@ class KeptStep:
     def forget(self) -> None:
         """Remember nothing."""
         self._groups: list[list[_Kept]] = []
-        self._states: Any = None
-        self._known: list[int] = []
+        self._states = SameStates()
 
     def remember(self, active: Active) -> None:
         """Look at the state after a step; only where all parameters have a plain metric is there anything to gain."""
@@ -99,13 +99,12 @@ class KeptStep:
                 groups[-1].append(_Kept(p, state, kappa))
                 ages.add(state["age"])
         if sum(map(len, groups)) == len(active) and len(ages) == 1 and all(groups):
-            self._groups, self._states = groups, states
-            self._known = [id(state) for state in states.values()]
+            self._groups, self._states = groups, SameStates(states)
 
     def is_between(self) -> bool:
         """Whether the next step is known to need no new metric."""
         optimizer = self._optimizer
-        if not self._groups or optimizer.state is not self._states:
+        if not self._groups or not self._states.are(optimizer.state):
             return False
         return self._age() % optimizer.refresh_every != 0
 
@@ -115,12 +114,8 @@ class KeptStep:
 
     def take(self) -> bool:
         """Take the step, or return False with nothing done."""
-        optimizer = self._optimizer
-        states = optimizer.state
-        if not self.is_between():
-            return False
-        moved = self._ready()
-        if moved is None or [id(state) for state in states.values()] != self._known:
+        moved = self._ready() if self.is_between() else None
+        if moved is None:
             return False
         with full_precision(self._groups[0][0].p):
             for together in moved:

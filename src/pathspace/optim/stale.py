@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from pathspace.network.squares import Outer
+from pathspace.optim.same_states import SameStates, States
 
 if TYPE_CHECKING:
     from pathspace.optim.path_optimizer import Metric
-
-States = Mapping[Any, dict[str, Any]]
 
 
 class Stale:
@@ -27,10 +25,9 @@ class Stale:
     def __init__(
         self, every: States, states: dict[Tensor, dict[str, Any]], metrics: dict[Tensor, Metric]
     ) -> None:
-        self._every, self.states, self.metrics = every, states, metrics
+        self._every, self.states, self.metrics = SameStates(every), states, metrics
         self._pairs = [(state, metrics[p]) for p, state in states.items()]
         self._parameters = [id(p) for p in states]
-        self._known = [id(state) for state in every.values()]
 
     def holds(self, every: States, parameters: list[int], refresh_every: int) -> bool:
         """Whether all is as it was, and no metric is due.
@@ -41,9 +38,8 @@ class Stale:
             refresh_every: age at which metrics are due.
         """
         return (
-            every is self._every
+            self._every.are(every)
             and parameters == self._parameters
-            and self._known == [id(state) for state in every.values()]
             and all(state.get("age", 0) % refresh_every and _keeps(state, m) for state, m in self._pairs)
         )
 
