@@ -1,7 +1,6 @@
 """Compiled loops of chains give the shares that torch gives, from the same draws."""
 
 import copy
-import functools
 import itertools
 
 import pytest
@@ -17,7 +16,7 @@ from pathspace.paths.node_measure import spread_of
 
 pytest.importorskip("numba", reason="compiled loops need Numba")
 
-from pathspace.optim.fused_chain import FusedChain, summary
+from pathspace.optim.fused_chain import FusedChain, Summaries
 
 
 def seen(widths, count, statistic, bias=True):
@@ -26,7 +25,7 @@ def seen(widths, count, statistic, bias=True):
         layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b, bias=bias), nn.ReLU())]
         model, x = nn.Sequential(*layers[:-1]).double(), torch.randn(count, widths[0], dtype=torch.float64)
     network = ps.trace(model, x)
-    own = functools.partial(summary, statistic=statistic)
+    own = Summaries(statistic, len(widths) - 1)
     with ChainWitness(network, layers_of(network), own, count, count) as witness:
         result = model(x)
     return witness.found(result)
@@ -58,5 +57,5 @@ def test_shares_are_those_of_torch(statistic, widths, count, part, bias, alpha):
 def test_spreads_are_those_of_torch(statistic):
     z = torch.randn(9, 5, dtype=torch.float64)
     for given, batch in ((z, 0), (z.t(), 0), (z, None), (z[None], 1)):
-        ours, theirs = summary(given, batch, statistic=statistic), spread_of(given, batch, statistic)
+        ours, theirs = Summaries(statistic)(given, batch), spread_of(given, batch, statistic)
         assert_close(ours, theirs, rtol=1e-13, atol=0)

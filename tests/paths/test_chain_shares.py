@@ -45,7 +45,7 @@ def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, part
     network = ps.trace(model, x)
     request, names = Request(alpha, statistic, "parameters", "signs", part=part), list(network.parameters)
     seen = followed(model, network, x, statistic)
-    ours = chain_shares(seen, request, torch.Generator().manual_seed(3), {}).by_name(names)
+    ours = chain_shares(seen, request, torch.Generator().manual_seed(3), {}).by_name()
     theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert ours.path.keys() == theirs.path.keys()
     for name in names:
@@ -61,7 +61,7 @@ def test_the_first_examples_alone_are_told_of():
     for given in (x, x[:5]):
         seen = followed(model, network, given, "covariance", 5)
         shares = chain_shares(seen, request, torch.Generator().manual_seed(3), {})
-        found.append(shares.by_name(list(network.parameters)).data)
+        found.append(shares.by_name().data)
     assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
@@ -75,7 +75,7 @@ def test_a_wrong_mask_is_seen():
         if open_units:
             seen.entering[1:] = [h.abs() + 1 for h in seen.entering[1:]]
         shares = chain_shares(seen, request, torch.Generator().manual_seed(3), {})
-        found.append(shares.by_name(["1.bias"]).data["1.bias"])
+        found.append(shares.by_name().data["1.bias"])
     assert not torch.allclose(*found)
 
 

@@ -14,12 +14,13 @@ from pathspace.fused.memory import matrix_at, vector_at
 
 # columns of the table of layers: sizes, where its units lie among all, and addresses; ``SPREAD`` is that of the layer
 # that makes what enters this one, as is ``GAMMA``, and both are zero for the first layer
-UNITS, WIDTH, PLACE, WEIGHT, BIAS, SPREAD, GAMMA, ENTERING, DELTA, LEFT, RIGHT = range(11)
+UNITS, WIDTH, PLACE, WEIGHT, BIAS, SPREAD, ENTERING, GAMMA, DELTA, LEFT, RIGHT = range(11)
+SIZE = 11
 
 
 @njit(error_model="numpy", fastmath=REORDER, cache=True)
-def paths(layers, alpha, psi):
-    """G of what enters every layer, and psi of all units; the last layer's psi is one."""
+def paths(layers, alpha, psi, leaving):
+    """G of what enters every layer, psi of all units, and (1 - alpha) psi; the last layer's psi is one."""
     like, rest = psi, psi.dtype.type(1 - alpha)
     last = len(layers) - 1
     for i in range(last, 0, -1):  # from the first layer on: g of its units enters the layer above
@@ -50,10 +51,12 @@ def paths(layers, alpha, psi):
         apply_square_transposed(W, psi[t[PLACE] : t[PLACE] + t[UNITS]], below)
         for k in range(len(below)):
             below[k] *= rest
+    for k in range(len(psi)):
+        leaving[k] = rest * psi[k]
 
 
 @njit(error_model="numpy", cache=True)
-def seed(layers, psi, weight, drawn, wide, tall, rows, signs):
+def seed(layers, psi, weight, drawn, wide, order, pairs, chosen, signs):
     """Fill delta with seeds: rows of uncorrelated signs times the root of weight psi, as ``paths.signs`` makes them.
 
     Args:
@@ -62,14 +65,22 @@ def seed(layers, psi, weight, drawn, wide, tall, rows, signs):
         weight: factor of the sums of squares.
         drawn: random bytes, eight signs each.
         wide: how many second factors there are.
-        tall: how many first ones.
-        rows: the row of signs for every row of seeds.
+        order: the examples in the order in which they are taken.
+        pairs: whether the first half of what is taken is paired with the second.
+        chosen: the examples of the rows of seeds, to be filled; those of a pair are next to each other.
         signs: memory ``[tall + wide, D]``.
     """
+    m, tall = len(chosen), len(signs) - wide
+    for r in range(m):
+        chosen[r] = order[r % 2 * (m // 2) + r // 2] if pairs else order[r]
     D = len(psi)
     one = signs.dtype.type(1)
     flat = signs.reshape(signs.size)
-    for i in range(len(flat)):
+    whole = len(flat) // 8
+    for i in range(whole):
+        for j in range(8):
+            flat[8 * i + j] = 2 * (drawn[i] >> j & 1) - 1
+    for i in range(8 * whole, len(flat)):
         flat[i] = one if drawn[i >> 3] >> (i & 7) & 1 else -one
     for c in range(D):
         size = np.sqrt(psi[c] * signs.dtype.type(weight))
@@ -79,10 +90,11 @@ def seed(layers, psi, weight, drawn, wide, tall, rows, signs):
         t = layers[i]
         if t[PLACE] >= D:
             return
-        delta = matrix_at(t[DELTA], len(rows), t[UNITS], signs)
-        for r in range(len(rows)):
-            a = signs[rows[r] // wide, t[PLACE] : t[PLACE] + t[UNITS]]
-            b = signs[tall + rows[r] % wide, t[PLACE] : t[PLACE] + t[UNITS]]
+        delta = matrix_at(t[DELTA], m, t[UNITS], signs)
+        for r in range(m):
+            row = r // 2 if pairs else chosen[r]
+            a = signs[row // wide, t[PLACE] : t[PLACE] + t[UNITS]]
+            b = signs[tall + row % wide, t[PLACE] : t[PLACE] + t[UNITS]]
             own = delta[r]
             for k in range(len(own)):
                 own[k] = a[k] * b[k]
@@ -105,8 +117,9 @@ def gate(layers, i, back, chosen, count, seeded):
 
 
 @njit(error_model="numpy", fastmath={"contract"}, cache=True)
-def square(layers, chosen, count, biases):
+def square(layers, chosen, count, address, like):
     """The factors of sum over i of (delta^i)^2 (h^i)^2, and those sums for biases; delta is overwritten."""
+    biases = vector_at(address, len(like), like)
     biases[:] = 0
     for i in range(len(layers)):
         t = layers[i]
@@ -124,11 +137,12 @@ def square(layers, chosen, count, biases):
 
 
 @njit(error_model="numpy", fastmath={"contract"}, cache=True)
-def square_pairs(layers, chosen, count, biases):
+def square_pairs(layers, chosen, count, address, like):
     """The factors of the sum over pairs of (s v + t u)^2 / 4 = (s^2 v^2 + t^2 u^2 + 2 (s t) (u v)) / 4.
 
-    s and u are sums of delta and h in a pair, t and v differences; rows k and m/2 + k are one.
+    s and u are sums of delta and h in a pair, which are two rows, and t and v differences.
     """
+    biases = vector_at(address, len(like), like)
     biases[:] = 0
     half = len(chosen) // 2
     quarter = biases.dtype.type(0.25)
@@ -140,13 +154,13 @@ def square_pairs(layers, chosen, count, biases):
         right = matrix_at(t[RIGHT], 3 * half, t[WIDTH], biases)
         own = biases[t[PLACE] : t[PLACE] + t[UNITS]]
         for r in range(half):
-            a, b = delta[r], delta[half + r]
+            a, b = delta[2 * r], delta[2 * r + 1]
             first, second, third = left[r], left[half + r], left[2 * half + r]
             for k in range(len(a)):
                 s, d = a[k] + b[k], a[k] - b[k]
                 own[k] += d * d
                 first[k], second[k], third[k] = quarter * s * s, quarter * d * d, 2 * quarter * s * d
-            x, y = h[chosen[r]], h[chosen[half + r]]
+            x, y = h[chosen[2 * r]], h[chosen[2 * r + 1]]
             first, second, third = right[r], right[half + r], right[2 * half + r]
             for k in range(len(x)):
                 u, v = x[k] + y[k], x[k] - y[k]
@@ -154,10 +168,10 @@ def square_pairs(layers, chosen, count, biases):
 
 
 @njit(error_model="numpy", fastmath=REORDER, cache=True)
-def spread(z, centred, mean, out):
-    """The mean square or the variance of every column of z ``[n, units]``; ``mean`` is memory."""
+def spread(address, count, centred, out):
+    """The mean square or the variance of every column of a matrix ``[n, units]`` that lies at an address."""
+    z, mean = matrix_at(address, count, len(out), out), np.zeros_like(out)
     share = z.dtype.type(1 / len(z))
-    mean[:] = 0
     out[:] = 0
     if centred:
         for r in range(len(z)):
@@ -166,17 +180,3 @@ def spread(z, centred, mean, out):
     for r in range(len(z)):
         for k in range(len(out)):
             out[k] += share * (z[r, k] - mean[k]) * (z[r, k] - mean[k])
-
-
-@njit(error_model="numpy", fastmath=REORDER, cache=True)
-def recur(rows, W, factor, scratch, backward):
-    """rows_t += factor W^2 rows_{t-1} one after the other, or factor (W^2)^T rows_{t+1} from the last one on."""
-    steps, factor = len(rows), rows.dtype.type(factor)
-    for n in range(1, steps):
-        t, before = (steps - 1 - n, steps - n) if backward else (n, n - 1)
-        for k in range(len(scratch)):
-            scratch[k] = factor * rows[before, k]
-        if backward:
-            apply_square_transposed(W, scratch, rows[t])
-        else:
-            apply_square(W, scratch, rows[t])

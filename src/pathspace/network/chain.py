@@ -183,9 +183,13 @@ class ChainWitness(TorchFunctionMode):
         seen.entering.append(x)
         seen.versions.append(x._version)
         if place < len(self._layers) - 1:  # before a ReLU in place
-            seen.spreads.append(self._summary(z.detach()[: self._few], 0))
+            seen.spreads.append(self._summary(self._looked_at(z), 0))
         seen.last, seen.is_linear = z, True
         return True
+
+    def _looked_at(self, values: Tensor) -> Tensor:
+        values = values.detach()
+        return values if self._few == self._count else values[: self._few]
 
     def found(self, result: Any) -> ChainPass | None:
         """What was seen, given what the model returned; None if the pass was not that of the chain."""
@@ -199,5 +203,5 @@ class ChainWitness(TorchFunctionMode):
             return None
         if any(x._version != version for x, version in zip(seen.entering, seen.versions, strict=True)):
             return None
-        entering = [x.detach()[: self._few] for x in seen.entering]
+        entering = list(map(self._looked_at, seen.entering))
         return ChainPass(self._layers, entering, seen.spreads, dict(self._network.parameters), self._few)

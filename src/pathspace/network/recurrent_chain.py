@@ -247,7 +247,8 @@ class RecurrentWitness(TorchFunctionMode):
         x, out = x.detach(), out.detach()
         if self._chain.time_dim == 1:
             x, out = x.transpose(0, 1), out.transpose(0, 1)
-        x, out = x[:, : self._few], out[:, : self._few]
+        if self._few < self._count:
+            x, out = x[:, : self._few], out[:, : self._few]
         with torch.no_grad():
             states = states_below(x, self._chain.cells, self._leaves)
         return RecurrentPass(self._chain, x, [*states, out], dict(self._leaves), self._few)

@@ -29,6 +29,7 @@ _OTHERWISE = frozenset(
 _HOOKS = frozenset(
     ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]
 )  # a second pass runs them
+_TYPES = (torch.float32, torch.float64)
 
 
 class Witness(TorchFunctionMode):
@@ -98,16 +99,20 @@ def can_witness(network: Network, given: list[Tensor], *, backwards: bool = True
         given: the tensors that its model is called with.
         backwards: whether gradients will be pulled back through the graph of the call.
     """
-    parameters = network.parameters.values()
+    parameters, traced = network.parameters.values(), network.call
     device = next(iter(parameters)).device.type
-    if not given or network.call.outside or network.call.states:
+    if not given or traced.outside or traced.states:
         return False
     if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False
-    if torch.compiler.is_compiling() or any(t.requires_grad or t.is_inference() for t in given):
+    if torch.compiler.is_compiling():
         return False
-    if any(not p.requires_grad or p.dtype not in (torch.float32, torch.float64) for p in parameters):
-        return False
+    for t in given:
+        if t.requires_grad or t.is_inference():
+            return False
+    for p in parameters:
+        if not p.requires_grad or p.dtype not in _TYPES:
+            return False
     # a second backward pass would run these hooks once more
     if backwards and any(m._backward_hooks or m._backward_pre_hooks for m in network.model.modules()):
         return False

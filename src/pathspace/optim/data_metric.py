@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from pathspace.network.replay import Replay, replay
 from pathspace.network.squares import dense, memory_for
 from pathspace.optim.chain_refresh import ChainRefresh
 from pathspace.optim.compiled import data_plan_of
+from pathspace.optim.data_average import averaged
 from pathspace.optim.latest_batch import Found, LatestBatch, Short
 from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.optim.replicas import mean_over_replicas, rank_and_size
@@ -85,6 +86,7 @@ class DataMetric(PathOptimizer):
         self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
         self.estimator, self.averaging, self.seed = estimator, averaging, seed
         self._layers, self._chain_refresh = layers_of(self.network), ChainRefresh()
+        self._source: torch.Generator | None = None
         self._recurrent = recurrent_chain_of(self.network) if self._layers is None else None
         self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
 
@@ -92,16 +94,19 @@ class DataMetric(PathOptimizer):
         """What looks at the calls of a model, for this optimizer or for a copy of it."""
         short: Short | None = None
         if self._layers is not None and self._is_for_chains():
-            short = functools.partial(ChainWitness, network, self._layers, self._summary)
+            own = self._summary_of(len(self._layers))  # the memory of one call
+            short = functools.partial(ChainWitness, network, self._layers, own)
         elif self._recurrent is not None and self._is_for_recurrent_chains():
             short = functools.partial(RecurrentWitness, network, self._recurrent)
-        own = owner._is_due, owner._how_many, owner._prepare
-        return LatestBatch(network, *own, self._summary, short, look=look)
+        hooks = owner._is_due, owner._how_many, owner._prepare
+        return LatestBatch(network, *hooks, self._summary_of(), short, look=look)
 
-    @property
-    def _summary(self) -> Summary:
-        """What is wanted of the values of a node."""
-        return functools.partial(getattr(self._plan, "summary", spread_of), statistic=self.statistic)
+    def _summary_of(self, count: int | None = None) -> Summary:
+        """What is wanted of the values of a node; of so many the results are kept, None: of all."""
+        compiled = getattr(self._plan, "summaries", None)
+        if compiled is None:
+            return functools.partial(spread_of, statistic=self.statistic)
+        return compiled(self.statistic, count)
 
     def _is_for_chains(self) -> bool:
         """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
@@ -143,6 +148,8 @@ class DataMetric(PathOptimizer):
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         if name == "process_group":
             return value
+        if name == "_source":
+            return None
         if name != "_latest":
             return super()._copied(name, value, memo)
         return self._watched_by(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
@@ -154,13 +161,13 @@ class DataMetric(PathOptimizer):
 
     def _prepared_chain(self) -> Prepared | None:
         """What was found of a chain while the model ran, or is found by running it once more."""
-        prepared, draws = self._latest.prepared, self._draws(self._own_names())
+        prepared, draws = self._latest.prepared, self._draws(self.network.parameters)
         if prepared is None or not self._is_current(prepared, draws):
             prepared, layers = None, self._layers
             if layers is None or self._latest.inputs is None or self._is_wide():
                 return None
             if self._is_for_chains():
-                seen = ChainPass.of(replay(self.network, self._batch()), layers, self._summary)
+                seen = ChainPass.of(replay(self.network, self._batch()), layers, self._summary_of())
                 prepared = self._latest.prepared = None if seen is None else self._prepare(seen)
         return prepared if prepared is not None and isinstance(prepared.shares, ChainShares) else None
 
@@ -188,7 +195,7 @@ class DataMetric(PathOptimizer):
         return found, [means[name] for name in own]
 
     def _is_current(self, prepared: Prepared, draws: int) -> bool:
-        return (prepared.draws, prepared.versions) == (draws, self._versions())
+        return prepared.draws == draws and prepared.versions == self._versions()
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -230,7 +237,7 @@ class DataMetric(PathOptimizer):
         self._latest.prepared = None
         if isinstance(prepared, Prepared) and self._is_current(prepared, draws):
             shares = prepared.shares
-            shares = shares.by_name(names) if isinstance(shares, ChainShares) else shares
+            shares = shares.by_name() if isinstance(shares, ChainShares) else shares
             if all(name in shares.data for name in names):
                 return shares
         return self._shares(replay(self.network, self._batch()), names, draws)
@@ -246,11 +253,11 @@ class DataMetric(PathOptimizer):
         for name in names:
             state = self.state[self.network.parameters[name]]
             new = kept[name] = {"draws": draws + 1}
-            data, weight = _averaged(state, new, "data", shares.data[name], decay)
+            data, weight = averaged(state, new, "data", shares.data[name], decay)
             out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
             kappa[name] = shares.kappa(name, data, self.alpha / weight, out)
             if name in shares.cross:
-                cross, weight = _averaged(state, new, "cross", shares.cross[name], decay)
+                cross, weight = averaged(state, new, "cross", shares.cross[name], decay)
                 new |= {"bias": order[shares.bias_of[name]], "cross": cross * (self.alpha / weight)}
         return survey(dict(kappa), measure), kept
 
@@ -289,8 +296,10 @@ class DataMetric(PathOptimizer):
 
     def _is_wide(self) -> bool:
         """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
+        states = self.state
         for p in self.network.parameters.values():
-            average = self.state[p].get("data_average") if p in self.state else None
+            state = states.get(p)
+            average = None if state is None else state.get("data_average")
             if average is not None and average.dtype == torch.float64:
                 return all(q.dtype != torch.float64 for q in self.network.parameters.values())
         return False
@@ -299,10 +308,13 @@ class DataMetric(PathOptimizer):
         assert self._latest.inputs is not None
         return first_examples(self.network, self._latest.inputs, self.examples)
 
-    def _draws(self, names: Sequence[str]) -> int:
+    def _draws(self, names: Iterable[str]) -> int:
         """How often signs were drawn."""
-        states = (self.state.get(self.network.parameters[name], {}) for name in names)
-        return max((state.get("draws", 0) for state in states), default=0)
+        states, parameters, most = self.state, self.network.parameters, 0
+        for name in names:
+            state = states.get(parameters[name])
+            most = most if state is None else max(most, state.get("draws", 0))
+        return most
 
     def _shares_in_float64(self, names: Sequence[str], draws: int) -> Shares:
         return self._shares(in_float64(self.network, self._batch()), names, draws, {})
@@ -324,7 +336,9 @@ class DataMetric(PathOptimizer):
         device = next(iter(self.network.parameters.values())).device
         # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
         far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
-        return torch.Generator(device).manual_seed((far + draws) % 2**32)
+        if self._source is None or self._source.device != device:
+            self._source = torch.Generator(device)
+        return self._source.manual_seed((far + draws) % 2**32)
 
     # -- the model's own call -------------------------------------------------------------------------------------
 
@@ -345,8 +359,13 @@ class DataMetric(PathOptimizer):
         """Whether the next step will need a new metric."""
         if self._is_between():
             return False
-        states = (self.state.get(p, {}) for group in self.param_groups for p in group["params"])
-        return any(state.get("age", 0) % self.refresh_every == 0 for state in states) and not self._is_wide()
+        every, states = self.refresh_every, self.state
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = states.get(p)
+                if state is None or state.get("age", 0) % every == 0:
+                    return not self._is_wide()
+        return False
 
     def _how_many(self, count: int) -> int:
         """How many of so many examples the metric looks at."""
@@ -354,8 +373,7 @@ class DataMetric(PathOptimizer):
 
     def _prepare(self, found: Found) -> Prepared | None:
         """Compute the metric from what the model's own call showed."""
-        names = self._own_names()
-        draws = self._draws(names)
+        draws = self._draws(self.network.parameters)
         shares: Shares | ChainShares
         if isinstance(found, ChainPass):
             if not self._is_for_chains():
@@ -366,28 +384,11 @@ class DataMetric(PathOptimizer):
             if not self._is_for_recurrent_chains():
                 return None
             compute = getattr(self._plan, "recurrent_shares", recurrent_shares)
-            shares = compute(found, self._request(draws), self._generator(draws), names, self._memory)
+            request, names = self._request(draws), self._own_names()
+            shares = compute(found, request, self._generator(draws), names, self._memory)
         else:
-            shares = self._shares(found, names, draws)
+            shares = self._shares(found, self._own_names(), draws)
         return Prepared(shares, draws, self._versions())
 
     _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     """Finds the parameters whose products with another one are wanted too."""
-
-
-def _averaged(
-    state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
-) -> tuple[Tensor, float]:
-    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
-
-    It is written over the data; the state keeps its own until that is known to be good.
-    """
-    if not decay:
-        return data, 1.0
-    average, weight = f"{key}_average", f"{key}_weight"
-    if average not in state:
-        new[average], new[weight] = data * (1 - decay), 1 - decay
-    else:
-        new[average] = torch.lerp(state[average].to(data.dtype), data, 1 - decay, out=data)
-        new[weight] = state[weight] + (1 - decay) * (1 - state[weight])
-    return new[average], new[weight]

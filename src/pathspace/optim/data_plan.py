@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pathspace.fused import data_refresh
 from pathspace.network.squares import Outer, memory_for
-from pathspace.optim.fused_chain import FusedChain, fused_recurrent_shares, summary
+from pathspace.optim.fused_chain import FusedChain, Summaries
+from pathspace.optim.fused_recurrent import FusedRecurrent
 from pathspace.optim.path_metric import Gauge
 from pathspace.paths.data_dependent import Shares
 from pathspace.paths.safe_type import MODERATE
@@ -34,7 +35,7 @@ class DataPlan:
 
     def __init__(self, optimizer: DataMetric) -> None:
         self._optimizer = optimizer
-        self.chain_shares = FusedChain().shares
+        self.chain_shares, self.recurrent_shares = FusedChain().shares, FusedRecurrent().shares
         self._names: list[str] = []
         self._gauges: list[Gauge] = []
         self._weights: list[tuple[Tensor, Tensor]] = []
@@ -45,8 +46,7 @@ class DataPlan:
         assert copied is not None  # only its optimizer holds it
         return type(self)(copied)
 
-    summary = staticmethod(summary)
-    recurrent_shares = staticmethod(fused_recurrent_shares)
+    summaries = Summaries
 
     def place(self, name: str) -> str:
         """What stands for a parameter in :meth:`value_at` and :meth:`means`."""
@@ -84,7 +84,10 @@ class DataPlan:
             row[data_refresh.KAPPA] = self._kappa[name].data_ptr()
             row[data_refresh.ROWS], row[data_refresh.COLUMNS] = rows, columns
             row[data_refresh.ROW_WEIGHTS :] = [t.data_ptr() for t in weights]
-        self._parameters = parameters
+        self._parameters, self._path = parameters, dict[str, Tensor | Outer]()
+        self._readable = all(gauge.columns.shape[0] == 1 for gauge in own)
+        limits = np.finfo(self._like.dtype)
+        self._least, self._most = float(limits.tiny / limits.eps), float(limits.max)
         self._counts = [p.numel() for p in parameters]
 
     def means(self) -> dict[str, float] | None:
@@ -93,9 +96,7 @@ class DataPlan:
         The averages in the states are then those with the new data.
         """
         optimizer, names = self._optimizer, self._names
-        if any(gauge.columns.shape[0] != 1 for gauge in self._gauges):
-            return None
-        found = optimizer.shares_at_hand(names)
+        found = optimizer.shares_at_hand(names) if self._readable else None
         if found is None:
             return None
         shares, draws = found
@@ -103,50 +104,64 @@ class DataPlan:
         if new is None:
             return None
         data_refresh.refresh(self._tensors, self._numbers, self._report, self._like)
-        report = self._report.tolist()
-        means = [total / count for (_, _, total), count in zip(report, self._counts, strict=True)]
-        if not all(1 / MODERATE <= mean <= MODERATE for mean in means) or not all(map(self._fits, report)):
-            return None
+        means = {}
+        for name, count, (low, high, total) in zip(names, self._counts, self._report.tolist(), strict=True):
+            mean = means[name] = total / count
+            # far from the ends of its type, and no zero
+            if not (low > 0 and self._least <= high <= self._most and 1 / MODERATE <= mean <= MODERATE):
+                return None
         for name, own in new.items():
             optimizer.keep_average(name, own)
-        return dict(zip(names, means, strict=True))
-
-    def _fits(self, report: list[float]) -> bool:
-        """Whether kappa of a parameter is far from the ends of its type, and no zero."""
-        limits, (low, high, _) = np.finfo(self._like.dtype), report
-        return low > 0 and float(limits.tiny / limits.eps) <= high <= float(limits.max)
+        return means
 
     def _lay_out(self, shares: Shares, draws: int) -> dict[str, dict[str, Any]] | None:
         """Fill the tables with what was found; what states are to keep then; None if the loops cannot read it."""
-        optimizer, new = self._optimizer, dict[str, dict[str, Any]]()
-        decay = optimizer.decay_of(shares)
-        self._held = list[Tensor]()  # what the tables point to
-        ends = zip(self._tensors, self._numbers, self._names, self._parameters, strict=True)
-        for row, number, name, p in ends:
+        optimizer, dtype = self._optimizer, self._parameters[0].dtype
+        if shares.path is not self._path and not self._read(shares.path):
+            return None
+        decay, alpha = optimizer.decay_of(shares), optimizer.alpha
+        new = dict[str, dict[str, Any]]()
+        places, numbers = list[tuple[int, int]](), list[tuple[float, float]]()
+        self._held = held = list[Tensor]()  # what the tables point to
+        for name, p in zip(self._names, self._parameters, strict=True):
             state, data = optimizer.state[p], shares.data[name].contiguous()
             average = state.get("data_average") if decay else None
             own = new[name] = {"draws": draws + 1}
-            share = optimizer.alpha
+            held.append(data)
+            share, address = alpha, 0
+            if average is not None:
+                if average.dtype != dtype or not average.is_contiguous():
+                    return None
+                held.append(average)
+                address = average.data_ptr()
             if decay:
                 weight = 0.0 if average is None else state["data_weight"]
                 weight += (1 - decay) * (1 - weight)
-                own |= {"data_average": data, "data_weight": weight}
+                own["data_average"], own["data_weight"] = data, weight
                 share /= weight
-            form, parts = _read(shares.path.get(name))
-            held = [data, *parts] if average is None else [data, *parts, average]
-            if any(t.dtype != p.dtype or not t.is_contiguous() for t in held):
+            if data.dtype != dtype:
                 return None
-            self._held += held
-            row[data_refresh.DATA] = data.data_ptr()
-            row[data_refresh.AVERAGE] = 0 if average is None else average.data_ptr()
-            row[data_refresh.FORM] = form
-            for column, t in zip((data_refresh.FIRST, data_refresh.SECOND), parts, strict=False):
-                row[column] = t.data_ptr()
-            number[:] = decay, share
+            places.append((data.data_ptr(), address))
+            numbers.append((decay, share))
+        self._tensors[:, : data_refresh.KAPPA] = places
+        self._numbers[:] = numbers
         return new
 
+    def _read(self, path: dict[str, Tensor | Outer]) -> bool:
+        """Take the paths' terms, which may lie at the same place at the next time; False if the loops cannot."""
+        self._path, self._ends = {}, list[list[Tensor]]()
+        for row, name, p in zip(self._tensors, self._names, self._parameters, strict=True):
+            row[data_refresh.FORM], parts = _form(path.get(name))
+            if any(t.dtype != p.dtype for t in parts):
+                return False
+            for column, t in zip((data_refresh.FIRST, data_refresh.SECOND), parts, strict=False):
+                row[column] = t.data_ptr()
+            self._ends.append(parts)
+        self._path = path
+        return True
 
-def _read(path: Tensor | Outer | None) -> tuple[int, list[Tensor]]:
+
+def _form(path: Tensor | Outer | None) -> tuple[int, list[Tensor]]:
     """The form of a path, and its tensors in order."""
     if path is None:
         return data_refresh.NOTHING, []

@@ -5,30 +5,25 @@ It finds the same from the same draws, to rounding.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from pathspace.fused import chain_loops as loops
 from pathspace.network.chain import ChainPass
-from pathspace.network.recurrent_chain import RecurrentPass
-from pathspace.network.squares import memory_for
+from pathspace.network.squares import Outer, memory_for
+from pathspace.optim.fused_signs import Signs
 from pathspace.paths.chain_shares import ChainShares, Memory, chain_shares
-from pathspace.paths.data_dependent import Request, Shares
+from pathspace.paths.data_dependent import Request
 from pathspace.paths.node_measure import Statistic, spread_of
-from pathspace.paths.recurrent_shares import PLAIN, Ways, recurrent_shares
-from pathspace.paths.signs import random_bytes, random_pairs, random_part, size_of_part
 
 
 class FusedChain:
-    """The estimates of one optimizer; it keeps memory and tables."""
+    """The estimates of one optimizer; it keeps memory and tables, so the path's terms are those of the last call."""
 
     def __init__(self) -> None:
-        self._sizes: tuple[tuple[int, ...], ...] = ()
+        self._known: tuple[object, ...] = ()
+        self._signs = Signs()
 
     def __deepcopy__(self, memo: dict[int, object]) -> FusedChain:
         return type(self)()
@@ -39,150 +34,116 @@ class FusedChain:
         """See :func:`pathspace.paths.chain_shares.chain_shares`."""
         own = (*seen.entering, *seen.spreads, *seen.leaves.values())
         dtype = own[0].dtype
-        readable = all(t.is_contiguous() and t.dtype == dtype for t in own)
-        if request.alpha == 1 or not readable:
+        for t in own:
+            if t.dtype != dtype or not t.is_contiguous():
+                return chain_shares(seen, request, generator, memory)
+        if request.alpha == 1 or torch.is_inference_mode_enabled():
             return chain_shares(seen, request, generator, memory)
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             return self._shares(seen, request, generator, memory)
-
-    def _lay_out(self, seen: ChainPass, like: Tensor) -> None:
-        """Tables and memory for layers of some sizes."""
-        layers = seen.layers[::-1]
-        sizes = tuple(tuple(seen.leaves[layer.weight].shape) for layer in layers)
-        if sizes != self._sizes or self._psi.dtype != like.dtype:
-            self._sizes, units = sizes, [size[0] for size in sizes]
-            self._psi = like.new_empty(sum(units))
-            self._g = [like.new_empty(size[1]) for size in sizes[:-1]] + [like.new_ones(1)]
-            self._layers = np.zeros((len(sizes), 11), np.int64)
-            self._layers[:, loops.UNITS : loops.PLACE] = sizes
-            self._layers[:, loops.PLACE] = np.cumsum([0, *units[:-1]])
-            self._layers[:, loops.GAMMA] = [g.data_ptr() for g in self._g]
-        t = self._layers
-        t[:, loops.WEIGHT] = [seen.leaves[layer.weight].data_ptr() for layer in layers]
-        t[:, loops.BIAS] = [0 if x.bias is None else seen.leaves[x.bias].data_ptr() for x in layers]
-        t[:, loops.SPREAD] = [*(s.data_ptr() for s in seen.spreads[::-1]), 0]
-        t[:, loops.ENTERING] = [x.data_ptr() for x in seen.entering[::-1]]
 
     def _shares(
         self, seen: ChainPass, request: Request, generator: torch.Generator, memory: Memory
     ) -> ChainShares:
-        like = seen.entering[0]
-        self._lay_out(seen, like)
-        layers, table, psi = seen.layers[::-1], self._layers, self._psi
-        units = [size[0] for size in self._sizes]
-        loops.paths(table, request.alpha, psi.numpy())
-        pairs, draws = request.statistic == "covariance", _drawn(len(psi), seen.count, request, generator)
-        rows, chosen = draws.rows, draws.rows if draws.chosen is None else draws.chosen
-        deltas = [like.new_empty(0)] * len(units)
-        for i, (name, wide_as) in enumerate(zip([x.weight for x in layers], self._sizes, strict=True)):
-            deltas[i] = _room(memory, f"{name}, delta", len(rows), wide_as[0], like)
-            table[i, loops.DELTA] = deltas[i].data_ptr()
-        draws.fill(table, psi, memory)
-        for i in range(1, len(units)):
-            back = _room(memory, f"back {i}", len(rows), units[i], like)
-            torch.mm(deltas[i - 1], seen.leaves[layers[i - 1].weight], out=back)
-            loops.gate(table, i, back.numpy(), chosen, seen.count, True)
-        biases, left, right = like.new_empty(len(psi)), list(deltas), list[Tensor]()
-        several = 3 * (len(rows) // 2) if pairs else len(rows)
-        for i, layer in enumerate(layers):
-            right.append(_room(memory, f"{layer.weight}, right", several, self._sizes[i][1], like))
-            table[i, loops.RIGHT] = right[i].data_ptr()
-            if pairs:
-                left[i] = _room(memory, f"{layer.weight}, left", several, units[i], like)
-                table[i, loops.LEFT] = left[i].data_ptr()
-        (loops.square_pairs if pairs else loops.square)(table, chosen, seen.count, biases.numpy())
-        data = [
-            torch.mm(a.t(), b, out=memory_for(seen.leaves[layer.weight], memory, f"{layer.weight}, data"))
-            for layer, a, b in zip(layers, left, right, strict=True)
+        leaves, count = seen.leaves, seen.count
+        known = seen.layers, seen.entering[0].dtype, [leaf.shape for leaf in leaves.values()]
+        if known != self._known:
+            self._make(seen)
+            self._known = known
+        rows, t, psi = self._signs.lay_out(count, request, self._psi), self._table, self._psi
+        if (rows, self._signs.pairs) != self._rows:
+            self._make_rows(rows, self._signs.pairs)
+        spreads, entering = [*[s.data_ptr() for s in seen.spreads[::-1]], 0], seen.entering[::-1]
+        t[:, loops.WEIGHT : loops.GAMMA] = [
+            (leaves[W].data_ptr(), 0 if b is None else leaves[b].data_ptr(), spread, x.data_ptr())
+            for (W, b), spread, x in zip(self._names, spreads, entering, strict=True)
         ]
-        leaving = psi * (1 - request.alpha)
-        entering = [*self._g[:-1], self._g[-1].expand(self._sizes[-1][1])]
-        return ChainShares(layers, leaving, entering, data, biases, units)
+        loops.paths(t, request.alpha, psi, self._leaving)
+        chosen = self._signs.seed(t, psi, generator)
+        for i, (above, name, back, numbers) in enumerate(self._pulled):
+            torch.mm(above, leaves[name], out=back)
+            loops.gate(t, i + 1, numbers, chosen, count, True)
+        biases = self._ones.new_empty(len(psi))
+        (loops.square_pairs if self._signs.pairs else loops.square)(t, chosen, count, biases.data_ptr(), psi)
+        data = [
+            torch.mm(left, right, out=memory_for(leaves[name], memory, place))
+            for name, place, left, right in self._products
+        ]
+        leaving, entering, sizes, path = self._found
+        return ChainShares(self._layers, leaving, entering, data, biases, sizes, path)
+
+    def _make(self, seen: ChainPass) -> None:
+        """Tables and memory for layers of some sizes."""
+        layers, like = seen.layers[::-1], seen.entering[0]
+        self._layers, self._rows = layers, (-1, False)
+        self._names = [(layer.weight, layer.bias) for layer in layers]
+        sizes = [seen.leaves[layer.weight].shape for layer in layers]
+        units = [size[0] for size in sizes]
+        self._ones = like.new_ones(1)
+        self._g = [*[like.new_empty(size[1]) for size in sizes[:-1]], self._ones]
+        t = self._table = np.zeros((len(sizes), loops.SIZE), np.int64)
+        t[:, [loops.UNITS, loops.WIDTH]] = sizes
+        t[1:, loops.PLACE] = np.cumsum(units[:-1])
+        t[:, loops.GAMMA] = [g.data_ptr() for g in self._g]
+        self._psi = np.empty(sum(units), like.numpy().dtype)
+        self._leaving = np.empty_like(self._psi)
+        leaving = torch.from_numpy(self._leaving)
+        entering = [*self._g[:-1], self._g[-1].expand(sizes[-1][1])]
+        path: dict[str, Tensor | Outer] = {}
+        for layer, rows, columns in zip(layers, leaving.split(units), entering, strict=True):
+            path[layer.weight] = Outer(rows, columns)
+            if layer.bias is not None:
+                path[layer.bias] = rows
+        self._found = leaving, entering, units, path
+
+    def _make_rows(self, rows: int, pairs: bool) -> None:
+        """Memory for so many rows of seeds."""
+        self._rows, t, like = (rows, pairs), self._table, self._ones
+        factors = 3 * (rows // 2) if pairs else rows
+        units, widths = t[:, loops.UNITS].tolist(), t[:, loops.WIDTH].tolist()
+        self._deltas = [like.new_empty(rows, n) for n in units]
+        left = [like.new_empty(factors, n) for n in units] if pairs else self._deltas
+        right = [like.new_empty(factors, n) for n in widths]
+        backs = [like.new_empty(rows, n) for n in units[1:]]
+        for column, made in ((loops.DELTA, self._deltas), (loops.LEFT, left), (loops.RIGHT, right)):
+            t[:, column] = [x.data_ptr() for x in made]
+        weights = [layer.weight for layer in self._layers]
+        ends = zip(self._deltas, weights, backs, strict=False)
+        self._pulled = [(above, name, back, back.numpy()) for above, name, back in ends]
+        ends = zip(weights, left, right, strict=True)
+        self._products = [(name, f"{name}, data", a.t(), b) for name, a, b in ends]
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Random signs a_t b_w of rows of seeds, and which rows are taken."""
+class Summaries:
+    """:func:`pathspace.paths.node_measure.spread_of`, compiled for rows of units.
 
-    weight: float  # of the sums of squares
-    bytes: np.ndarray
-    tall: int
-    wide: int
-    rows: np.ndarray  # of signs, for every row of seeds
-    chosen: (
-        np.ndarray | None
-    )  # examples of the rows of seeds; None: they have the numbers of the rows of signs
+    Args:
+        statistic: which spread.
+        count: how many results are kept; later ones take the place of the first. None: all.
+    """
 
-    def fill(self, table: np.ndarray, psi: Tensor, memory: Memory) -> None:
-        """Write seeds where a table of layers says."""
-        signs = _room(memory, "signs", self.tall + self.wide, len(psi), psi).numpy()
-        loops.seed(table, psi.numpy(), self.weight, self.bytes, self.wide, self.tall, self.rows, signs)
+    def __init__(self, statistic: Statistic, count: int | None = None) -> None:
+        self._statistic: Statistic = statistic
+        self._kept: list[tuple[Tensor, np.ndarray] | None] = [None] * (count or 0)
+        self._place = -1
 
-
-def _drawn(units: int, count: int, request: Request, generator: torch.Generator) -> _Draws:
-    """Draw what ``seeds_of_rows`` draws, in its order."""
-    chosen, size, part = None, size_of_part(count, request.part), None
-    rows, weight = count, 1 / size
-    if request.statistic == "covariance":
-        found = random_pairs(count, generator, generator.device, part=request.part)
-        chosen = torch.cat([found.first, found.second]).numpy()
-        rows, weight = len(found.first), found.weight
-    wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
-    tall = -(-rows // wide)
-    drawn = random_bytes((tall + wide) * units, generator).numpy()
-    if chosen is None and size < count:
-        part = random_part(count, generator, generator.device)
-    own = np.arange(rows) if part is None else part.numpy()
-    return _Draws(weight, drawn, tall, wide, own if chosen is None else np.tile(own, 2), chosen)
-
-
-def fused_seeds(
-    psi: Tensor, count: int, request: Request, generator: torch.Generator, memory: Memory
-) -> tuple[Tensor, Tensor | None]:
-    """:func:`pathspace.paths.chain_shares.seeds_of_rows`, compiled."""
-    draws = _drawn(len(psi), count, request, generator)
-    made = _room(memory, "seeds", len(draws.rows), len(psi), psi)
-    table = np.zeros((1, 11), np.int64)
-    table[0, loops.UNITS], table[0, loops.DELTA] = len(psi), made.data_ptr()
-    draws.fill(table, psi.contiguous(), memory)
-    whole = draws.chosen is None and len(draws.rows) == count
-    chosen = draws.rows if draws.chosen is None else draws.chosen
-    return made, None if whole else torch.from_numpy(chosen)
-
-
-def fused_recurrent_shares(
-    seen: RecurrentPass, request: Request, generator: torch.Generator, names: Sequence[str], memory: Memory
-) -> Shares:
-    """:func:`pathspace.paths.recurrent_shares.recurrent_shares` with compiled loops."""
-    cells = (seen.leaves[cell.recurrent] for cell in seen.chain.cells)
-    ways = _WAYS if all(W.is_contiguous() for W in cells) else PLAIN
-    return recurrent_shares(seen, request, generator, names, memory, ways)
-
-
-def _forward(rows: Tensor, W: Tensor, factor: float) -> None:
-    loops.recur(rows.numpy(), W.detach().numpy(), factor, np.empty(len(W), rows.numpy().dtype), False)
-
-
-def _backward(rows: Tensor, W: Tensor, factor: float) -> None:
-    loops.recur(rows.numpy(), W.detach().numpy(), factor, np.empty(len(W), rows.numpy().dtype), True)
-
-
-_WAYS = Ways(_forward, _backward, fused_seeds)
-
-
-def summary(z: Tensor, batch: int | None, *, statistic: Statistic) -> Tensor:
-    """:func:`pathspace.paths.node_measure.spread_of`, compiled for rows of units."""
-    if z.dim() != 2 or batch != 0 or not z.is_contiguous() or z.dtype not in (torch.float32, torch.float64):
-        return spread_of(z, batch, statistic)
-    both = z.new_empty(2, z.shape[1])
-    rows = both.numpy()
-    loops.spread(z.numpy(), statistic == "covariance", rows[0], rows[1])
-    return both[1:]
-
-
-def _room(memory: Memory, name: str, rows: int, columns: int, like: Tensor) -> Tensor:
-    """Memory for a matrix, kept from call to call."""
-    made = memory.get(name)
-    if made is None or made.shape != (rows, columns) or made.dtype != like.dtype:
-        made = memory[name] = like.new_empty(rows, columns)
-    return made
+    def __call__(self, z: Tensor, batch: int | None) -> Tensor:
+        """The spread of values z over a dimension."""
+        if (
+            z.dim() != 2
+            or batch != 0
+            or not z.is_contiguous()
+            or z.dtype not in (torch.float32, torch.float64)
+        ):
+            return spread_of(z, batch, self._statistic)
+        (count, units), kept = z.shape, None
+        if self._kept:
+            self._place = (self._place + 1) % len(self._kept)
+            kept = self._kept[self._place]
+        if kept is None or kept[0].shape[1] != units or kept[0].dtype != z.dtype:
+            made = z.new_empty(1, units)
+            kept = made, made.numpy()[0]
+            if self._kept:
+                self._kept[self._place] = kept
+        loops.spread(z.data_ptr(), count, self._statistic == "covariance", kept[1])
+        return kept[0]

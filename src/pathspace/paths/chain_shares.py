@@ -39,6 +39,7 @@ class ChainShares:
         weights: the data term of W_l, ``[out, in]``.
         biases: that of b_l, all units side by side, ``[D]``; also where there is no bias.
         sizes: the number of units of each layer.
+        path: the first term by name, if it was put together before.
     """
 
     layers: tuple[Layer, ...]
@@ -47,23 +48,26 @@ class ChainShares:
     weights: list[Tensor]
     biases: Tensor
     sizes: list[int]
+    path: dict[str, Tensor | Outer] | None = None
 
-    def by_name(self, names: Sequence[str]) -> Shares:
-        """The terms of some parameters, as of any network."""
-        path: dict[str, Tensor | Outer] = {}
+    def by_name(self) -> Shares:
+        """The terms of all parameters, as of any network."""
         data: dict[str, Tensor] = {}
-        leaving = [] if self.leaving is None else self.leaving.split(self.sizes)
-        ends = zip(self.layers, self.weights, self.biases.split(self.sizes), strict=True)
-        for i, (layer, weight, bias) in enumerate(ends):
+        for layer, weight, bias in zip(self.layers, self.weights, self.biases.split(self.sizes), strict=True):
             data[layer.weight] = weight
-            if leaving:
-                path[layer.weight] = Outer(leaving[i], self.entering[i])
             if layer.bias is not None:
                 data[layer.bias] = bias
-                if leaving:
-                    path[layer.bias] = leaving[i]
-        own = {name: path[name] for name in names if name in path}
-        return Shares(own, {name: data[name] for name in names}, {}, {}, True)
+        return Shares(self._path() if self.path is None else self.path, data, {}, {}, True)
+
+    def _path(self) -> dict[str, Tensor | Outer]:
+        path: dict[str, Tensor | Outer] = {}
+        if self.leaving is not None:
+            ends = zip(self.layers, self.leaving.split(self.sizes), self.entering, strict=True)
+            for layer, leaving, entering in ends:
+                path[layer.weight] = Outer(leaving, entering)
+                if layer.bias is not None:
+                    path[layer.bias] = leaving
+        return path
 
 
 def chain_shares(

@@ -17,8 +17,7 @@ h^l_t = relu(z^l_t), h^0 the input.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,38 +30,12 @@ from pathspace.paths.edge_statistics import CHUNK, of_pairs
 from pathspace.paths.node_measure import spread_of
 
 
-def recur_(rows: Tensor, W: Tensor, factor: float) -> None:
-    """Rows_t += factor W^2 rows_{t-1}, one after the other, in place; ``rows [T, H]``."""
-    square = W * W
-    for before, row in itertools.pairwise(rows.unbind(0)):
-        row.addmv_(square, before, alpha=factor)
-
-
-def recur_back_(rows: Tensor, W: Tensor, factor: float) -> None:
-    """Rows_t += factor (W^2)^T rows_{t+1}, from the last one on, in place."""
-    square = (W * W).t()
-    for after, row in itertools.pairwise(rows.unbind(0)[::-1]):
-        row.addmv_(square, after, alpha=factor)
-
-
-class Ways(NamedTuple):
-    """How the parts are computed that compiled loops may take over."""
-
-    forward: Callable[[Tensor, Tensor, float], None] = recur_
-    backward: Callable[[Tensor, Tensor, float], None] = recur_back_
-    seeds: Callable[..., tuple[Tensor, Tensor | None]] = seeds_of_rows
-
-
-PLAIN = Ways()
-
-
 def recurrent_shares(
     seen: RecurrentPass,
     request: Request,
     generator: torch.Generator,
     names: Sequence[str],
     memory: Memory,
-    ways: Ways = PLAIN,
 ) -> Shares:
     """:func:`pathspace.paths.data_dependent.kappa_shares` with random signs, for a recurrent chain.
 
@@ -72,11 +45,10 @@ def recurrent_shares(
         generator: draws the signs.
         names: the parameters to return.
         memory: memory kept by the caller from one call to the next, which may overwrite what was returned.
-        ways: how parts are computed.
     """
     with torch.inference_mode(False), torch.no_grad():
-        path, psi = _paths(seen, request, memory, ways)
-        seeds, chosen = _seeds(seen, psi, request, generator, memory, ways)
+        path, psi = _paths(seen, request, memory)
+        seeds, chosen = _seeds(seen, psi, request, generator, memory)
         x, *states = (
             _examples(h, chosen, memory, f"entering {i}") for i, h in enumerate((seen.x, *seen.states))
         )
@@ -102,7 +74,7 @@ def _values(seen: RecurrentPass, layer: int, memory: Memory) -> Tensor:
 
 
 def _paths(
-    seen: RecurrentPass, request: Request, memory: Memory, ways: Ways
+    seen: RecurrentPass, request: Request, memory: Memory
 ) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
     """The share of the paths, and psi of all layers, ``[T, H]``; nothing at alpha = 1."""
     if request.alpha == 1:
@@ -118,7 +90,7 @@ def _paths(
             made = torch.addcmul(made, leaves[name], leaves[name])
         own = spread_of(_values(seen, layer, memory), 1, request.statistic).squeeze(1)
         own = own.mul_(request.alpha).add_(made, alpha=rest)
-        ways.forward(own, leaves[cell.recurrent], rest)
+        _recur(own, leaves[cell.recurrent], rest)
         g.append(own)
     # what reaches the states of a layer from above
     last = torch.mul(out, out).sum(0).mul_(rest)
@@ -126,7 +98,7 @@ def _paths(
     (above if chain.every else above[-1]).copy_(last)
     psi: list[Tensor] = []
     for cell in reversed(chain.cells):
-        ways.backward(above, leaves[cell.recurrent], rest)
+        _recur_back(above, leaves[cell.recurrent], rest)
         psi.insert(0, above)
         above = torch.mm(above, squares[cell.weight]).mul_(rest) if len(psi) < len(chain.cells) else above
     path: dict[str, Tensor | Outer] = {}
@@ -146,13 +118,26 @@ def _paths(
     return path, psi
 
 
+def _recur(rows: Tensor, W: Tensor, factor: float) -> None:
+    """Rows_t += factor W^2 rows_{t-1}, one after the other, in place; ``rows [T, H]``."""
+    square = W * W
+    for before, row in itertools.pairwise(rows.unbind(0)):
+        row.addmv_(square, before, alpha=factor)
+
+
+def _recur_back(rows: Tensor, W: Tensor, factor: float) -> None:
+    """Rows_t += factor (W^2)^T rows_{t+1}, from the last one on, in place."""
+    square = (W * W).t()
+    for after, row in itertools.pairwise(rows.unbind(0)[::-1]):
+        row.addmv_(square, after, alpha=factor)
+
+
 def _seeds(
     seen: RecurrentPass,
     psi: list[Tensor],
     request: Request,
     generator: torch.Generator,
     memory: Memory,
-    ways: Ways,
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; and the numbers of their examples."""
     chain = seen.chain
@@ -167,7 +152,7 @@ def _seeds(
     if not whole:
         used = [own.repeat_interleave(n) for own, n in zip(some, hidden, strict=True)]
         places = torch.cat([*used, torch.ones_like(end, dtype=torch.bool)]).nonzero().squeeze(1)
-    seeds, chosen = ways.seeds(
+    seeds, chosen = seeds_of_rows(
         flat if places is None else flat[places], seen.count, request, generator, memory
     )
     if places is not None:

@@ -46,7 +46,7 @@ class Pairs:
     @property
     def weight(self) -> float:
         """What the sum of (J^i - J^j)^2 over the pairs is multiplied with to become a variance."""
-        return (self.count - 1) / self.count / (2 * len(self.first)) if len(self.first) else 0.0
+        return weight_of_pairs(len(self.first), self.count)
 
 
 def random_pairs(
@@ -54,8 +54,18 @@ def random_pairs(
 ) -> Pairs:
     """A random matching of n examples, or for ``part`` of ``SHARE`` of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    half = count // 2 if count < MANY or not part else int(count * SHARE / 2)
+    half = count_of_pairs(count, part)
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
+
+
+def count_of_pairs(count: int, part: bool) -> int:
+    """How many pairs ``random_pairs`` makes of n examples."""
+    return count // 2 if count < MANY or not part else int(count * SHARE / 2)
+
+
+def weight_of_pairs(half: int, count: int) -> float:
+    """What the sum of (J^i - J^j)^2 over so many pairs of n examples is multiplied with to become a variance."""
+    return (count - 1) / count / (2 * half) if half else 0.0
 
 
 def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
