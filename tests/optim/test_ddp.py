@@ -389,9 +389,13 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", FAMILY)
-@pytest.mark.parametrize("power", [60, -60])
-def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power):
-    """One kappa is 2^120 times that of the balanced network, another one 2^-120 times."""
+@pytest.mark.parametrize(("power", "nearby"), [(60, True), (60, False), (-60, False)])
+def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power, nearby, monkeypatch):
+    """One kappa is 2^120 times that of the balanced network, another one 2^-120 times.
+
+    Networks that were balanced at their first step, and came there since, step where they are.
+    """
+    monkeypatch.setattr(kind, "steps_nearby", nearby)
     runs = []
     for scale in (0, power):
         model, x, y = small()
@@ -415,7 +419,7 @@ def test_planted_fault_without_float64_is_seen(monkeypatch):
     monkeypatch.setattr(data_metric, "fits", lambda *_: True)
     monkeypatch.setattr(ps.optim.DDPSGD, "_moderate", lambda *_: True)
     with pytest.raises((AssertionError, FloatingPointError)):
-        test_metric_beyond_float32_is_that_of_a_balanced_network(ps.optim.DDPSGD, "M", 60)
+        test_metric_beyond_float32_is_that_of_a_balanced_network(ps.optim.DDPSGD, "M", 60, False, monkeypatch)
 
 
 def test_kappa_itself_leaves_float32_only_where_it_must():

@@ -22,6 +22,17 @@ RULES = {
     "PathAdam half": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-2, power=0.5, damping=0.0, weight_decay=0.1),
     "PathSOAP": lambda p, n: ps.optim.PathSOAP(p, n, lr=1e-2, precondition_frequency=2),
     "PathMuon": lambda p, n: ps.optim.PathMuon(p, n, lr=1e-2),
+    "DDPSGD": lambda p, n: ps.optim.DDPSGD(p, n, lr=0.05, estimator="exact"),
+    "DDPSGD with options": lambda p, n: ps.optim.DDPSGD(
+        p, n, lr=0.05, momentum=0.9, statistic="covariance", damping=0.1, power=0.5, clip_norm=1.0, refresh_every=2,
+        estimator="exact",
+    ),
+    "DDPAdam": lambda p, n: ps.optim.DDPAdam(p, n, lr=1e-2, estimator="exact"),
+    "QuasiDiagonal": lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.05),
+    "QuasiDiagonal with options": lambda p, n: ps.optim.QuasiDiagonal(
+        p, n, lr=0.01, momentum=0.9, alpha=0.5, statistic="covariance", estimator="signs", weight_decay=0.01,
+        clip_norm=1.0, refresh_every=2, damping=0.0, nesterov=True,
+    ),
 }  # fmt: skip
 
 
@@ -100,7 +111,7 @@ def test_a_member_far_away_steps_alike(rule, name):
 
 @pytest.mark.parametrize("way", ["joins", "resumes"])
 def test_far_members_resume_and_take_more_parameters(way):
-    for rule in ("PathSGD with options", "PathSOAP"):
+    for rule in ("PathSGD with options", "PathSOAP", "DDPSGD with options", "QuasiDiagonal with options"):
         assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
 
 
@@ -113,6 +124,19 @@ def test_without_it_they_part(rule, monkeypatch):
     except FloatingPointError:
         return
     assert not alike(near, far)
+
+
+@pytest.mark.parametrize("exponent", [32, 40])
+@pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"power": 0.5}, {"refresh_every": 2}])
+def test_random_signs_are_the_same_there(options, exponent):
+    """Exponents of 32 leave float32 in some elements of a tensor and not in others."""
+
+    def make(parameters, network):
+        return ps.optim.DDPSGD(parameters, network, lr=0.05, estimator="signs", **options)
+
+    assert alike(train(make, "deep", 0), train(make, "deep", exponent))
+    near, far = (train(make, "recurrent", e) for e in (0, exponent))  # by autograd there, to rounding
+    torch.testing.assert_close(near[0], far[0], rtol=1e-6, atol=1e-6)
 
 
 def test_a_rule_that_is_not_invariant_stays_where_it_is():

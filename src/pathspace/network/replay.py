@@ -1,13 +1,14 @@
 """Runs a traced model once more, on real data, and notes where its nodes and its parameters' edges are.
 
 What runs is a copy of the model in its evaluation form (no dropout, BatchNorm with its running statistics) whose
-parameters share their memory with the model's. It is followed along the traced forward pass (see ``follower``).
+parameters share their memory with the model's, unless others are given. It is followed along the traced forward pass
+(see ``follower``).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,14 @@ class Replay:
     views: set[int]
 
 
-def replay(network: Network, inputs: Any, *, differentiable: bool = False, wide: bool = False) -> Replay:
+def replay(
+    network: Network,
+    inputs: Any,
+    *,
+    differentiable: bool = False,
+    wide: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> Replay:
     """Run the traced model on a batch.
 
     Args:
@@ -52,6 +60,7 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False, wide:
             arguments, or :class:`Arguments`; of the traced shapes, but for the number of examples.
         differentiable: nodes keep their part of the graph, which leads to the model's own parameters.
         wide: run in float64.
+        parameters: values to run with instead of the model's own, by name.
 
     Returns:
         What was found.
@@ -63,7 +72,7 @@ def replay(network: Network, inputs: Any, *, differentiable: bool = False, wide:
     args, kwargs, count = arguments_of(network, inputs)
     if wide:
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
-    shadow, leaves = _shadow(network, differentiable, doubled if wide else widened)
+    shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
     mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))
     with (
         torch.inference_mode(False),
@@ -84,7 +93,10 @@ def doubled(tensor: Tensor) -> Tensor:
 
 
 def _shadow(
-    network: Network, differentiable: bool, cast: Callable[[Tensor], Tensor]
+    network: Network,
+    differentiable: bool,
+    cast: Callable[[Tensor], Tensor],
+    values: Mapping[str, Tensor] | None = None,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy of the model in evaluation form, on parameters that share the model's memory, and those by name."""
     leaves: dict[str, Tensor] = {}
@@ -92,9 +104,11 @@ def _shadow(
     outside = {id(p) for name in network.call.outside for p in network.model.get_submodule(name).parameters()}
     names = network.names_by_id
     for parameter in network.model.parameters():
-        p, inside = cast(parameter), id(parameter) in names
+        inside = id(parameter) in names
+        value = parameter if values is None or not inside else values[names[id(parameter)]]
+        p = cast(value)
         if not (differentiable and inside and parameter.requires_grad and p is parameter):
-            p = nn.Parameter(cast(parameter.detach()), requires_grad=id(parameter) not in outside)
+            p = nn.Parameter(cast(value.detach()), requires_grad=id(parameter) not in outside)
         memo[id(parameter)] = p
         if inside:
             leaves[names[id(parameter)]] = p

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathspace.network import Network
-from pathspace.optim.data_metric import DataMetric
+from pathspace.optim.near_data import NearbyDataMetric
 from pathspace.optim.network_optimizer import Parameters
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_optimizer import Normalization
@@ -18,7 +18,7 @@ from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options
 
 
-class DDPAdam(DataMetric, PathAdam):
+class DDPAdam(NearbyDataMetric, PathAdam):
     r"""Adam in the coordinates u = sqrt(D) p of the data-dependent kappa, invariant under node-wise rescaling.
 
     .. code-block:: text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathspace.network import Network
-from pathspace.optim.data_metric import DataMetric
+from pathspace.optim.near_data import NearbyDataMetric
 from pathspace.optim.network_optimizer import Parameters
 from pathspace.optim.path_optimizer import Normalization
 from pathspace.optim.path_sgd import PathSGD
@@ -18,7 +18,7 @@ from pathspace.paths.edge_statistics import Sharing
 from pathspace.paths.node_measure import Statistic, check_options
 
 
-class DDPSGD(DataMetric, PathSGD):
+class DDPSGD(NearbyDataMetric, PathSGD):
     r"""Data-dependent Path-SGD with momentum, invariant under node-wise rescaling of the network.
 
     .. code-block:: text

@@ -67,9 +67,10 @@ class Gauge:
             self._ends[dtype] = _Weights.of(self.rows[:, 0].to(dtype)), _Weights.of(self.columns[0].to(dtype))
         return self._ends[dtype]
 
-    def damping(self, shape: Sequence[int]) -> Tensor:
-        """1 / w_e, which transforms like kappa; broadcastable to ``shape``."""
-        inverse = self.rows.reciprocal() * self.columns.reciprocal()
+    def damping(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """1 / w_e, which transforms like kappa, in the gauge's or another type; broadcastable to ``shape``."""
+        # a kappa that asks for float64 has factors whose product float32 does not hold
+        inverse = self.rows.to(dtype).reciprocal() * self.columns.to(dtype).reciprocal()
         full = inverse.expand(shape[0] if shape else 1, inverse.shape[1])
         size = torch.Size(shape).numel() // max(1, full.shape[0])
         return full.expand(full.shape[0], size).reshape(shape)
@@ -157,7 +158,7 @@ def powered_(kappa: Tensor, gauge: Gauge, normalizer: float, power: float) -> Te
         normalizer: c.
         power: 1 for kappa / c itself, 0 for the metric of the balanced network.
     """
-    inverse = gauge.damping(kappa.shape).to(kappa.dtype)
+    inverse = gauge.damping(kappa.shape, kappa.dtype)
     return kappa.div_(inverse).div_(normalizer).pow_(power).mul_(inverse)
 
 

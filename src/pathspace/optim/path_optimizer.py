@@ -334,7 +334,7 @@ class PathOptimizer(NetworkOptimizer):
     def _damped(self, p: Tensor, kappa: Tensor, state: dict[str, Any]) -> Tensor:
         if self.damping:
             # the damping stands for the same number in every member of the rescaling class
-            inverse = gauge_of(state).damping(p.shape).to(kappa.dtype)
+            inverse = gauge_of(state).damping(p.shape, kappa.dtype)
             kappa.add_(inverse, alpha=self.damping * state["mean"])
         return kappa
 

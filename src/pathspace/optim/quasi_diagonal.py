@@ -151,8 +151,7 @@ class QuasiDiagonal(DDPSGD):
     ) -> dict[Tensor, Tensor]:
         """D of every parameter."""
         directions = {p: g for p, g in gradients.items() if p not in metrics}
-        names = self.network.names_by_id
-        by_name = {names[id(p)]: p for p in metrics}
+        by_name = {name: p for p, name in self._names(metrics).items()}
         order = list(self.network.parameters)
         bias_of = {
             name: order[self.state[p]["bias"]] for name, p in by_name.items() if "bias" in self.state[p]

@@ -255,14 +255,14 @@ def fits(found: Surveyed, types: Mapping[str, torch.dtype], request: Request) ->
     )
 
 
-def in_float64(network: Network, inputs: Any) -> Replay:
-    """A forward pass in float64.
+def in_float64(network: Network, inputs: Any, parameters: Mapping[str, Tensor] | None = None) -> Replay:
+    """A forward pass in float64, with the network's parameters or with given values.
 
     Raises:
         FloatingPointError: the model cannot run in it.
     """
     try:
-        return replay(network, inputs, wide=True)
+        return replay(network, inputs, wide=True, parameters=parameters)
     except (RuntimeError, TypeError) as error:
         raise FloatingPointError(
             "the data-dependent kappa is too large or too small for the type of the parameters, and the model does not "
