@@ -19,6 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 class _Module(backend_registration._DummyBackendModule):
     """``torch.elsewhere``, as ``torch.cuda``; random numbers are the CPU's."""
 
+    entered = 0  # how many SecondDevice are; to others there is no such device
+
+    def is_available(self) -> bool:
+        return self.entered > 0
+
+    def device_count(self) -> int:
+        return int(self.entered > 0)
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
@@ -29,9 +37,10 @@ class _Module(backend_registration._DummyBackendModule):
         pass
 
 
+_MODULE = _Module()
 _HOOK, _GUARD = backend_registration._DummyPrivateUse1Hook(), backend_registration._DummyDeviceGuard()
 backend_registration._setup_privateuseone_for_python_backend(
-    rename="elsewhere", backend_module=_Module(), hook=_HOOK, device_guard=_GUARD
+    rename="elsewhere", backend_module=_MODULE, hook=_HOOK, device_guard=_GUARD
 )
 DEVICE = torch.device("elsewhere:0")
 _COPIES = ("aten._to_copy", "aten.copy_", "aten._copy_from", "aten.set_")
@@ -119,12 +128,14 @@ class SecondDevice(TorchDispatchMode):
     """While it is entered, there is a second device."""
 
     def __enter__(self) -> SecondDevice:
+        _MODULE.entered += 1
         torch.Generator = _Generator
         for name, make in _FROM_DATA.items():
             setattr(torch, name, _from_data(make))
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
+        _MODULE.entered -= 1
         torch.Generator = _PLAIN
         for name, make in _FROM_DATA.items():
             setattr(torch, name, make)
