@@ -128,7 +128,7 @@ MISTAKES = {
         "needs a traced network, got Sequential",
     ),
     "rescaling by names": (
-        lambda: ps.rescaling.rescale_(traced()[1], {"0": 2.0}),  # type: ignore[arg-type]
+        lambda: ps.rescaling.rescale_(traced()[1], {"0": 2.0}),
         "factors must be a tensor of 8 numbers, one per class, got dict",
     ),
     "random rescaling of a model": (
@@ -242,7 +242,7 @@ MISTAKES = {
     ),
     # --- checking invariance
     "no optimizer": (
-        lambda: ps.rescaling.check_invariance(model(), torch.randn(3, 4), torch.sum, lambda *_: None),  # type: ignore[arg-type,return-value]
+        lambda: ps.rescaling.check_invariance(model(), torch.randn(3, 4), torch.sum, lambda *_: None),
         "make_optimizer must return an optimizer, got NoneType",
     ),
     "a loss for each example": (
