@@ -389,7 +389,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", FAMILY)
-@pytest.mark.parametrize(("power", "nearby"), [(60, True), (60, False), (-60, False)])
+@pytest.mark.parametrize(("power", "nearby"), [(60, True), (-60, True), (60, False), (-60, False)])
 def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power, nearby, monkeypatch):
     """One kappa is 2^120 times that of the balanced network, another one 2^-120 times.
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-PLAIN = str.maketrans({"±": "+/-", "–": "-", "✓": "ok", "✗": "broken"})  # noqa: RUF001 (the dash of empty cells)
+PLAIN = str.maketrans({"±": "+/-", "\N{EN DASH}": "-", "✓": "ok", "✗": "broken"})
 
 
 class PlainConsole(Console):
