@@ -102,18 +102,31 @@ def test_the_table_says_who_is_better(comparison: Comparison) -> None:
     )
 
 
-def test_a_run_that_diverged_or_missed_the_target_leaves_no_mean(comparison: Comparison) -> None:
+@pytest.mark.parametrize("how", ["diverged", "failed"])
+def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Comparison, how: str) -> None:
     row = comparison.rows[2]
-    gone = replace(row.runs[0], test_error=None, diverged_at=5, validations=row.runs[0].validations[:1])
+    begin = row.runs[0].validations[0]
+    gone = (
+        replace(row.runs[0], test_error=None, diverged_at=5, validations=(begin,))
+        if how == "diverged"
+        else replace(row.runs[0], test_error=1e34, validations=(begin, Validation(8, 1e34, 1e34)))
+    )
     changed = replace(comparison, rows=(*comparison.rows[:2], replace(row, runs=(gone, *row.runs[1:]))))
     standing = standings(changed)[2]
     assert (standing.error, standing.difference, standing.steps, standing.seconds) == (None,) * 4
-    assert (standing.verdict, standing.reached) == ("diverged", 2)
+    assert (standing.verdict, standing.reached) == ("failed", 2)
     cells = claim_table(changed).rows[2].cells
-    assert cells[4] == "diverged (1 of 3)"
+    assert cells[4] == f"{how} (1 of 3)"
     assert cells[8] == "2 of 3"
     assert draw_claim([changed])[0].startswith(b"\x89PNG")
     json.dumps(as_json(changed), allow_nan=False)
+
+
+def test_a_baseline_that_failed_once_is_not_the_best(comparison: Comparison) -> None:
+    sgd, balanced, _ = comparison.rows
+    chance = replace(sgd.runs[0], validations=(Validation(0, 2.0, 90.0), Validation(8, 2.0, 5.0)))
+    found = best_baseline([replace(sgd, runs=(chance, *sgd.runs[1:])), balanced])
+    assert found is balanced
 
 
 def test_without_a_baseline_that_came_through_nothing_is_claimed(comparison: Comparison) -> None:
@@ -124,7 +137,7 @@ def test_without_a_baseline_that_came_through_nothing_is_claimed(comparison: Com
     changed = replace(comparison, rows=rows)
     assert best_baseline(rows[:2]) is None
     assert [standing.against for standing in standings(changed)] == [None] * 3
-    assert "every baseline diverged" in " ".join(claim_table(changed).notes)
+    assert "every baseline failed" in " ".join(claim_table(changed).notes)
 
 
 SMALL: dict[str, Any] = {

@@ -25,7 +25,7 @@ class Standing:
     Attributes:
         row: Its runs, at the rate and decay that were chosen from this start.
         choice: How these were chosen.
-        error: Mean test error; None where a run diverged or none looked at the test split.
+        error: Mean test error; None where a run failed or none looked at the test split.
         against: The best baseline of this start, or None for that one itself.
         difference: Test error minus that of `against`, paired by seeds; None where either is missing.
         milliseconds: The mean over the runs of the median time of a step.
@@ -46,12 +46,25 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """`"better"`, `"worse"`, `"diverged"`, or nothing where the interval of the difference holds 0."""
-        if self.row.diverged:
-            return "diverged"
+        """`"better"`, `"worse"`, `"failed"`, or nothing where the interval of the difference holds 0."""
+        if self.failure:
+            return "failed"
         if self.difference is None or self.difference.low <= 0 <= self.difference.high:
             return ""
         return "better" if self.difference.high < 0 else "worse"
+
+    @property
+    def failure(self) -> str:
+        """How many runs diverged, or else ended no better than they began; nothing where none did.
+
+        A mean over seeds that holds such a run tells of that run alone: errors of 1e34 occur.
+        """
+        runs, diverged = self.row.runs, self.row.diverged
+        failed = sum(run.failed for run in runs)
+        word = "diverged" if failed == diverged else "failed"
+        if failed == 0:
+            return ""
+        return word if failed == len(runs) else f"{word} ({failed} of {len(runs)})"
 
 
 def standings(comparison: Comparison) -> list[Standing]:
@@ -66,8 +79,13 @@ def standings(comparison: Comparison) -> list[Standing]:
 
 
 def best_baseline(rows: Sequence[Row]) -> Row | None:
-    """Return the row of the least mean validation error; None if every one has a run that diverged."""
-    means = [math.fsum(run.validation_score[0] for run in row.runs) / len(row.runs) for row in rows]
+    """Return the row of the least mean validation error; None if every one has a run that failed."""
+    means = [
+        math.inf
+        if any(run.failed for run in row.runs)
+        else math.fsum(run.validation_score[0] for run in row.runs) / len(row.runs)
+        for row in rows
+    ]
     least = min(means, default=math.inf)
     return rows[means.index(least)] if math.isfinite(least) else None
 
@@ -85,7 +103,7 @@ def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:
     return Standing(
         row=row,
         choice=comparison.choices[row.method, row.start],
-        error=_interval([run.test_error for run in row.runs]),
+        error=_interval(_errors(row.runs)),
         against=None if other is None else other.method,
         difference=None if other is None else _interval(_paired(row.runs, other.runs)),
         milliseconds=_interval(
@@ -98,8 +116,12 @@ def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:
 
 
 def _paired(one: Sequence[RunResult], other: Sequence[RunResult]) -> list[float | None]:
-    pairs = [(a.test_error, b.test_error) for a, b in zip(one, other, strict=True)]
+    pairs = zip(_errors(one), _errors(other), strict=True)
     return [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def _errors(runs: Sequence[RunResult]) -> list[float | None]:
+    return [None if run.failed else run.test_error for run in runs]
 
 
 def _interval(values: Sequence[float | None]) -> Interval | None:
@@ -141,9 +163,9 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
         row.start,
         f"{row.learning_rate:g}{'*' if choice.at_edge else ''}",
         f"{row.weight_decay:g}",
-        _diverged(row) if row.diverged else interval_label(standing.error, metric),
+        standing.failure or interval_label(standing.error, metric),
         "best"
-        if standing.against is None and not row.diverged
+        if standing.against is None and not standing.failure
         else interval_label(standing.difference, metric, sign="+"),
         f"{choice.failed}/{choice.tried}",
         _plain(standing.milliseconds, ".2f"),
@@ -154,7 +176,7 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
             reached if standing.steps is None else _plain(standing.steps, ".0f"),
             _plain(standing.seconds, ".1f"),
         ]
-    colours = {"better": "same", "worse": "differs", "diverged": "diverged", "": ""}
+    colours = {"better": "same", "worse": "differs", "failed": "diverged", "": ""}
     begins = row.start == comparison.settings.starts[0]
     return TableRow(tuple(cells), colours[standing.verdict], begins)
 
@@ -171,11 +193,6 @@ def _plain(interval: Interval | None, digits: str, sign: str = "") -> str:
         return NOTHING
     mean = f"{interval.mean:{sign}{digits}}"
     return mean if math.isinf(interval.half) else f"{mean} ± {interval.half:{digits}}"
-
-
-def _diverged(row: Row) -> str:
-    whole = row.diverged == len(row.runs)
-    return "diverged" if whole else f"diverged ({row.diverged} of {len(row.runs)})"
 
 
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
@@ -226,8 +243,8 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
 
 def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> str:
     best = next((s.against for s in here if s.against), None)
-    if all(s.row.diverged for s in here if s.row.method in baselines):
-        return f"From the {start} start every baseline diverged."
+    if all(s.failure for s in here if s.row.method in baselines):
+        return f"From the {start} start every baseline failed."
     if best is None:
         return f"From the {start} start there is one method only, and nothing to compare it with."
     names = {

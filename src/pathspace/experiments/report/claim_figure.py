@@ -70,7 +70,7 @@ def _panel(axis: Axes, comparison: Comparison) -> None:
         for s in found:
             if s.row.start == start and s.error is None:
                 place = methods.index(s.row.method) + 0.28 * (number - (len(starts) - 1) / 2)
-                axis.text(0.99, place, "diverged", transform=axis.get_yaxis_transform(), ha="right", va="center",
+                axis.text(0.99, place, s.failure, transform=axis.get_yaxis_transform(), ha="right", va="center",
                           color=style["color"], fontsize=7)  # fmt: skip
     if values and min(values) > 0 and max(values) > WIDE * min(values):
         axis.set_xscale("log")
