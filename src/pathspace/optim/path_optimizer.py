@@ -247,7 +247,12 @@ class PathOptimizer(NetworkOptimizer):
         due = self._means_due(names, states, scales)
         for state in states.values():
             drop(state)
-        result, means = self._surveyed(names)
+        try:
+            result, means = self._surveyed(names)
+        except BaseException:
+            for state in states.values():
+                forget_start(state)
+            raise
         for (p, state), mean in zip(states.items(), means, strict=True):
             if due is states or p in due:
                 state["mean"] = mean if mean > 0 else 1.0
@@ -375,6 +380,13 @@ def drop(state: dict[str, Any]) -> None:
         if key in state:
             del state[key]
             state["age"] = 0
+
+
+def forget_start(state: dict[str, Any]) -> None:
+    """Let go of what belongs to a first step that was refused: the weights may be others when it is taken."""
+    if "normalizer" not in state:
+        for key in ("gauge_rows", "gauge_columns", "scales"):
+            state.pop(key, None)
 
 
 def _alone(t: Tensor) -> Tensor:
