@@ -469,6 +469,21 @@ def test_invariant_with_frozen_parameters(frozen):
     assert torch.equal(*outputs)
 
 
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_a_warm_up_may_begin_at_zero(make):
+    torch.manual_seed(0)
+    model, x = mlp(3, 6, 2), torch.randn(8, 3)
+    optimizer = make(model.parameters(), ps.trace(model, x), lr=0.01, clip_norm=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 2)
+    for moves in (False, True):
+        before = [p.detach().clone() for p in model.parameters()]
+        one_step(optimizer, model, x)
+        schedule.step()
+        assert (
+            any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)) is moves
+        )
+
+
 # --- options and states --------------------------------------------------------------------------------
 
 

@@ -239,7 +239,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         else:
             if frame is not None:
                 gradients = frame.gradients(weights, gradients)
-            if self.clip_norm is not None:
+            if self.clip_norm is not None and (inside or outside):  # all rates may be 0
                 every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
                 square = torch.stack([torch.dot(g, g).double() for g in every]).sum()
                 factor = clip_factor(float(square), self.clip_norm)
