@@ -108,6 +108,22 @@ def test_parameters_of_half_precision(name, dtype):
     assert same_from_both_starts(name, train, dtype=dtype) or dtype == torch.float16
 
 
+@pytest.mark.parametrize("name", ["PathSGD", "PathGradientAdam"])
+def test_gradients_whose_square_float16_does_not_hold_are_clipped_and_not_lost(name):
+    moved = []
+    for dtype in (torch.float16, torch.float32):
+        torch.manual_seed(0)
+        model = mlp(4, 6, 3).to(dtype)
+        network = ps.trace(model, torch.zeros(1, 4, dtype=dtype))
+        optimizer = getattr(ps.optim, name)(model.parameters(), network, lr=0.1, clip_norm=1.0)
+        before = model[2].weight.detach().clone()
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 300.0, requires_grad=False)
+        optimizer.step()
+        moved.append((model[2].weight.detach() - before).float())
+    assert_close(*moved, rtol=0.02, atol=1e-3)
+
+
 @ALL
 def test_a_step_inside_autocast_is_the_same_step(name):
     runs = [Training(name).plain(2), Training(name).plain(2)]

@@ -72,7 +72,8 @@ def shrinking(steps: Iterable[Steepest], largest: float | None) -> float:
         return 1.0
     square = 0.0
     for step in steps:
-        square += float(torch.dot(step.g.reshape(-1), step.direction().reshape(-1)))
+        g, d = widened(step.g), widened(step.direction())  # float16 holds no square beyond 65504
+        square += float(torch.dot(g.reshape(-1), d.reshape(-1)))
     return clip_factor(square, largest)
 
 
