@@ -175,6 +175,12 @@ def test_options_of_a_group_are_checked(name, option):
     assert len(optimizer.param_groups) == 1
 
 
+def test_the_momentum_of_a_group_is_checked_as_that_of_all_is():
+    model, optimizer = build("PathMuon")
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1.5"):
+        ps.optim.PathMuon([{"params": model.parameters(), "momentum": 1.5}], optimizer.network)
+
+
 @ALL
 def test_names_of_parameters_and_of_groups_are_welcome(name):
     model, _ = build(name)
@@ -250,6 +256,22 @@ def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name)
     train(model, optimizer, 3, first=2)
     ps.rescaling.rescale_(optimizer.network, 1 / factors)
     assert_close([p.detach() for p in model.parameters()], expected)
+
+
+@OF_KAPPA
+def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
+    model, optimizer = build(name)
+    train(model, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    other, resumed = build(name)
+    train(other, resumed, 1)
+    ps.rescaling.balance_(
+        resumed.network
+    )  # as at every start of the program, before it looks for a checkpoint
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    theirs = train(other, resumed, 2, first=2)
+    assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
 
 
 @ALL

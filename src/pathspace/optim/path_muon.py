@@ -104,8 +104,7 @@ class PathMuon(CoordinateOptimizer):
     ) -> None:
         check_betas(betas)
         check_not_negative(eps=eps)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        _check_momentum(momentum)
         if adjust_lr not in ("match_rms_adamw", "original"):
             raise ValueError(f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}")
         check_counts(ns_steps=ns_steps)
@@ -131,6 +130,16 @@ class PathMuon(CoordinateOptimizer):
             damping=damping,
         )
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+        """
+        if "momentum" in param_group:
+            _check_momentum(param_group["momentum"])
+        super().add_param_group(param_group)
+
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         if g.dim() < 2:
             return adam_direction(g, state, group["betas"], group["eps"])
@@ -143,3 +152,8 @@ class PathMuon(CoordinateOptimizer):
         return (
             0.2 * math.sqrt(max(n, m)) if self.adjust_lr == "match_rms_adamw" else math.sqrt(max(1.0, n / m))
         )
+
+
+def _check_momentum(momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")

@@ -187,6 +187,17 @@ class PathOptimizer(NetworkOptimizer):
             )
         self._rescalings = self.network.rescalings["done"]
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
+        super().load_state_dict(state_dict)
+        self._rescalings = self.network.rescalings["done"]
+
     def _inside(self, active: Active) -> list[int]:
         """Identities of the parameters of the network."""
         by_id = self.network.names_by_id
