@@ -87,6 +87,23 @@ def test_lists_of_paths(model_and_data):
     if not isinstance(model[0] if isinstance(model, nn.Sequential) else None, nn.Linear):
         pytest.skip("one network is enough")
     network = ps.trace(model, x)
-    paths = ps.paths.enumerate_paths(network)
-    ps.paths.express(network, ps.paths.skeleton(network), paths)
+    paths, skeleton = ps.paths.enumerate_paths(network), ps.paths.skeleton(network)
+    exponents = ps.paths.express(network, skeleton, paths).exponents
+    assert paths.counts.sum(1).max() == 2
+    assert exponents.device == paths.counts.device == torch.device("cpu")
     assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(network)
+    assert bool((paths.counts.double() @ ps.paths.reduction_graph(network).exponents() == 0).all())
+    again = ps.paths.Skeleton.from_edges(network, skeleton.incoming, skeleton.outgoing)
+    assert torch.equal(again.edges, skeleton.edges)
+    flow = ps.paths.activity(network, x)
+    torch.testing.assert_close(paths.output(network.parameters, flow), flow.outputs)
+    assert ps.paths.degrees_of_freedom(network, x) > 1
+    assert ps.paths.dead_units(network, x).sum() < network.num_classes
+
+
+def test_normalization(model_and_data):
+    model, x = model_and_data
+    if isinstance(model, Reader) or isinstance(model[0], nn.Conv2d):
+        pytest.skip("one network is enough")
+    normalized = ps.nn.ddp_normalize(model, ps.trace(model, x))
+    assert ps.nn.fold(normalized)(x).device.type == normalized(x).device.type == "cpu"

@@ -84,3 +84,53 @@ def test_pruned_and_normalized_modules_may_be_left_outside(rule, change):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("change", [prune.random_unstructured, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_models_with_pruned_and_normalized_modules_are_copied(change):
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(3, 4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+        nn.ReLU(),
+        nn.Linear(3, 1),
+    ]
+    model, x = nn.Sequential(*layers), torch.randn(5, 3)
+    change(model[2], *(["weight", 0.5] if change is prune.random_unstructured else []))
+    before = model(x)  # torch does not copy what a hook has made with gradients
+    network = ps.trace(model, x, outside=["2"])
+    assert ps.paths.enumerate_paths(network).counts.sum() > 0
+    assert_close(ps.paths.activity(network, x).outputs[:, :1].float(), before)
+    assert ps.paths.degrees_of_freedom(network, x) >= 1
+    assert ps.paths.dead_units(network, x).shape == (3,)
+    assert ps.nn.fold(ps.nn.ddp_normalize(model, network))(x).shape == before.shape
+    report = ps.rescaling.check_invariance(
+        model,
+        x,
+        lambda out: out.square().mean(),
+        lambda m, network: ps.optim.PathSGD(m.parameters(), network, lr=0.01),
+        steps=2,
+        outside=["2"],
+    )
+    assert report.passed
+    assert_close(model(x), before, rtol=0, atol=0)
+
+
+def test_hooks_on_gradients_are_the_users_own():
+    model, network = traced()
+    calls = []
+    for module in model.modules():
+        module.register_full_backward_hook(lambda *_: calls.append("after"))
+        module.register_full_backward_pre_hook(lambda *_: calls.append("before"))
+    x = torch.randn(5, 3)
+    ps.paths.dead_units(network, x)
+    ps.paths.degrees_of_freedom(network, x)
+    ps.paths.data_dependent_kappa(network, x)
+    assert not calls
+    model(x.requires_grad_()).sum().backward()
+    assert "after" in calls
+    assert "before" in calls

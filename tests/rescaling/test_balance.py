@@ -215,6 +215,24 @@ def test_the_check_undoes_what_moved_the_function(tolerance):
     assert not torch.equal(model.rnn.weight_ih_l0, before["rnn.weight_ih_l0"])
 
 
+def test_the_check_undoes_what_a_model_refuses_to_run_with():
+    class Careful(nn.Sequential):
+        def forward(self, x):
+            h = super().forward(x)
+            if not h.is_meta and self[0].weight[0, 0] != 1:
+                raise ArithmeticError("other weights")
+            return h
+
+    model, x = Careful(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    torch.nn.init.ones_(model[0].weight)
+    network = ps.trace(model, x)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with pytest.raises(ArithmeticError, match="other weights"):
+        ps.rescaling.balance_(network, x)
+    assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not network.rescalings["done"]
+
+
 def test_the_check_refuses_what_is_not_finite():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.zeros(1, 3))

@@ -7,7 +7,6 @@ parameters share their memory with the model's, unless others are given. It is f
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathspace.network.follower import Follower
 from pathspace.network.network import Network, current_values
 from pathspace.network.observed import Key, Node, Use
 from pathspace.network.precision import AtLeast
-from pathspace.network.shadow import made_by_hooks, with_hooks
+from pathspace.network.shadow import evaluation_form_of, with_hooks
 
 
 @dataclass
@@ -114,12 +113,7 @@ def _shadow(
             leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
         memo[id(buffer)] = cast(buffer.detach()).clone()
-    memo |= {id(t): t.detach() for t in made_by_hooks(network.model)}
-    shadow = copy.deepcopy(network.model, memo).eval()
-    for module in shadow.modules():  # hooks on gradients are for the user's own
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
-    return shadow, leaves
+    return evaluation_form_of(network.model, memo), leaves
 
 
 def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The copy of a model that runs without data while it is traced, and what it is called with."""
+"""Copies of a model: the one that runs without data while it is traced, and those that run on data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.interpreter import Interpreter
 from pathspace.network.recorder import Recorder
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str, nn.Parameter]]:
@@ -54,6 +56,26 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
         for value in vars(module).values()
         if isinstance(value, Tensor) and not value.is_leaf
     ]
+
+
+def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A deep copy of a model, with what hooks made left to be made anew.
+
+    Args:
+        model: any module; it is not changed.
+        memo: what stands for parts of it in the copy, by their identity.
+    """
+    made: dict[int, Any] = {id(t): t.detach() for t in made_by_hooks(model)}
+    return copy.deepcopy(model, made if memo is None else made | memo)
+
+
+def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A copy in evaluation form; its hooks on gradients are the user's own, and left out. See :func:`copy_of`."""
+    copied = copy_of(model, memo).eval()
+    for module in copied.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return copied
 
 
 def arguments_for(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_network
 from pathspace.network.network import current_values
+from pathspace.network.shadow import copy_of
 from pathspace.network.trace import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
@@ -21,6 +22,7 @@ _PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
+@with_tables_on_the_cpu
 def ddp_normalize(
     model: _Model,
     network: Network,
@@ -93,7 +95,7 @@ def ddp_normalize(
             "nothing to normalize: every layer of the network is an output or has units of a fixed scale"
         )
     measures = {} if rule.alpha == 1 else path_measures(network, places)
-    normalized = copy.deepcopy(model)
+    normalized = copy_of(model)
     for path in places:
         measure = measures.get(path, torch.ones((), dtype=torch.float64))
         if isinstance(measure, str):
@@ -135,7 +137,7 @@ def fold(model: _Model) -> _Model:
           (2): Linear(in_features=8, out_features=2, bias=True)
         )
     """
-    plain = copy.deepcopy(model)
+    plain = copy_of(model)
     layers = [module for module in plain.modules() if isinstance(module, _DDPNormalized)]
     if not layers:
         raise ValueError(

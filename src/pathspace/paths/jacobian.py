@@ -14,7 +14,6 @@ Letters: P paths, E weights, n examples, K outputs.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
+from pathspace.network.shadow import evaluation_form_of
 from pathspace.paths.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.reduction import reduction_graph
 from pathspace.paths.unrolled import examples, in_float64
@@ -94,6 +94,7 @@ def path_rank(jacobian: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix)) if matrix.numel() else 0
 
 
+@with_tables_on_the_cpu
 def degrees_of_freedom(network: Network, data: Any = None) -> int:
     """How many directions of weight space change the network's function.
 
@@ -131,6 +132,7 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
     return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
 
 
+@with_tables_on_the_cpu
 def dead_units(network: Network, data: Any) -> Tensor:
     """Unit classes through which nothing flows to an output on any of the examples.
 
@@ -188,7 +190,7 @@ def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tenso
     current_values(network)
     if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
-    model = copy.deepcopy(network.model).to("cpu", torch.float64).eval()
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
     given = pytree.tree_map_only(
         Tensor, lambda t: t.detach().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )

@@ -69,7 +69,7 @@ class Paths:
     @cached_property
     def counts(self) -> Tensor:
         """The counting vectors n_pe, int64 ``[P, E]``."""
-        result = torch.zeros(len(self), self.reduction.num_edges + 1, dtype=torch.long)
+        result = self.weights.new_zeros(len(self), self.reduction.num_edges + 1)
         where = torch.where(self.weights == NONE, self.reduction.num_edges, self.weights)
         result.scatter_add_(1, where, torch.ones_like(where))
         return result[:, :-1]
@@ -106,7 +106,7 @@ class Paths:
         x = torch.cat([flow.inputs, flow.inputs.new_ones(len(flow.inputs), 1)], 1)[:, self.start]
         # f(x)_k = sum over paths p that end at k of x_p a_p c_p v_p
         terms = x * self.active(flow) * self.factor * v
-        return torch.zeros(len(x), self.num_outputs, dtype=terms.dtype).index_add(1, self.end, terms)
+        return terms.new_zeros(len(x), self.num_outputs).index_add(1, self.end, terms)
 
 
 @with_tables_on_the_cpu

@@ -116,6 +116,7 @@ class ReductionGraph:
         """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
         return ((self.source == unit_class + 1) | (self.target == -unit_class - 1)).nonzero().flatten()
 
+    @with_tables_on_the_cpu
     def exponents(self) -> Tensor:
         """How rescaling moves the logarithms of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
 

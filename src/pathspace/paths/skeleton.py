@@ -75,6 +75,7 @@ class Skeleton:
         return Skeleton(graph, edges, starts)
 
     @staticmethod
+    @with_tables_on_the_cpu
     def from_edges(
         network: Network, incoming: Sequence[Edge | None], outgoing: Sequence[Edge | None]
     ) -> Skeleton:

@@ -5,7 +5,6 @@ Letters: P paths, E weights, n examples, I inputs, G gates, O outputs.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.network.precision import AtLeast
+from pathspace.network.shadow import evaluation_form_of
 from pathspace.paths.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.unroll import Unroller
 
@@ -148,6 +148,7 @@ def _example(call: Call, whole: int) -> Any:
     return pytree.tree_map_only(torch.Tensor, real, next(examples(call, call.arguments)))
 
 
+@with_tables_on_the_cpu
 def activity(network: Network, data: Any) -> Activity:
     """Which gates of the written-out graph are open, example by example.
 
@@ -208,7 +209,7 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
     expect_weights(network)
     current_values(network)
     call = network.call
-    model = copy.deepcopy(network.model).to("cpu", torch.float64).eval()
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
     unroller = Unroller(reduction_graph(network), with_edges=with_edges)
     for name in network.parameters:
         unroller.bind_parameter(name, model.get_parameter(name))

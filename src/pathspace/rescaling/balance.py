@@ -6,15 +6,14 @@ Letters: c unit class, s_c its factor, gamma_in,c and gamma_out,c the path mass 
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.errors import expect_weights
-from pathspace.network.shadow import made_by_hooks
+from pathspace.network.shadow import evaluation_form_of
 from pathspace.paths.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
 
@@ -86,7 +85,7 @@ def balance_(
     rescale_(network, factors)
     try:
         probe.check(tolerance)
-    except FunctionChangedError:
+    except BaseException:  # of the model too, which runs on other weights than before
         with torch.no_grad():
             for name, parameter in network.parameters.items():
                 parameter.copy_(before[name])
@@ -101,8 +100,7 @@ class _Probe:
     def __init__(self, network: Network, example_input: Any) -> None:
         self.network, self.example_input = network, example_input
         # evaluation mode must not show in the user's model, nor must what a forward pass does to buffers
-        made = {id(t): t.detach() for t in made_by_hooks(network.model)}
-        self.copy: nn.Module = copy.deepcopy(network.model, made).eval()
+        self.copy = evaluation_form_of(network.model)
         self.before = self._outputs()
         if not any(t.is_floating_point() and t.numel() for t in self.before):
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from pathspace.network import Network, trace
 from pathspace.network.returned import tensors_in
+from pathspace.network.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
 
@@ -94,7 +94,7 @@ def check_invariance(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
-    ours, rescaled, plain = (copy.deepcopy(model) for _ in range(3))
+    ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
     factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
