@@ -262,6 +262,90 @@ def test_constants_are_fixed_edges_from_the_bias_node():
     assert flow.outputs.std() > 0.1
 
 
+class Reading(nn.Module):
+    """A network that reads its input twice: as it is, and after a function of the input alone."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.b, self.out, self.encoder = (nn.Linear(3, 3) for _ in range(4))
+        self.wide = nn.Linear(4, 2)
+        self.register_buffer("mask", torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 1]]))
+        self.reading = forward
+
+    def forward(self, x):
+        return self.reading(self, x)
+
+    def hidden(self, x):
+        return self.a(x).relu()
+
+    def filled(self, x, start):
+        row = start(len(x), 4)
+        row[:, :3] = x
+        return self.wide(row.relu())
+
+    def doubled(self, x):
+        x = x.clone()
+        h = self.hidden(x)
+        x.mul_(2)
+        return self.out(h) + self.b(x)
+
+    def returned_to_the_input(self, x):
+        x = x.clone()
+        x[:, :1] = self.hidden(x)[:, :1]
+        return self.b(x)
+
+
+READINGS = {
+    "masked weights": lambda m, x: m.out(nn.functional.linear(x, m.a.weight * m.mask, m.a.bias).relu()),
+    "a triangle of weights": lambda m, x: m.out(nn.functional.linear(x, m.a.weight.tril()).relu()),
+    "a gate of the input": lambda m, x: m.out(m.hidden(x) * x.sigmoid()),
+    "the centred input": lambda m, x: m.out(m.hidden(x)) + m.b(x - x.mean(1, keepdim=True)),
+    "the squared input": lambda m, x: m.out(m.hidden(x)) + m.b(x * x),
+    "the normalized input": lambda m, x: m.out(m.hidden(x)) + m.b(nn.functional.normalize(x, dim=1)),
+    "a module outside": lambda m, x: m.out(m.hidden(x)) + m.b(m.encoder(x)),
+    "the input returned": lambda m, x: (m.out(m.hidden(x)), x, x[:, :1]),
+    "a row of zeros, filled": lambda m, x: m.filled(x, x.new_zeros),
+    "a row of ones, filled": lambda m, x: m.filled(x, x.new_ones),
+    "a padded input": lambda m, x: m.wide(nn.functional.pad(x, [0, 1])) + m.b(x)[:, :2],
+    "a constant beside the input": lambda m, x: m.wide(torch.cat([x, x.new_full((len(x), 1), 3.0)], 1)),
+    "an input doubled in place": Reading.doubled,
+    "an activation written to the input": Reading.returned_to_the_input,
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_functions_of_inputs_and_masked_weights(reading):
+    """The same sums as the path norm and the model itself have, and as many directions as weights and classes say."""
+    torch.manual_seed(0)
+    model, x = Reading(READINGS[reading]).double(), torch.randn(6, 3, dtype=torch.float64)
+    network = ps.trace(model, x, outside=["encoder"])
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, x)
+    assert_close(
+        (paths.factor * paths.values(network.parameters)).square().sum(),
+        ps.paths.squared_path_norm(network),
+        **SAME,
+    )
+    returned = model(x)
+    expected = returned[0] if isinstance(returned, tuple) else returned
+    assert_close(paths.output(network.parameters, flow), expected, **SAME)
+    assert bool((paths.factor != 0).all())
+    rank = ps.paths.path_rank(ps.paths.path_jacobian(network, paths))
+    assert rank == ps.paths.degrees_of_freedom(network)
+    basis = ps.paths.express(network, ps.paths.skeleton(network), paths)
+    assert torch.equal(basis.exponents @ basis.counts, paths.counts)
+
+
+def test_weights_made_by_a_relu_are_refused():
+    def forward(model, x):  # signs that are kept, as in Dale's law
+        h = torch.zeros_like(x)
+        for _ in range(2):
+            h = (model.a(x) + h @ model.b.weight.relu()).relu()
+        return model.out(h)
+
+    with pytest.raises(ps.UntraceableError, match="a weight made by relu"):
+        ps.paths.unroll(ps.trace(Reading(forward).double(), torch.zeros(2, 3, dtype=torch.float64)))
+
+
 def test_a_language_model_in_evaluation_form():
     torch.manual_seed(0)
     model = ps.nn.LanguageModel(

@@ -20,6 +20,8 @@ from pathspace.network.errors import UntraceableError
 from pathspace.paths.probing import Reads, reads, reads_of_each
 
 _AGREES = 1e-9
+_WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
+NOT_WRITTEN = "Paths of this network cannot be written down; its path norm and kappa can"
 
 
 class Operation:
@@ -79,6 +81,17 @@ class Operation:
 def floats(tree: Any) -> list[Tensor]:
     """The floating-point tensors in nested tuples, lists and dicts."""
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector that some tensors of those shapes were made into."""
+    parts = vector.split([t.numel() for t in like])
+    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
+
+
+def changes(name: str) -> bool:
+    """Whether a torch function writes into its first argument."""
+    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 @dataclass(frozen=True)
@@ -174,5 +187,5 @@ def check_terms(name: str, terms: Terms, given: Sequence[Tensor], operands: int,
             name,
             "",
             "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum",
-            "Paths of this network cannot be written down; its path norm and kappa can",
+            NOT_WRITTEN,
         )

@@ -12,7 +12,6 @@ bias node; nodes are numbered so that u < v.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,123 +24,35 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.functions import CLAMPS, ENDINGS, SHAPED_FACTORIES, short_name
 from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
-from pathspace.paths.affine import Operation, Terms, check_terms, floats, terms_of
-from pathspace.paths.edge_list import NONE, Edges
+from pathspace.paths.affine import (
+    NOT_WRITTEN,
+    Operation,
+    Terms,
+    changes,
+    check_terms,
+    floats,
+    split,
+    terms_of,
+)
+from pathspace.paths.edge_list import NONE
 from pathspace.paths.gates import Gated, gated, gated_by_data, is_relu
+from pathspace.paths.known_tensors import KnownTensors, Weights
 from pathspace.paths.loops import PackedSequences, bags, cell, layers
-from pathspace.paths.probing import LARGEST, reads
+from pathspace.paths.probing import reads
 from pathspace.paths.reduction import ReductionGraph
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """A tensor whose elements are parameter elements times fixed factors."""
-
-    numbers: Tensor
-    factors: Tensor
-
-
-class Unroller(TorchFunctionMode):
+class Unroller(KnownTensors, TorchFunctionMode):
     """Writes down edges, gates and inputs while a model runs on one example."""
 
     def __init__(self, graph: ReductionGraph, *, with_edges: bool) -> None:
-        super().__init__()
-        self.graph, self.with_edges = graph, with_edges
-        self.edges = Edges()
-        self.num_nodes = 1
+        super().__init__(graph, with_edges=with_edges)
         self.num_gates = 0
         self.gates: list[Tensor] = []
-        self.inputs: list[Tensor] = []  # node numbers
-        self.input_values: list[Tensor] = []
         self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
         self.paused = False
-        self._units: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (tensor, node numbers)
-        self._weights: dict[int, tuple[Tensor, _Weights]] = {}
-        self._data: dict[int, Tensor] = {}  # tensors that depend on the example alone
-        self._tails: dict[int, Tensor] = {}
         self._packed = PackedSequences()
         self._known: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
-
-    # -- what is known of a tensor ------------------------------------------------------------------------------
-
-    def bind_parameter(self, name: str, parameter: Tensor) -> None:
-        """The elements of a parameter are edges."""
-        first = self.graph.number((name, (0,) * parameter.dim())) if parameter.numel() else 0
-        numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
-        ones = torch.ones(parameter.shape, dtype=torch.float64)
-        self._weights[id(parameter)] = (parameter, _Weights(numbers, ones))
-
-    def bind_data(self, tensor: Tensor) -> Tensor:
-        """The tensor depends on the example alone."""
-        self._data[id(tensor)] = tensor
-        return tensor
-
-    def nodes_of(self, tensor: Tensor) -> Tensor | None:
-        """Node numbers of a tensor of unit values, of its shape."""
-        found = self._units.get(id(tensor))
-        return None if found is None else found[1]
-
-    def is_tail(self, tensor: Tensor) -> bool:
-        """Whether the tensor comes out of a softmax at the end."""
-        return id(tensor) in self._tails
-
-    def _bind(self, tensor: Tensor, nodes: Tensor) -> Tensor:
-        self._units[id(tensor)] = (tensor, nodes.reshape(tensor.shape))
-        for other in (self._weights, self._data):
-            other.pop(id(tensor), None)
-        return tensor
-
-    def _spread(self, written: Tensor) -> None:
-        """Whatever shares the memory of a tensor that was written to shows its new nodes."""
-        memory = written.untyped_storage()
-        size = memory.nbytes() // written.element_size()
-
-        def places(t: Tensor) -> Tensor:
-            return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset())
-
-        now = torch.full((size,), -1)
-        now[places(written)] = self._units[id(written)][1]
-        for key, (other, nodes) in list(self._units.items()):
-            if other is not written and other.untyped_storage().data_ptr() == memory.data_ptr():
-                new = now[places(other)]
-                self._units[key] = (other, torch.where(new >= 0, new, nodes))
-
-    def _new_nodes(self, shape: torch.Size) -> Tensor:
-        first, self.num_nodes = self.num_nodes, self.num_nodes + shape.numel()
-        if self.num_nodes > LARGEST:
-            raise UntraceableError(
-                "writing down the graph", "", "it has too many nodes", "Use a smaller model"
-            )
-        return torch.arange(first, self.num_nodes).reshape(shape)
-
-    def _sources(self, tensor: Tensor) -> Tensor:
-        """Node numbers of activations; data becomes inputs, a parameter edges from the bias node."""
-        nodes = self.nodes_of(tensor)
-        if nodes is not None:
-            return nodes
-        nodes = self._new_nodes(tensor.shape)
-        if id(tensor) in self._weights:
-            weights = self._weights[id(tensor)][1]
-            self._edges(torch.zeros_like(nodes), nodes, weights.numbers, weights.factors)
-        elif id(tensor) in self._data:
-            self.inputs.append(nodes.flatten())
-            self.input_values.append(tensor.detach().flatten().double())
-        else:
-            fixed = tensor.detach().double().flatten()
-            # no path starts at a zero, nor at an infinity, which a maximum passes over
-            (where,) = ((fixed != 0) & ~fixed.isinf()).nonzero(as_tuple=True)
-            self._edges(torch.zeros_like(where), nodes.flatten()[where], NONE, fixed[where])
-        self._units[id(tensor)] = (tensor, nodes)
-        return nodes
-
-    def _edges(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
-        if self.with_edges:
-            flat = [
-                t.flatten() if isinstance(t, Tensor) else t for t in (source, target, weight, factor, gate)
-            ]
-            self.edges.add(*flat)
-
-    # -- the mode ------------------------------------------------------------------------------------------------
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,20 +62,35 @@ class Unroller(TorchFunctionMode):
             return func(*args, **kwargs)
         name = short_name(func)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        units = any(id(t) in self._units for t in tensors)
+        units = any(self.is_unit(t) for t in tensors)
         weights = any(id(t) in self._weights for t in tensors)
         data = any(id(t) in self._data for t in tensors)
         if any(self.is_tail(t) for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
-            self.entered += [self._units[id(t)] for t in tensors if id(t) in self._units]
+            if weights:
+                raise UntraceableError(
+                    name,
+                    "",
+                    "a parameter meets what is no sum of paths, such as a weight made by relu or abs",
+                    NOT_WRITTEN,
+                )
+            self.entered += [self._units[id(t)] for t in tensors if self.is_unit(t)]
             return self._keep(self._tails, func(*args, **kwargs))
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
             with self:
                 return (self._packed.pack if fixed else self._packed.pad)(*args, **fixed)
+        if not (units or weights) and self._moves_inputs(name, tensors):
+            result = self._affine(name, func, args, kwargs)
+            self._keep(self._data, args[0] if changes(name) else result)
+            return result
         if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
             result = func(*args, **kwargs)
             constant = name in SHAPED_FACTORIES  # x.new_zeros(...): no input, though x is one
-            return self._keep(self._data, result) if data and not (units or weights or constant) else result
+            if not data or units or weights or constant:
+                return result
+            if changes(name):
+                self._forget_nodes(args[0])
+            return self._keep(self._data, result)
         if name in ("rnn_relu", "rnn_relu_cell"):
             with self:
                 return self._recurrent(name, *args, **kwargs)
@@ -231,12 +157,6 @@ class Unroller(TorchFunctionMode):
                 return None
         return hx if number is None else hx[number]
 
-    def _keep(self, where: dict[int, Tensor], result: Any) -> Any:
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                where[id(tensor)] = tensor
-        return result
-
     def _embedding(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         """Rows of a table: a linear map of one-hot inputs."""
         tokens, table = args[0], args[1]
@@ -289,12 +209,9 @@ class Unroller(TorchFunctionMode):
         numbers, factors = torch.zeros(len(constant), dtype=torch.long), torch.zeros_like(constant)
         numbers[found.target] = weights.numbers.flatten()[found.source]
         factors[found.target] = found.factor * weights.factors.flatten()[found.source]
-        for piece, n, f in zip(pieces, _split(numbers, pieces), _split(factors, pieces), strict=True):
-            self._weights[id(piece)] = (piece, _Weights(n, f))
+        for piece, n, f in zip(pieces, split(numbers, pieces), split(factors, pieces), strict=True):
+            self._weights[id(piece)] = (piece, Weights(n, f))
         return result
-
-    def _weight(self, leaf: Any) -> bool:
-        return isinstance(leaf, Tensor) and id(leaf) in self._weights
 
     def _affine(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Everything else: affine in the activations and in the parameters."""
@@ -311,7 +228,7 @@ class Unroller(TorchFunctionMode):
         sources = [self._sources(t).flatten() for _, t in acts]
         weights = [self._weights[id(t)][1] for _, t in weighted]
         given = [t.detach().double().flatten().clone() for _, t in (*acts, *weighted)]
-        writes = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+        writes = changes(name)
         operation = Operation(func, args, kwargs, [p for p, _ in (*acts, *weighted)], writes=writes)
         if writes:  # before the function changes its argument
             operation.leaves = [t.detach().clone() if isinstance(t, Tensor) else t for t in operation.leaves]
@@ -326,7 +243,7 @@ class Unroller(TorchFunctionMode):
             nodes = self._place(terms, sources, weights)
         else:
             nodes = self._new_nodes(actual.shape)
-        for piece, part in zip(pieces, _split(nodes, pieces), strict=True):
+        for piece, part in zip(pieces, split(nodes, pieces), strict=True):
             self._bind(piece, part)
         if writes:
             self._spread(args[0])
@@ -341,7 +258,7 @@ class Unroller(TorchFunctionMode):
             self._known[form] = terms_of(operation, given, operands), operation
         return self._known[form][0]
 
-    def _place(self, terms: Terms, sources: list[Tensor], weights: list[_Weights]) -> Tensor:
+    def _place(self, terms: Terms, sources: list[Tensor], weights: list[Weights]) -> Tensor:
         """Nodes for the result of an affine operation: the old ones where it only moves them."""
         size = len(terms.constant)
         if terms.fixed and not terms.mixed and not terms.biased and not bool(terms.constant.any()):
@@ -367,7 +284,7 @@ class Unroller(TorchFunctionMode):
     def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output, what leaves it an input."""
         for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor) and id(tensor) in self._units:
+            if isinstance(tensor, Tensor) and self.is_unit(tensor):
                 self.entered.append(self._units[id(tensor)])
         paused, self.paused = self.paused, True
         try:
@@ -376,12 +293,6 @@ class Unroller(TorchFunctionMode):
             self.paused = paused
 
 
-_WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]
 )
-
-
-def _split(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
-    parts = vector.split([t.numel() for t in like])
-    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
