@@ -29,8 +29,10 @@ def optimizer(kind="PathSGD", **options):
     return getattr(ps.optim, kind)(made.parameters(), network, **options)
 
 
-def stepped(kind="PathSGD", **options):
+def stepped(kind="PathSGD", on=None, **options):
     found = optimizer(kind, **options)
+    if on is not None:
+        found.observe(on)
     for p in found.network.parameters.values():
         p.grad = torch.ones_like(p)
     found.step()
@@ -180,6 +182,15 @@ MISTAKES = {
     "a step in path space without values": (
         lambda: step_on_meta("GSGD"),
         "on the meta device.*to_empty.*trace",
+    ),
+    # --- batches
+    "a step on an empty batch": (
+        lambda: stepped("DDPSGD", on=X[:0]),
+        r"the batch is empty: the first input has the shape \(0, 4\), whose dimension 0 holds the examples.*skip such",
+    ),
+    "a batch without its dimension": (
+        lambda: ps.paths.data_dependent_norm(traced()[1], torch.tensor(1.0)),
+        r"has the shape \(\), without the dimension 0 that held the examples when the model was traced",
     ),
     # --- options
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),

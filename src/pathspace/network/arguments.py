@@ -58,13 +58,23 @@ def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
     """How many examples the inputs hold.
 
     Raises:
-        ValueError: none.
+        ValueError: they hold no example, or have no dimension for them.
     """
     place = network.call.batch_dim
-    count = 1 if place is None else tensors[0].shape[place]
-    if count == 0:
-        raise ValueError("the batch is empty")
-    return count
+    if place is None:
+        return 1
+    shape = tuple(tensors[0].shape)
+    if len(shape) <= place:
+        raise ValueError(
+            f"the first input has the shape {shape}, without the dimension {place} that held the examples when the "
+            "model was traced"
+        )
+    if shape[place] == 0:
+        raise ValueError(
+            f"the batch is empty: the first input has the shape {shape}, whose dimension {place} holds the examples. "
+            "Quantities on data, and the steps of optimizers that use them, need an example at least: skip such a batch"
+        )
+    return shape[place]
 
 
 def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], int]:
