@@ -11,8 +11,6 @@ from torch import Tensor
 from pathspace.network.recorder import Recorder
 from pathspace.network.values import Value
 
-_KEEP_BATCH = "contiguous clone flip roll unfold pixel_shuffle pixel_unshuffle interpolate upsample"
-
 
 def batch_after(
     recorder: Recorder,

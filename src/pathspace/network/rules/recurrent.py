@@ -187,10 +187,6 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     return value
 
 
-def _is_zero(recorder: Recorder, value: Value) -> bool:
-    return value.kind == "hidden" and bool((recorder.scales.resolve(value.labels) == WILD).all())
-
-
 def rnn_cell(
     recorder: Recorder,
     name: str,
