@@ -151,4 +151,4 @@ class DDPSGD(NearbyDataMetric, PathSGD):
         )
 
     def _is_between(self) -> bool:
-        return self._between is not None and self._between.is_between()
+        return self._between is not None and self._between.is_expected()

@@ -101,20 +101,18 @@ class KeptStep:
         if sum(map(len, groups)) == len(active) and len(ages) == 1 and all(groups):
             self._groups, self._states = groups, SameStates(states)
 
-    def is_between(self) -> bool:
-        """Whether the next step is known to need no new metric."""
+    def is_expected(self) -> bool:
+        """Whether the next step will need no new metric, unless somebody changes a state before; :meth:`take` looks."""
         optimizer = self._optimizer
-        if not self._groups or not self._states.are(optimizer.state):
+        if not self._groups or not self._states.belong_to(optimizer.state):
             return False
-        return self._age() % optimizer.refresh_every != 0
-
-    def _age(self) -> int:
-        """Steps since the last refresh; the same for all parameters."""
-        return self._groups[0][0].state["age"]
+        # steps since the last refresh, the same for all parameters
+        return self._groups[0][0].state["age"] % optimizer.refresh_every != 0
 
     def take(self) -> bool:
         """Take the step, or return False with nothing done."""
-        moved = self._ready() if self.is_between() else None
+        expected = self.is_expected() and self._states.are(self._optimizer.state)
+        moved = self._ready() if expected else None
         if moved is None:
             return False
         with full_precision(self._groups[0][0].p):
