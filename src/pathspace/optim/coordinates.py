@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.optim.clipping import clip_factor
+from pathspace.optim.metric_state import Metric, gauge_of
 from pathspace.optim.network_optimizer import Active, Parameters, check_not_negative
 from pathspace.optim.path_metric import powered_, safe_divisor_
-from pathspace.optim.path_optimizer import Metric, Normalization, PathOptimizer, clip_factor, gauge_of
+from pathspace.optim.path_optimizer import Normalization, PathOptimizer
 from pathspace.paths.norm import widened
 
 # Adam's direction is as long for a weight of little kappa as for any other, and 1 / sqrt(D) is what it moves by: on

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+AVERAGED = 0.9
+"""The decay for random signs, if nothing else is asked for."""
+
 
 def averaged(
     state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float

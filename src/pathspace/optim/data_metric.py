@@ -1,158 +1,37 @@
-"""The data-dependent kappa as the metric of an optimizer: where its data comes from, and its average over draws.
+"""The data-dependent kappa as the metric of an optimizer: its average over draws, its type and its bounds.
 
 Letters: kappa = path + alpha data (see ``paths.data_dependent``); a the decay of the average of data.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.network import Network
-from pathspace.network.arguments import Arguments, first_examples, how_many
-from pathspace.network.chain import ChainPass, ChainWitness, Layer, layers_of
-from pathspace.network.follower import Summary
-from pathspace.network.recurrent_chain import Cell, RecurrentPass, RecurrentWitness, recurrent_chain_of
-from pathspace.network.replay import Replay, replay
+from pathspace.network.chain import ChainPass
+from pathspace.network.replay import replay
 from pathspace.network.squares import dense, memory_for
 from pathspace.optim.chain_refresh import ChainRefresh
 from pathspace.optim.compiled import data_plan_of
-from pathspace.optim.data_average import averaged
-from pathspace.optim.latest_batch import Found, LatestBatch, Short
-from pathspace.optim.path_optimizer import PathOptimizer
+from pathspace.optim.data_average import AVERAGED, averaged
+from pathspace.optim.data_shares import DataShares, Prepared
 from pathspace.optim.replicas import mean_over_replicas, rank_and_size
-from pathspace.paths.chain_shares import ChainShares, chain_shares
-from pathspace.paths.data_dependent import (
-    EXACT_UNITS,
-    Estimator,
-    Request,
-    Shares,
-    check_estimation,
-    check_finite,
-    fits,
-    in_float64,
-    kappa_shares,
-)
-from pathspace.paths.edge_statistics import Sharing
-from pathspace.paths.node_measure import Statistic, check_options, spread_of
-from pathspace.paths.recurrent_shares import recurrent_shares
+from pathspace.paths.chain_shares import ChainShares
+from pathspace.paths.data_dependent import Shares, check_finite, fits
 from pathspace.paths.safe_type import Measure, Surveyed, survey
 
-_AVERAGED = 0.9  # for random signs, if nothing else is asked for
-_ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """The terms of kappa found while the model ran, and what they hold for."""
-
-    shares: Shares | ChainShares
-    draws: int
-    versions: tuple[tuple[int, int], ...]
-
-
-class DataMetric(PathOptimizer):
+class DataMetric(DataShares):
     """Mixed into an optimizer in kappa's geometry, it puts the data-dependent kappa in the place of kappa."""
 
-    network: Network
-    alpha: float
-    statistic: Statistic
-    sharing: Sharing
-    estimator: Estimator
     steps_nearby = False  # its data runs through the model as it is
 
-    def _start(
-        self,
-        *,
-        alpha: float,
-        statistic: Statistic,
-        sharing: Sharing,
-        estimator: Estimator,
-        averaging: float | None,
-        seed: int,
-        examples: float | None,
-        watch: bool,
-        process_group: Any,
-    ) -> None:
-        check_options(alpha, statistic)
-        check_estimation(sharing, estimator, averaging, examples)
-        self.examples, self.process_group = examples, process_group
-        self.alpha, self.statistic, self.sharing = alpha, statistic, sharing
-        self.estimator, self.averaging, self.seed = estimator, averaging, seed
-        self._layers, self._chain_refresh = layers_of(self.network), ChainRefresh()
-        self._source: torch.Generator | None = None
-        self._recurrent = recurrent_chain_of(self.network) if self._layers is None else None
-        self._latest = self._watched_by(self, self.network, look=watch and alpha > 0)
-
-    def _watched_by(self, owner: DataMetric, network: Network, *, look: bool) -> LatestBatch:
-        """What looks at the calls of a model, for this optimizer or for a copy of it."""
-        short: Short | None = None
-        if self._layers is not None and self._is_for_chains():
-            own = self._summary_of(len(self._layers))  # the memory of one call
-            short = functools.partial(ChainWitness, network, self._layers, own)
-        elif self._recurrent is not None and self._is_for_recurrent_chains():
-            short = functools.partial(RecurrentWitness, network, self._recurrent)
-        hooks = owner._is_due, owner._how_many, owner._prepare
-        return LatestBatch(network, *hooks, self._summary_of(), short, look=look)
-
-    def _summary_of(self, count: int | None = None) -> Summary:
-        """What is wanted of the values of a node; of so many the results are kept, None: of all."""
-        compiled = getattr(self._plan, "summaries", None)
-        if compiled is None:
-            return functools.partial(spread_of, statistic=self.statistic)
-        return compiled(self.statistic, count)
-
-    def _is_for_chains(self) -> bool:
-        """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
-        layers = self._layers
-        if layers is None or self.sharing != "parameters":
-            return False
-        return self._draws_signs(sum(map(self._units, layers[-1:] if self.alpha == 1 else layers)))
-
-    def _is_for_recurrent_chains(self) -> bool:
-        """Whether ``recurrent_shares`` finds it."""
-        chain = self._recurrent
-        if chain is None:
-            return False
-        units = self._units(chain.readout) * (chain.steps if chain.every else 1)
-        if self.alpha < 1:
-            units += chain.steps * sum(map(self._units, chain.cells))
-        return self._draws_signs(units)
-
-    def _units(self, layer: Layer | Cell) -> int:
-        return len(self.network.parameters[layer.weight])
-
-    def _draws_signs(self, units: int) -> bool:
-        signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
-        return signs and self._pairs is None
-
-    def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
-
-        Args:
-            args: what the model is called with.
-            kwargs: likewise.
-        """
-        self._latest.give(args, kwargs)
-
-    def close(self) -> None:
-        """Remove the hook by which the optimizer sees batches; from then on they come by :meth:`observe` alone."""
-        self._latest.remove()
-
-    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        if name == "process_group":
-            return value
-        if name == "_source":
-            return None
-        if name != "_latest":
-            return super()._copied(name, value, memo)
-        return self._watched_by(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
+    def _start(self, **options: Any) -> None:
+        super()._start(**options)
+        self._chain_refresh = ChainRefresh()
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
         prepared = self._prepared_chain() if self.alpha > 0 else None
@@ -181,7 +60,7 @@ class DataMetric(PathOptimizer):
             return None
         states = {name: self.state[p] for p, name in names.items()}
         gauges = {name: self._gauges[p] for p, name in names.items()}
-        decay = _AVERAGED if self.averaging is None else self.averaging
+        decay = AVERAGED if self.averaging is None else self.averaging
         made = self._chain_refresh.refreshed(prepared.shares, states, gauges, self.alpha, decay, self._memory)
         if made is None:
             return None
@@ -193,9 +72,6 @@ class DataMetric(PathOptimizer):
         for name, new in kept.items():
             self.keep_average(name, new)
         return found, [means[name] for name in own]
-
-    def _is_current(self, prepared: Prepared, draws: int) -> bool:
-        return prepared.draws == draws and prepared.versions == self._versions()
 
     def _kappa(self, names: Sequence[str], measure: Measure) -> Surveyed:
         if self.alpha == 0:
@@ -276,7 +152,7 @@ class DataMetric(PathOptimizer):
 
     def decay_of(self, shares: Shares) -> float:
         """The decay of the average of data."""
-        return (_AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+        return (AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
 
     def keep_average(self, name: str, new: dict[str, Any]) -> None:
         """Put new averages in a state; the memory of the old one is that of the next statistic."""
@@ -293,102 +169,3 @@ class DataMetric(PathOptimizer):
     def _moderate(self, found: Surveyed) -> bool:
         """Whether the means of kappa, which rescaling does not change, are far from the ends of float32."""
         return found.moderate or all(value.dtype == torch.float64 for value in found.values.values())
-
-    def _is_wide(self) -> bool:
-        """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
-        states = self.state
-        for p in self.network.parameters.values():
-            state = states.get(p)
-            average = None if state is None else state.get("data_average")
-            if average is not None and average.dtype == torch.float64:
-                return all(q.dtype != torch.float64 for q in self.network.parameters.values())
-        return False
-
-    def _batch(self) -> Arguments:
-        assert self._latest.inputs is not None
-        return first_examples(self.network, self._latest.inputs, self.examples)
-
-    def _draws(self, names: Iterable[str]) -> int:
-        """How often signs were drawn."""
-        states, parameters, most = self.state, self.network.parameters, 0
-        for name in names:
-            state = states.get(parameters[name])
-            most = most if state is None else max(most, state.get("draws", 0))
-        return most
-
-    def _shares_in_float64(self, names: Sequence[str], draws: int) -> Shares:
-        return self._shares(in_float64(self.network, self._batch()), names, draws, {})
-
-    def _request(self, draws: int) -> Request:
-        # an example that is left out may be the only one that uses a weight: the average has to know it
-        decay = _AVERAGED if self.averaging is None else self.averaging
-        part = draws >= _ENOUGH and decay >= _AVERAGED
-        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self._pairs, part)
-
-    def _shares(
-        self, found: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
-    ) -> Shares:
-        generator, memory = self._generator(draws), self._memory if memory is None else memory
-        return kappa_shares(self.network, found, self._request(draws), generator, names, memory)
-
-    def _generator(self, draws: int) -> torch.Generator:
-        """What draws the signs of a refresh."""
-        device = next(iter(self.network.parameters.values())).device
-        # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
-        far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
-        if self._source is None or self._source.device != device:
-            self._source = torch.Generator(device)
-        return self._source.manual_seed((far + draws) % 2**32)
-
-    # -- the model's own call -------------------------------------------------------------------------------------
-
-    def _own_names(self) -> list[str]:
-        known = self.network.names_by_id
-        given = (p for group in self.param_groups for p in group["params"])
-        return [known[id(p)] for p in given if id(p) in known]
-
-    def _versions(self) -> tuple[tuple[int, int], ...]:
-        """What changes when a parameter of the network does."""
-        return tuple((p._version, p.data_ptr()) for p in self.network.parameters.values())
-
-    def _is_between(self) -> bool:
-        """Whether the next step is known to need no new metric."""
-        return False
-
-    def _is_due(self) -> bool:
-        """Whether the next step will need a new metric."""
-        if self._is_between():
-            return False
-        every, states = self.refresh_every, self.state
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = states.get(p)
-                if state is None or state.get("age", 0) % every == 0:
-                    return not self._is_wide()
-        return False
-
-    def _how_many(self, count: int) -> int:
-        """How many of so many examples the metric looks at."""
-        return how_many(count, self.examples)
-
-    def _prepare(self, found: Found) -> Prepared | None:
-        """Compute the metric from what the model's own call showed."""
-        draws = self._draws(self.network.parameters)
-        shares: Shares | ChainShares
-        if isinstance(found, ChainPass):
-            if not self._is_for_chains():
-                return None  # an option was changed
-            compute = getattr(self._plan, "chain_shares", chain_shares)
-            shares = compute(found, self._request(draws), self._generator(draws), self._memory)
-        elif isinstance(found, RecurrentPass):
-            if not self._is_for_recurrent_chains():
-                return None
-            compute = getattr(self._plan, "recurrent_shares", recurrent_shares)
-            request, names = self._request(draws), self._own_names()
-            shares = compute(found, request, self._generator(draws), names, self._memory)
-        else:
-            shares = self._shares(found, self._own_names(), draws)
-        return Prepared(shares, draws, self._versions())
-
-    _pairs: Callable[[Network, Replay], dict[str, str]] | None = None
-    """Finds the parameters whose products with another one are wanted too."""

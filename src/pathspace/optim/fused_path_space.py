@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pathspace.fused import path_space as loops
 from pathspace.network.devices import cpu_by_default
+from pathspace.optim.clipping import clip_factor
 from pathspace.optim.network_optimizer import Active
-from pathspace.optim.path_optimizer import clip_factor
 from pathspace.optim.path_space import PathSpaceOptimizer
 from pathspace.paths.chart import Chart, Ends, Measure, chart
 from pathspace.paths.slots import Index

@@ -19,16 +19,11 @@ from torch import Tensor
 from pathspace.fused import adam, descent
 from pathspace.fused.plan import Plan
 from pathspace.network.squares import Outer
+from pathspace.optim.clipping import clip_factor
 from pathspace.optim.data_plan import DataPlan
+from pathspace.optim.metric_state import Metric, gauge_of, keep, kept
 from pathspace.optim.network_optimizer import Active
-from pathspace.optim.path_optimizer import (
-    Metric,
-    PathOptimizer,
-    clip_factor,
-    gauge_of,
-    keep,
-    kept,
-)
+from pathspace.optim.path_optimizer import PathOptimizer
 from pathspace.optim.same_states import SameStates
 
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}

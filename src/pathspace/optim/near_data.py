@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pathspace.network.chain import ChainPass
 from pathspace.network.replay import Replay, replay
-from pathspace.optim.data_metric import DataMetric, Prepared
+from pathspace.optim.data_metric import DataMetric
+from pathspace.optim.data_shares import Prepared
 from pathspace.paths.chain_shares import ChainShares
 from pathspace.paths.data_dependent import Shares, in_float64
 

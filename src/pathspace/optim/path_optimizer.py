@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from pathspace.network import Network
 from pathspace.network.precision import full_precision
 from pathspace.network.squares import Outer
 from pathspace.optim.compiled import plan_of
+from pathspace.optim.metric_state import Metric, check_places, drop, forget_start, gauge_of, keep, kept
 from pathspace.optim.near_member import Nearby, far_scales
 from pathspace.optim.network_optimizer import (
     Active,
@@ -41,15 +41,6 @@ if TYPE_CHECKING:
     from pathspace.optim.fused_step import FusedStep
 
 Normalization = Literal["refreshed", "frozen", "none"]
-
-
-@dataclass(slots=True)
-class Metric:
-    """What the gradient of a parameter is divided by: values / normalizer."""
-
-    values: Any  # a tensor, or an Outer where the optimizer is ``factored``; zeros replaced by infinity
-    normalizer: float
-    folded: Tensor | None = None  # the product of both factors, where one is a number, once it is known
 
 
 class PathOptimizer(NetworkOptimizer):
@@ -353,71 +344,3 @@ class PathOptimizer(NetworkOptimizer):
             inverse = gauge_of(state).damping(p.shape, kappa.dtype)
             kappa.add_(inverse, alpha=self.damping * state["mean"])
         return kappa
-
-
-def check_places(states: Mapping[Tensor, dict[str, Any]]) -> None:
-    """Refuse a model that was moved after the optimizer had taken steps; the first parameter tells.
-
-    Raises:
-        RuntimeError: it was.
-    """
-    p, state = next(iter(states.items()), (None, {}))
-    gauge = state.get("gauge_rows")
-    if p is not None and gauge is not None and gauge.device != p.device:
-        raise RuntimeError(
-            f"the parameters are on {p.device} and the optimizer's state is on {gauge.device}: the model was moved "
-            "after the optimizer had taken steps; let the state follow with "
-            "optimizer.load_state_dict(optimizer.state_dict())"
-        )
-
-
-def keep(state: dict[str, Any], metric: Metric) -> None:
-    """Keep a metric until the next is due."""
-    state["age"] = 1
-    if isinstance(metric.values, Outer):
-        state["kappa_rows"], state["kappa_columns"] = (
-            _alone(metric.values.rows),
-            _alone(metric.values.columns),
-        )
-        state.pop("kappa", None)
-    else:
-        state["kappa"] = _alone(metric.values)
-        state.pop("kappa_rows", None)
-
-
-def drop(state: dict[str, Any]) -> None:
-    """Let a kept metric go before the next one is computed, so that there are never two of them in memory."""
-    for key in ("kappa", "kappa_rows", "kappa_columns"):
-        if key in state:
-            del state[key]
-            state["age"] = 0
-
-
-def forget_start(state: dict[str, Any]) -> None:
-    """Let go of what belongs to a first step that was refused: the weights may be others when it is taken."""
-    if "normalizer" not in state:
-        for key in ("gauge_rows", "gauge_columns", "scales"):
-            state.pop(key, None)
-
-
-def _alone(t: Tensor) -> Tensor:
-    """The tensor, without the rest of what it is a part of: one step of a sequence must not keep all of them."""
-    return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
-
-
-def kept(state: dict[str, Any]) -> Metric:
-    """The metric that was kept."""
-    if "kappa_rows" in state:
-        return Metric(Outer(state["kappa_rows"], state["kappa_columns"]), state["normalizer"])
-    return Metric(state["kappa"], state["normalizer"])
-
-
-def gauge_of(state: dict[str, Any]) -> Gauge:
-    """The gauge that a parameter's state keeps from the first step."""
-    return Gauge(state["gauge_rows"], state["gauge_columns"])
-
-
-def clip_factor(square: float, largest: float) -> float:
-    """What scales a gradient of squared norm ``square`` down to norm ``largest``; 1 if it is not longer."""
-    # a norm that is not a number must show in the parameters, not vanish in a comparison
-    return 1.0 if square <= largest**2 else largest / math.sqrt(square) if square == square else square

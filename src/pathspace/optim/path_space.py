@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
+from pathspace.optim.clipping import clip_factor
 from pathspace.optim.compiled import path_space_step
 from pathspace.optim.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.network_optimizer import (
@@ -29,7 +30,6 @@ from pathspace.optim.network_optimizer import (
     check_not_negative,
     evaluated,
 )
-from pathspace.optim.path_optimizer import clip_factor
 from pathspace.paths.chart import Measure, chart
 from pathspace.paths.frame import Frame
 from pathspace.paths.norm import widened

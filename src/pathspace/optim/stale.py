@@ -10,7 +10,7 @@ from pathspace.network.squares import Outer
 from pathspace.optim.same_states import SameStates, States
 
 if TYPE_CHECKING:
-    from pathspace.optim.path_optimizer import Metric
+    from pathspace.optim.metric_state import Metric
 
 
 class Stale:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pathspace.network.squares import Outer
+from pathspace.optim.clipping import clip_factor
+from pathspace.optim.metric_state import Metric
 from pathspace.optim.path_metric import Gauge
-from pathspace.optim.path_optimizer import Metric, clip_factor
 from pathspace.paths.norm import widened
 
 
