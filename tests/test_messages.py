@@ -256,6 +256,30 @@ MISTAKES = {
         lambda: ps.rescaling.check_invariance(model(), torch.randn(3, 4), torch.sum, lambda *_: None),
         "make_optimizer must return an optimizer, got NoneType",
     ),
+    "an optimizer in the place of a function": (
+        lambda: checked(torch.optim.SGD(model().parameters(), 0.1)),
+        "make_optimizer must be a function of a model and its network, such as lambda .* got SGD",
+    ),
+    "an optimizer of the model outside": (
+        lambda: checked(lambda *_: torch.optim.SGD(model().parameters(), 0.1)),
+        "holds no parameter of the model that make_optimizer was given: make it from that model",
+    ),
+    "nothing to rescale": (
+        lambda: checked(adam, made=nn.Linear(4, 2)),
+        "0 unit classes.* has no unit class: nothing in it can be rescaled, and every optimizer would pass",
+    ),
+    "invariance of a network": (
+        lambda: checked(adam, made=traced()[1]),
+        "check_invariance needs an nn.Module, got Network",
+    ),
+    "a batch of none": (
+        lambda: checked(adam, x=X[:0]),
+        "gives no output to compare: give one example at least",
+    ),
+    "a loss that is a number": (
+        lambda: checked(adam, loss=lambda out: out.sum().item()),
+        "loss must return a tensor of one number, got float",
+    ),
     "a loss for each example": (
         lambda: ps.rescaling.check_invariance(
             model(), torch.randn(3, 4), lambda out: out, lambda m, n: ps.optim.PathSGD(m.parameters(), n)
@@ -263,6 +287,16 @@ MISTAKES = {
         r"loss must return a tensor of one number, got one of shape \(3, 2\)",
     ),
 }
+
+
+def adam(made, network):
+    return torch.optim.Adam(made.parameters(), 0.1)
+
+
+def checked(make_optimizer, made=None, x=None, loss=torch.sum):
+    made = model() if made is None else made
+    x = torch.randn(3, 4) if x is None else x
+    return ps.rescaling.check_invariance(made, x, loss, make_optimizer, steps=2)
 
 
 def plain_adam_state():

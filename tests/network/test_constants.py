@@ -143,7 +143,7 @@ def test_computes_the_sum_over_its_paths(name):
     torch.testing.assert_close(ours, call(model, inputs).reshape(ours.shape), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("plus a constant", "where or one")])
 def test_rescaling_is_bitwise_invisible_to_path_sgd(name):
     model, inputs, _ = made(name)
     network = ps.trace(model, inputs)

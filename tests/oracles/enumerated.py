@@ -53,11 +53,10 @@ def check_rescaling(model, inputs, makers) -> None:
     rescaled = copy.deepcopy(model)
     network, before = ps.trace(rescaled, inputs), call(model, inputs)
     ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
-    if network.num_classes:
-        assert any(
-            not torch.equal(a, b) for a, b in zip(model.parameters(), rescaled.parameters(), strict=True)
-        )
     assert torch.equal(call(rescaled, inputs), before)
+    if not network.num_classes:
+        return  # nothing to see
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), rescaled.parameters(), strict=True))
     for make in makers:
         report = ps.rescaling.check_invariance(
             model,

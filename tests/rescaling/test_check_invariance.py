@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,13 +50,53 @@ def test_fails_methods_that_depend_on_the_scales(case, make_optimizer):
     assert report.differs_from_sgd is (make_optimizer is adam)
 
 
-def test_fails_a_step_that_is_none():
-    """An optimizer whose update loop never runs is invariant and useless: it is plain SGD, or nothing."""
+class Idle(torch.optim.SGD):
+    """An update loop that never runs, as over a generator that was read once."""
 
-    def idle(model, network):
-        return torch.optim.SGD(model.parameters(), lr=0.0)
+    def step(self, closure=None):
+        return closure
 
-    assert not check(BY_NAME["mlp"], idle, steps=5).passed
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.0), lambda p: Idle(p, lr=0.05)])
+def test_fails_a_step_that_is_none(make):
+    """It is invariant and useless: plain SGD at a rate of 0, or nothing at all."""
+    report = check(BY_NAME["mlp"], lambda m, _: make(m.parameters()), steps=5)
+    assert report.outputs_equal
+    assert not report.moved
+    assert not report.passed
+    assert not report.within(1.0)
+
+
+def test_gives_a_closure_to_an_optimizer_that_asks_for_one():
+    report = check(BY_NAME["mlp"], lambda m, _: torch.optim.LBFGS(m.parameters(), lr=0.01), steps=2)
+    assert report.moved
+    assert not report.outputs_equal
+
+
+def test_compares_the_outputs_that_are_picked():
+    """A model may return what no one can look into, and states that change with the scale."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = BY_NAME["mlp"].model()
+
+        def forward(self, x):
+            h = self.inner[0](x)
+            return SimpleNamespace(state=h, scores=self.inner[1:](h))
+
+    def report(make_optimizer):
+        return ps.rescaling.check_invariance(
+            Wrapped(),
+            BY_NAME["mlp"].example(4),
+            lambda r: r.scores.square().mean(),
+            make_optimizer,
+            steps=3,
+            output=lambda r: r.scores,
+        )
+
+    assert report(path_sgd).passed
+    assert not report(adam).outputs_equal
 
 
 def test_arbitrary_factors_are_compared_to_rounding():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network, trace
-from pathspace.network.returned import tensors_in
 from pathspace.network.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
@@ -27,6 +27,7 @@ class InvarianceReport:
         largest_weight_difference: largest absolute difference of those, relative to each parameter's largest element.
         differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate.
         finite: whether all outputs stayed finite.
+        moved: whether the steps changed a parameter at all.
     """
 
     steps: int
@@ -36,16 +37,21 @@ class InvarianceReport:
     largest_weight_difference: float
     differs_from_sgd: bool
     finite: bool
+    moved: bool = True
 
     @property
     def passed(self) -> bool:
-        """Bitwise the same function and weights along the way, finite, and not by being plain SGD."""
-        return self.outputs_equal and self.weights_equal and self.differs_from_sgd and self.finite
+        """Bitwise the same function and weights along the way, finite, and not by standing still or being plain SGD."""
+        return self.outputs_equal and self.weights_equal and self._tells
+
+    @property
+    def _tells(self) -> bool:
+        return self.moved and self.differs_from_sgd and self.finite
 
     def within(self, tolerance: float) -> bool:
         """Like ``passed``, with relative differences up to ``tolerance`` (for factors that are no powers of two)."""
         largest = max(self.largest_output_difference, self.largest_weight_difference)
-        return self.finite and self.differs_from_sgd and largest <= tolerance
+        return self._tells and largest <= tolerance
 
 
 def check_invariance(
@@ -66,7 +72,8 @@ def check_invariance(
         model: the network; it is copied, not changed.
         example_input: the batch both copies are trained on: a tensor, a tuple of arguments or a dict of them.
         loss: from what the model returns to a scalar.
-        make_optimizer: from a model and its traced network to an optimizer of the model's parameters.
+        make_optimizer: from a model and its traced network, which are copies, to an optimizer of the model's
+            parameters. One that asks for a closure, as LBFGS does, is given one.
         steps: optimizer steps.
         low: smallest rescaling factor.
         high: largest rescaling factor.
@@ -79,8 +86,9 @@ def check_invariance(
 
     Raises:
         UntraceableError: the model cannot be traced.
-        TypeError: ``make_optimizer`` returns no optimizer.
-        ValueError: ``steps`` is less than 1, or the loss is not one number.
+        TypeError: ``make_optimizer`` is no function or returns no optimizer, or the loss is no tensor.
+        ValueError: ``steps`` is less than 1, the network has no unit class to rescale, the optimizer has no parameter
+            of the model that it was given, the loss is not one number, or there is no output to compare.
 
     Example:
         >>> import torch, pathspace as ps
@@ -93,9 +101,20 @@ def check_invariance(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"check_invariance needs an nn.Module, got {type(model).__name__}")
+    if isinstance(make_optimizer, torch.optim.Optimizer) or not callable(make_optimizer):
+        raise TypeError(
+            "make_optimizer must be a function of a model and its network, such as lambda m, network: "
+            f"torch.optim.Adam(m.parameters()); got {type(make_optimizer).__name__}"
+        )
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
     ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
+    if not networks[0].num_classes:
+        raise ValueError(
+            f"{networks[0]} has no unit class: nothing in it can be rescaled, and every optimizer would pass"
+        )
     factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
     for optimizer in optimizers:
@@ -104,13 +123,22 @@ def check_invariance(
     rates = {id(p): g["lr"] for g in optimizers[0].param_groups for p in g["params"]}
     names = {id(p): name for name, p in ours.named_parameters()}
     by_name = {names[i]: float(rate) for i, rate in rates.items() if i in names}
+    if not by_name:
+        raise ValueError(
+            "the optimizer holds no parameter of the model that make_optimizer was given: make it from that model and "
+            "that network, which are copies"
+        )
 
     output_difference, equal, finite = 0.0, True, True
     for step in range(steps):
         outputs = []
-        for m, optimizer in zip((ours, rescaled), optimizers, strict=True):
-            outputs.append(_step(m, example_input, loss, optimizer, seed + step))
-        ours_flat, rescaled_flat = (flat.double() for flat in outputs)
+        for m, network, optimizer in zip((ours, rescaled), networks, optimizers, strict=True):
+            output = _step(m, example_input, loss, optimizer, seed + step)
+            # a model may also return hidden states, which do change with the scale
+            outputs.append(torch.cat([t.detach().double().reshape(-1) for t in network.returned(output)]))
+            if not outputs[-1].numel():
+                raise ValueError("the example gives no output to compare: give one example at least")
+        ours_flat, rescaled_flat = outputs
         finite = finite and bool(torch.isfinite(ours_flat).all() and torch.isfinite(rescaled_flat).all())
         equal = equal and torch.equal(ours_flat, rescaled_flat)
         difference = (ours_flat - rescaled_flat).abs().max() / ours_flat.abs().max().clamp_min(1e-300)
@@ -135,6 +163,7 @@ def check_invariance(
         largest_output_difference=output_difference,
         weights_equal=weights_equal,
         largest_weight_difference=weight_difference,
+        moved=_differ(ours, model),
         differs_from_sgd=_differs_from_sgd(ours, plain, by_name, example_input, loss, seed, steps),
         finite=finite,
     )
@@ -152,21 +181,39 @@ def _step(
     loss: Callable[[Any], Tensor],
     optimizer: torch.optim.Optimizer,
     seed: int,
-) -> Tensor:
-    """One optimizer step; returns the outputs before it, as one vector."""
-    optimizer.zero_grad()
+) -> Any:
+    """One optimizer step; returns what the model returned before it."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        output = _call(model, example_input)
-    value = loss(output)
-    if value.numel() != 1:
-        shape = tuple(value.shape)
-        raise ValueError(f"loss must return a tensor of one number, got one of shape {shape}; take its mean")
-    value.backward()
-    optimizer.step()
-    # A model may also return hidden states, which do change with the scale: its outputs come first.
-    return tensors_in(output)[0].detach().reshape(-1)
+    outputs = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            outputs.append(_call(model, example_input))
+        value = loss(outputs[-1])
+        if not isinstance(value, Tensor):
+            raise TypeError(f"loss must return a tensor of one number, got {type(value).__name__}")
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            raise ValueError(
+                f"loss must return a tensor of one number, got one of shape {shape}; take its mean"
+            )
+        value.backward()
+        return value
+
+    asked = inspect.signature(optimizer.step).parameters.get("closure")
+    if asked is not None and asked.default is inspect.Parameter.empty:
+        optimizer.step(closure)  # type: ignore[call-overload]
+    else:
+        closure()
+        optimizer.step()
+    return outputs[0]
+
+
+def _differ(a: nn.Module, b: nn.Module) -> bool:
+    """Whether a parameter of two copies of a model is not the same."""
+    return any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def _differs_from_sgd(
@@ -183,5 +230,4 @@ def _differs_from_sgd(
     sgd = torch.optim.SGD(groups, lr=0.1)
     for step in range(steps):
         _step(plain, example_input, loss, sgd, seed + step)
-    pairs = zip(trained.parameters(), plain.parameters(), strict=True)
-    return any(not torch.equal(a, b) for a, b in pairs)
+    return _differ(trained, plain)
