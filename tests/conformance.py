@@ -35,10 +35,25 @@ class Entry:
     separable: bool = True
     # length of the runs that show invariance
     steps: int = 100
-    # whether invariance under arbitrary factors is checked on every network, or only on two
+    # whether invariance is checked on every network, or only on the small ones
     thorough: bool = True
     # how far rounding may be amplified there
     rounding: float = 1e-12
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.name.split()[0]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no options but learning rates, and compiled loops."""
+        return self.name in (self.kind, f"{self.kind} fused")
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it asks for compiled loops."""
+        return "fused" in self.name
 
     def __str__(self) -> str:
         return self.name
@@ -173,7 +188,9 @@ REGISTRY = [
     ),
     *(
         [
-            _path_sgd("fused", fused=True, plain={}, thorough=True),
+            _path_sgd(
+                "fused", fused=True, plain={}
+            ),  # other networks than the small ones are left to the tape
             _path_sgd(
                 "fused, everything",
                 fused=True,

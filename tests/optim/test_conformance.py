@@ -29,17 +29,47 @@ DEPENDENT = [entry for entry in REGISTRY if not entry.invariant]
 THOROUGH = [entry for entry in INVARIANT if entry.thorough]
 SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
 
+# Of every class, with and without compiled loops, the rule as it is and one with most of its options at once: what an
+# option adds is in the latter too, where it meets others. The steps between two refreshes have code of their own, which
+# takes over without clipping. One rule of each class is enough for what no option has a part in.
+FULL = [entry for entry in REGISTRY if entry.name.endswith("everything")]
+MANY = [entry for entry in REGISTRY if entry.is_plain or entry in FULL or entry.name == "PathSGD stale"]
+ONE_OF_EACH = list({e.kind: e for e in sorted(MANY, key=lambda e: e.is_fused, reverse=True)}.values())
 
-@pytest.fixture(params=REGISTRY, ids=str)
-def entry(request):
-    return request.param
+ALL = pytest.mark.parametrize("entry", REGISTRY, ids=str)
+MOST = pytest.mark.parametrize("entry", MANY, ids=str)
+EACH = pytest.mark.parametrize("entry", ONE_OF_EACH, ids=str)
+
+
+def on_networks(entries):
+    """Rules as they are, and those with many options, on all networks; others on the small ones.
+
+    Options act on the gradient and the metric of one parameter, whatever network these come from; and compiled loops
+    for kappa leave all but the small networks to the tape.
+    """
+    known = [e for e in (*THOROUGH, *FULL) if not (e.is_fused and e.kind in ("PathSGD", "PathAdam"))]
+    pairs = [(e, case) for e in entries for case in INVARIANCE if e in known or case in SMALL]
+    return pytest.mark.parametrize(("entry", "case"), pairs, ids=str)
+
+
+@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+def test_compiled_loops_leave_other_networks_to_the_tape(case):
+    pytest.importorskip("numba")
+    model = case.model()
+    fused = ps.optim.PathSGD(model.parameters(), trace(case, model), fused=True).fused
+    assert fused == (case.name in ("mlp", "rnn"))
+
+
+def test_every_class_and_every_variant_takes_part():
+    names = {name for name in ps.optim.__all__ if isinstance(getattr(ps.optim, name), type)}
+    assert {entry.kind for entry in REGISTRY} == {entry.kind for entry in ONE_OF_EACH} == names
+    assert {entry.kind for entry in FULL} == names
 
 
 # --- invariance ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", INVARIANCE, ids=str)
-@pytest.mark.parametrize("entry", INVARIANT, ids=str)
+@on_networks(INVARIANT)
 def test_is_bitwise_invariant_under_powers_of_two(entry, case):
     apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes))
     assert apart.finite
@@ -100,7 +130,7 @@ def test_suite_tells_methods_that_depend_on_the_scales(control, case):
 # --- its step ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", INVARIANCE, ids=str)
+@on_networks(REGISTRY)
 def test_step_differs_from_that_of_plain_sgd(entry, case):
     assert steps_cosine(entry, case) < 0.999
 
@@ -111,7 +141,11 @@ def test_suite_tells_plain_sgd_and_idleness():
     assert steps_cosine(idle, BY_NAME["mlp"]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize(
+    ("entry", "case"),
+    [(e, c) for e in REGISTRY for c in SMALL if c == SMALL[0] or e in MANY],
+    ids=str,
+)
 def test_descends(entry, case):
     run = start(entry, case, torch.float64)
     example = run.example()
@@ -124,6 +158,7 @@ def test_descends(entry, case):
     assert loss() < before
 
 
+@MOST
 def test_leaves_gradients_and_random_state_alone(entry):
     run = start(entry, BY_NAME["stacked bidirectional rnn"])
     run.advance(2)
@@ -142,6 +177,7 @@ def test_leaves_gradients_and_random_state_alone(entry):
     assert_close(dict(run.model.named_buffers()), buffers, rtol=0, atol=0)
 
 
+@MOST
 def test_works_in_place(entry):
     run = start(entry, BY_NAME["mlp"])
     parameters = [(p, p.data_ptr()) for p in run.model.parameters()]
@@ -149,6 +185,7 @@ def test_works_in_place(entry):
     assert [(p, p.data_ptr()) for p in run.model.parameters()] == parameters
 
 
+@MOST
 @pytest.mark.parametrize("name", ["mlp", "rnn"])
 def test_parameters_without_gradient_are_untouched(entry, name):
     run = start(entry, BY_NAME[name])
@@ -168,6 +205,7 @@ def test_parameters_without_gradient_are_untouched(entry, name):
     assert others
 
 
+@MOST
 def test_frozen_parameters_are_untouched(entry):
     case = BY_NAME["mlp"]
     model = case.model()
@@ -186,6 +224,7 @@ def test_frozen_parameters_are_untouched(entry):
 # --- the interface of torch.optim ----------------------------------------------------------------------
 
 
+@MOST
 def test_closures_return_the_loss_and_do_the_same(entry):
     case = BY_NAME["rnn"]
     by_hand, closed = start(entry, case), start(entry, case)
@@ -198,6 +237,7 @@ def test_closures_return_the_loss_and_do_the_same(entry):
     assert_close(by_hand.weights(), closed.weights(), rtol=0, atol=0)
 
 
+@MOST
 def test_maximizing_the_negative_is_minimizing(entry):
     case = BY_NAME["rnn"]
     down = start(entry, case).advance(5)
@@ -207,6 +247,7 @@ def test_maximizing_the_negative_is_minimizing(entry):
     assert not torch.equal(wrong.weights()["rnn.weight_hh_l0"], down.weights()["rnn.weight_hh_l0"])
 
 
+@MOST
 def test_schedulers_change_the_rate(entry):
     case = BY_NAME["mlp"]
     scheduled, by_hand, constant = (start(entry, case) for _ in range(3))
@@ -222,6 +263,7 @@ def test_schedulers_change_the_rate(entry):
     assert not torch.equal(scheduled.weights()["0.weight"], constant.weights()["0.weight"])
 
 
+@EACH
 def test_one_cycle_schedules_run(entry):
     run = start(entry, BY_NAME["mlp"])
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -233,6 +275,7 @@ def test_one_cycle_schedules_run(entry):
     assert run.optimizer.param_groups[0]["lr"] < 1e-4
 
 
+@MOST
 def test_groups_have_rates_of_their_own(entry):
     case = BY_NAME["mlp"]
     model = case.model()
@@ -251,6 +294,7 @@ def test_groups_have_rates_of_their_own(entry):
         assert not torch.equal(model.get_parameter(name), before[name])
 
 
+@MOST
 def test_groups_do_not_change_the_step(entry):
     if not entry.separable:
         pytest.skip("this rule looks at each group by itself")
@@ -265,6 +309,7 @@ def test_groups_do_not_change_the_step(entry):
     assert_close(apart.weights(), together.weights(), rtol=1e-6, atol=1e-7)
 
 
+@MOST
 def test_groups_may_be_added(entry):
     case = BY_NAME["mlp"]
     model = case.model()
@@ -280,6 +325,7 @@ def test_groups_may_be_added(entry):
     assert changed == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+@EACH
 def test_named_parameters_are_accepted(entry):
     case = BY_NAME["mlp"]
     plain = start(entry, case).advance(3)
@@ -292,7 +338,11 @@ def test_named_parameters_are_accepted(entry):
 # --- outside the network -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("added_later", [False, True], ids=["at once", "added later"])
+@pytest.mark.parametrize(
+    ("entry", "added_later"),
+    [(e, later) for e in REGISTRY for later in (False, True) if not later or e in MANY],
+    ids=str,
+)
 def test_parameters_outside_follow_the_plain_rule(entry, added_later):
     """A temperature that multiplies the loss is no part of the network, and is not skipped."""
     case = BY_NAME["mlp"]
@@ -319,6 +369,7 @@ def test_parameters_outside_follow_the_plain_rule(entry, added_later):
         assert_close(ours, theirs)
 
 
+@MOST
 def test_gradients_may_be_reused(entry):
     """Zeroing gradients in place gives the same run: nothing that is kept shares memory with them."""
 
@@ -336,6 +387,7 @@ def test_gradients_may_be_reused(entry):
     assert_close(weights(True), weights(False), rtol=0, atol=0)
 
 
+@MOST
 def test_modules_left_outside_are_trained(entry):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     x = torch.randn(5, 3)
@@ -354,8 +406,14 @@ def test_modules_left_outside_are_trained(entry):
 # --- resuming ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("through_file", [False, True], ids=["state", "file"])
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize(
+    ("entry", "case", "through_file"),
+    [
+        *((e, SMALL[0], True) for e in REGISTRY),  # a file holds what a state does
+        *((e, case, False) for e in MANY for case in SMALL[1:]),
+    ],
+    ids=str,
+)
 def test_resumes_exactly(entry, case, through_file):
     whole = start(entry, case).advance(11)
     part = start(entry, case).advance(5)
@@ -364,6 +422,7 @@ def test_resumes_exactly(entry, case, through_file):
     assert all(torch.equal(a, b) for a, b in zip(whole.outputs[5:], rest.outputs, strict=True))
 
 
+@MOST
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_resumes_exactly_in_half_precision(entry, dtype):
     """What is kept in float32 for half-precision parameters must come back in float32."""
@@ -375,12 +434,14 @@ def test_resumes_exactly_in_half_precision(entry, dtype):
     assert_close(rest.optimizer.state_dict(), whole.optimizer.state_dict(), rtol=0, atol=0)
 
 
+@EACH
 def test_resumes_with_the_saved_rate(entry):
     run = start(entry, BY_NAME["mlp"]).advance(2)
     run.optimizer.param_groups[0]["lr"] = 0.0123
     assert resumed(run, entry, through_file=True).optimizer.param_groups[0]["lr"] == 0.0123
 
 
+@MOST
 def test_resumes_before_the_first_step(entry):
     case = BY_NAME["mlp"]
     fresh = resumed(start(entry, case), entry, through_file=True).advance(3)
@@ -390,7 +451,16 @@ def test_resumes_before_the_first_step(entry):
 # --- awkward parameters --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["nothing enters", "nothing leaves", "both"])
+@pytest.mark.parametrize(
+    ("entry", "side"),
+    [
+        (e, side)
+        for e in REGISTRY
+        for side in ("nothing enters", "nothing leaves", "both")
+        if side == "both" or e in MANY
+    ],
+    ids=str,
+)
 def test_dead_units_do_no_harm(entry, side):
     """kappa = 0 and a gradient of 0: the step is 0, and every other weight moves on."""
     model = mlp(3, 5, 4, 2)
@@ -412,6 +482,7 @@ def test_dead_units_do_no_harm(entry, side):
     assert not torch.equal(model[0].weight[0], start_weight[0])
 
 
+@ALL
 def test_a_start_of_zeros_does_no_harm(entry):
     model = mlp(3, 4, 2)
     with torch.no_grad():
@@ -427,6 +498,7 @@ def test_a_start_of_zeros_does_no_harm(entry):
     assert model[2].bias.abs().min() > 0
 
 
+@MOST
 def test_parameters_need_not_be_contiguous(entry):
     def build(transposed):
         torch.manual_seed(0)
@@ -450,6 +522,7 @@ def test_parameters_need_not_be_contiguous(entry):
     assert models[1][0].weight.stride() == (1, 4)
 
 
+@EACH
 @pytest.mark.parametrize("name", ["siamese", "same layer twice", "tied autoencoder", "tied characters"])
 def test_shared_parameters_are_stepped_once(entry, name):
     """Whatever the ways to a shared parameter, it is one, and its step is one."""
@@ -462,6 +535,7 @@ def test_shared_parameters_are_stepped_once(entry, name):
     assert_close(once.weights(), listed_by_name.weights(), rtol=0, atol=0)
 
 
+@EACH
 def test_sparse_gradients_are_refused(entry):
     class Sparse(nn.Module):
         def __init__(self):
@@ -481,6 +555,7 @@ def test_sparse_gradients_are_refused(entry):
     assert torch.equal(model.out.weight, before)
 
 
+@EACH
 @pytest.mark.parametrize("bad", [{"lr": -0.1}])
 def test_impossible_rates_are_refused(entry, bad):
     run = start(entry, BY_NAME["mlp"])
