@@ -47,8 +47,13 @@ def start_for(method: str) -> str:
     return "rescaled" if METHODS[method].model in ("", *RESCALABLE) else "default"
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("method", "momentum"),
+    [
+        *((method, 0.9) for method in METHODS),
+        *((method, 0.0) for method in ("sgd", "path-sgd", "g-sgd", "ddp-sgd")),
+    ],
+)
 def test_a_killed_run_resumes_exactly(
     tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, momentum: float
 ) -> None:
@@ -119,8 +124,16 @@ def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, t
     assert not same(one, run(tiny_config(seed=1), tiny_task))
 
 
-@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.invariant])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "clip_norm": 0.5}])
+CLIPPED = {"momentum": 0.9, "clip_norm": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, CLIPPED) for name, entry in METHODS.items() if entry.invariant),
+        *((name, {}) for name in ("path-sgd", "path-adam", "g-sgd", "ddp-sgd")),
+    ],
+)
 def test_invariant_methods_give_the_same_curve_from_a_rescaled_start(
     tiny_config: Config, tiny_task: Task, method: str, options: dict[str, float]
 ) -> None:

@@ -47,8 +47,17 @@ def test_without_a_batch_dimension_all_of_the_input_is_one_example():
     assert alone == pytest.approx(batched, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
-@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize(
+    ("case", "training"),
+    [
+        *((case, True) for case in ZOO),
+        *(
+            (BY_NAME[name], False)
+            for name in ("mlp", "batch norm", "stacked rnn with dropout", "language model")
+        ),
+    ],
+    ids=str,
+)
 def test_leaves_everything_untouched(case, training):
     model = case.model()
     model.train(training)

@@ -124,8 +124,21 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["mlp", "batch norm", "rnn", "stacked rnn", "tied characters"])
-@pytest.mark.parametrize("chosen", OPTIONS)
+TERMS = (
+    "default",
+    "second term",
+    "path decay with the second term",
+    "everything",
+)  # each network has its own
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        *((chosen, name) for chosen in OPTIONS for name in ("mlp", "rnn", "tied characters")),
+        *((chosen, name) for chosen in TERMS for name in ("batch norm", "stacked rnn")),
+    ],
+)
 def test_option_is_the_rule_written_out(chosen, name):
     case = BY_NAME[name]
     options = {"lr": 0.02} | OPTIONS[chosen]

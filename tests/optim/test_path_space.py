@@ -121,8 +121,14 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["largest", "cyclic", "random"])
-@pytest.mark.parametrize("case", [*UNTIED, *MODELS], ids=str)
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        *((case, rule) for case in (*UNTIED, *MODELS) for rule in ("largest", "random")),
+        *((BY_NAME[name], "cyclic") for name in ("mlp", "small resnet", "stacked bidirectional rnn")),
+    ],
+    ids=str,
+)
 def test_every_basis_path_takes_a_gradient_step(case, rule):
     """v_e <- v_e - lr dL/dv_e, with a rate at which some path loses or gains a third of its value."""
     model = case.model(torch.float64)
