@@ -89,6 +89,21 @@ def weight_normed():
     return made
 
 
+def observed():
+    made = model()
+    made[0].register_forward_hook(lambda *_: None)  # as an observer is
+    return made
+
+
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.scale = nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.scale * self.weight).relu()
+
+
 MISTAKES = {
     # --- tracing
     "a gated layer alone": (
@@ -99,6 +114,14 @@ MISTAKES = {
     "weight normalization": (
         lambda: ps.trace(weight_normed(), X),
         r"remove_parametrizations.*or leave '2' to the plain rule with outside=\['2'\]",
+    ),
+    "a model prepared for quantisation": (
+        lambda: ps.trace(observed(), X),
+        "'forward hook' in module '0'.*trace before a quantizer prepares the model",
+    ),
+    "rows times a learned scale": (
+        lambda: ps.trace(Scaled(), X),
+        "multiplies two parameters: what they make is no parameter.*one after the other",
     ),
     "a batch dimension too far": (
         lambda: ps.trace(model(), X, batch_dim=7),
@@ -143,6 +166,29 @@ MISTAKES = {
     ),
     "balancing a model": (lambda: ps.rescaling.balance_(model()), "needs a traced network, got Sequential"),
     "a skeleton of a model": (lambda: ps.paths.skeleton(model()), "needs a traced network, got Sequential"),
+    "paths of a model": (lambda: ps.paths.enumerate_paths(model()), "needs a traced network, got Sequential"),
+    "activity of a model": (lambda: ps.paths.activity(model(), X), "needs a traced network, got Sequential"),
+    "dead units of a list": (
+        lambda: ps.paths.dead_units([traced()[1]], X),
+        "needs a traced network, got list",
+    ),
+    "a basis of a model": (
+        lambda: ps.paths.basis_values(model(), ps.paths.skeleton(traced()[1])),
+        "needs a traced network, got Sequential",
+    ),
+    "paths in the place of a skeleton": (
+        lambda: ps.paths.express(*[n := traced()[1], ps.paths.enumerate_paths(n), ps.paths.skeleton(n)]),
+        r"skeleton must be one, from ps\.paths\.skeleton\(network\), got Paths",
+    ),
+    "dead units on no data": (lambda: ps.paths.dead_units(traced()[1], X[:0]), "the batch is empty"),
+    "degrees of freedom on no data": (
+        lambda: ps.paths.degrees_of_freedom(traced()[1], X[:0]),
+        "the batch is empty: give one example at least",
+    ),
+    "dead units on data with NaN": (
+        lambda: ps.paths.dead_units(traced()[1], X * torch.nan),
+        "outputs on the data are not finite: the data, or the weights, hold NaN",
+    ),
     "a rate in the network's place": (
         lambda: ps.optim.PathSGD(model().parameters(), 0.1),
         "needs a traced network, got float",

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
@@ -316,6 +317,23 @@ def test_stale_kappa_is_computed_as_often_as_asked(monkeypatch):
         steps.append(before - model[2].weight.detach())
     same = [bool(torch.allclose(a, b, rtol=1e-12, atol=0)) for a, b in itertools.pairwise(steps)]
     assert same == [True, True, True, False, True, True, True, False]
+
+
+def test_tells_of_parameters_that_it_cannot_move():
+    """A network traced with one time step has no path through the recurrent weights, and kappa = 0 is a step of 0."""
+    for steps, options, warns in ((1, {}, True), (1, {"damping": 0.01}, False), (2, {}, False)):
+        model = Recurrent(batch_first=True)
+        network = ps.trace(model, torch.zeros(1, steps, 2))
+        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1, **options)
+        before = model.rnn.weight_hh_l0.clone()
+        model(torch.randn(4, 5, 2)).square().mean().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        said = [str(w.message) for w in caught]
+        assert bool(said) is warns
+        assert torch.equal(before, model.rnn.weight_hh_l0) is warns
+        assert not warns or "does not move 'rnn.weight_hh_l0': gradients reach it, but no path" in said[0]
 
 
 def test_step_does_nothing_before_any_gradient():

@@ -5,7 +5,7 @@ Letters: kappa = path + alpha data (see ``paths.data_dependent``); a the decay o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ class DataMetric(DataShares):
     def _start(self, **options: Any) -> None:
         super()._start(**options)
         self._chain_refresh = ChainRefresh()
+
+    def _warn_of_unreached(self, names: Iterable[str]) -> None:
+        if self.alpha == 0:  # data leave zeros of their own
+            super()._warn_of_unreached(names)
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
         prepared = self._prepared_chain() if self.alpha > 0 else None

@@ -9,6 +9,7 @@ Letters: p parameter, g = dL/dp, kappa the path metric, c its normalizer, D = ka
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -258,6 +259,7 @@ class PathOptimizer(NetworkOptimizer):
         for (p, state), mean in zip(states.items(), means, strict=True):
             if due is states or p in due:
                 state["mean"] = mean if mean > 0 else 1.0
+        self._warn_of_unreached(name for name, mean in zip(names.values(), means, strict=True) if mean == 0)
         self._normalize(states)
         kappa = result.values
         factored = self.factored and not self.damping
@@ -275,6 +277,22 @@ class PathOptimizer(NetworkOptimizer):
                     # kappa takes the place of the square, which is not needed until the next one
                     self._memory.pop(name, None)
         return metrics
+
+    def _warn_of_unreached(self, names: Iterable[str]) -> None:
+        """Tell of parameters whose kappa is zero but not their gradient: the loss is no function of the traced outputs.
+
+        kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did when it was traced.
+        """
+        for name in names if not self.damping else ():
+            g = self.network.parameters[name].grad
+            if g is not None and bool(g.count_nonzero()):
+                kind = type(self).__name__
+                warnings.warn(
+                    f"{kind} does not move '{name}': gradients reach it, but no path of the network as it was traced "
+                    "does. If the example was shorter than the data (one time step, a small image), or the model in "
+                    f"another form, trace it as it is trained and make a new {kind}; otherwise give damping=0.01",
+                    stacklevel=2,
+                )
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
         """Kappa, and the mean of each parameter's in the gauge."""

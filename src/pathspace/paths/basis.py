@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pathspace.network import Edge, Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import expect_network
 from pathspace.paths.condensation import cover
 from pathspace.paths.reduction import ReductionGraph
 from pathspace.paths.skeleton import Skeleton
@@ -106,6 +107,11 @@ def basis_values(
 
 
 def _checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
+    expect_network(network)
+    if not isinstance(skeleton, Skeleton):
+        raise TypeError(
+            f"skeleton must be one, from ps.paths.skeleton(network), got {type(skeleton).__name__}"
+        )
     graph = skeleton.graph
     if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
         raise ValueError("the skeleton was chosen for another network: choose one for this network")

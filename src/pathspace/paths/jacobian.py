@@ -111,7 +111,7 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
         The number of degrees of freedom.
 
     Raises:
-        ValueError: the data are not of the form of the example input.
+        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
 
     Example:
         >>> import torch, pathspace as ps
@@ -147,7 +147,7 @@ def dead_units(network: Network, data: Any) -> Tensor:
         bool ``[num_classes]``.
 
     Raises:
-        ValueError: the data are not of the form of the example input.
+        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
 
     Example:
         >>> import torch, pathspace as ps
@@ -199,4 +199,10 @@ def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tenso
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), in_float64():
         result = model(*args, **(given if isinstance(given, dict) else {}))
         outputs = [t for t in network.returned(result) if t.requires_grad]
+    if not sum(t.numel() for t in outputs):
+        raise ValueError("the batch is empty: give one example at least")
+    if not all(bool(t.isfinite().all()) for t in outputs):
+        raise ValueError(
+            "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
+        )
     return outputs, parameters

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pathspace.network import Edge, Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import expect_network
 
 FIXED = 0
 """The node of everything whose scale is 1: inputs, bias node, outputs."""
@@ -148,6 +149,7 @@ def reduction_graph(network: Network) -> ReductionGraph:
         >>> [graph.edge(e) for e in graph.leaving(1).tolist()]
         [('2.weight', (0, 1))]
     """
+    expect_network(network)
     sources, targets, biases = [], [], []
     for name, parameter in network.parameters.items():
         labels = network.edges[name]

@@ -113,8 +113,8 @@ def in_safe_type(
     if worst is not None:
         raise FloatingPointError(
             f"kappa of '{worst}' is not finite even in float64: the weights are not finite, because training diverged "
-            "(lower the learning rate or clip), or a recurrent layer grows beyond 1e308 over its time steps (use a "
-            "smaller start for its recurrent weights)"
+            "(lower the learning rate or clip) or a batch held NaN, or a recurrent layer grows beyond 1e308 over its "
+            "time steps (use a smaller start for its recurrent weights)"
         )
     if moderate and all(
         result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values

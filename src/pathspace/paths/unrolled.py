@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
-from pathspace.network.errors import UntraceableError, expect_weights
+from pathspace.network.errors import UntraceableError, expect_network, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.network.precision import AtLeast
 from pathspace.network.shadow import evaluation_form_of
@@ -116,6 +116,7 @@ def unroll(network: Network) -> UnrolledGraph:
         >>> ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths
         10
     """
+    expect_network(network)
     try:
         unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
     except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
@@ -163,6 +164,7 @@ def activity(network: Network, data: Any) -> Activity:
     Raises:
         ValueError: the data are not of the form of the example input.
     """
+    expect_network(network)
     inputs, gates, outputs = [], [], []
     for example in examples(network.call, data):
         unroller, _, values = _run(network, example, with_edges=False)
@@ -193,6 +195,8 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     lengths = {g.shape[d] for g, d in zip(given, dims, strict=True) if d is not None}
     if len(lengths) > 1:
         raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
+    if lengths == {0}:
+        raise ValueError("the batch is empty: give one example at least")
     for k, g, d in zip(known, given, dims, strict=True):
         if isinstance(k, Tensor) and any(k.shape[j] != g.shape[j] for j in range(k.dim()) if j != d):
             raise ValueError(

@@ -126,7 +126,8 @@ class _Probe:
                 raise FunctionChangedError(
                     f"output {i} of the network moved by {moved:.3g}, where the largest output is {largest:.3g} and "
                     f"{allowed:.3g} of that passes as rounding; the weights are what they were before. Was the model "
-                    "changed after tracing? Where rounding grows so much, use float64 or a larger tolerance"
+                    "changed after tracing, or is the example not finite? Where rounding grows so much, use float64 or "
+                    "a larger tolerance"
                 )
 
     @torch.no_grad()

@@ -219,6 +219,12 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
         )
     if "input" in kinds:
         return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
+    if kinds == {"parameter"}:
+        recorder.refuse(
+            name,
+            "it multiplies two parameters: what they make is no parameter, so no set of edges",
+            "Apply them to the activations one after the other",
+        )
     return recorder.refuse(name, GATED)
 
 
