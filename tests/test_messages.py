@@ -39,6 +39,12 @@ def stepped(kind="PathSGD", on=None, **options):
     return found
 
 
+def without_units():
+    made = nn.Linear(4, 1, bias=False)
+    made.weight = nn.Parameter(torch.empty(0, 4))
+    return nn.Sequential(made, nn.ReLU())
+
+
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
@@ -122,6 +128,10 @@ MISTAKES = {
     "rows times a learned scale": (
         lambda: ps.trace(Scaled(), X),
         "multiplies two parameters: what they make is no parameter.*one after the other",
+    ),
+    "a layer without units": (
+        lambda: ps.trace(without_units(), X),
+        r"'linear' in module '0': its weight of shape \(0, 4\) has no elements.*or leave its module outside",
     ),
     "a batch dimension too far": (
         lambda: ps.trace(model(), X, batch_dim=7),

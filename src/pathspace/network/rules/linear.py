@@ -34,6 +34,12 @@ def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
             "its weight is no parameter of the model",
             "Register it as an nn.Parameter (requires_grad=False)",
         )
+    if not weight.numel():
+        recorder.refuse(
+            name,
+            f"its weight of shape {tuple(weight.shape)} has no elements, so no path leads through it",
+            "Build the model without that layer, or leave its module outside",
+        )
     return value
 
 
