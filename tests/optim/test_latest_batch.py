@@ -361,6 +361,47 @@ def test_reentrant_checkpointing_is_refused_with_a_way_out():
         optimizer.step()
 
 
+class Appends(nn.Module):
+    """As many tensors as there are steps meet a parameter; it returns its states if it is asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.last, self.out = nn.Linear(3, 3), nn.Parameter(torch.ones(1, 1, 3)), nn.Linear(3, 12)
+
+    def forward(self, x, states=False):
+        h = self.read(x).relu()
+        made = self.out(torch.cat([*h.split(1, 1), self.last.expand(len(x), 1, 3)], 1).amax(1))
+        return (made, h) if states else made
+
+
+def test_a_call_of_another_length_goes_on_and_the_step_says_what_is_wrong():
+    model, x = Appends(), torch.randn(5, 4, 3)
+    optimizer = watched(model, x)
+    assert model(torch.randn(5, 6, 3)).shape == (5, 12)
+    assert _get_current_function_mode() is None
+    model(torch.randn(5, 6, 3)).sum().backward()
+    with pytest.raises(
+        UnmatchedForwardError, match=r"'cat' .* takes 7 tensors, and took 5 when it was traced"
+    ):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "output", [None, lambda result: result[0] if isinstance(result, tuple) else result["other"]]
+)
+def test_a_call_that_returns_less_goes_on_and_the_step_says_what_is_wrong(output):
+    model, x = Appends(), torch.randn(5, 4, 3)
+    network = ps.trace(model, {"x": x, "states": True}, output=output)
+    optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.05)
+    result = model(x)
+    assert result.shape == (5, 12)
+    assert _get_current_function_mode() is None
+    result.sum().backward()
+    error, says = (UnmatchedForwardError, "returned 1 tensors") if output is None else (IndexError, "indices")
+    with pytest.raises(error, match=says):
+        optimizer.step()
+
+
 def test_compiled_models_train():
     model, x = plain()
     optimizer = watched(model, x)

@@ -207,6 +207,11 @@ class Follower(TorchFunctionMode):
                 f"'{name}' in '{call.module}' makes a value that is the same for all examples, so what each of them "
                 "adds to it is not known"
             )
+        if len(tensors) != len(call.arguments):
+            raise UnmatchedForwardError(
+                f"'{name}' in '{call.module}' takes {len(tensors)} tensors, and took {len(call.arguments)} when it was "
+                "traced: the number of steps must be the traced one; trace the model with such an input"
+            )
         batches = {}
         for t, known in zip(tensors, call.arguments, strict=True):
             place = None if self.is_weight(t) else self.batch_of(t, known)

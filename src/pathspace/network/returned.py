@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pathspace.network.errors import UnmatchedForwardError
+
 
 def tensors_in(result: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
@@ -30,6 +32,15 @@ class Returned:
     places: tuple[int, ...]
 
     def __call__(self, result: Any) -> list[Tensor]:
-        """Pick them out."""
+        """Pick them out.
+
+        Raises:
+            UnmatchedForwardError: there are fewer than when the model was traced.
+        """
         leaves = tensors_in(result if self.output is None else self.output(result))
+        if self.places and len(leaves) <= self.places[-1]:
+            raise UnmatchedForwardError(
+                f"the model returned {len(leaves)} tensors, and {self.places[-1] + 1} or more when it was traced: call "
+                "it with the same options, or trace it with these"
+            )
         return [leaves[place] for place in self.places]

@@ -134,7 +134,11 @@ class LatestBatch:
         if result is None:
             return  # torch goes through the hooks now: the next call removes this one
         self._leave()
-        found, prepare = witness.found(result), self._prepare()
+        prepare = self._prepare()
+        try:
+            found = witness.found(result)
+        except Exception:  # of the user's choice of outputs, on what another call returned
+            found = None
         if found is None:
             self._short = None  # the model does more than that: later calls are followed as any other's
         if found is None or prepare is None:
