@@ -76,7 +76,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
+    mask = os.umask(0o022)  # it can only be read by setting it; other threads may make files meanwhile
     os.umask(mask)
     return mask
 
