@@ -413,6 +413,54 @@ def test_model_and_random_state_stay_as_they_are():
     assert torch.equal(torch.get_rng_state(), random)
 
 
+class Decaying(nn.Module):
+    """A recurrence with a learned decay and noise: its first step multiplies zeros by the decay."""
+
+    def __init__(self, start, noise=0.0):
+        super().__init__()
+        self.read, self.again, self.out = nn.Linear(2, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.decay, self.scale = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
+        self.start, self.noise = start, noise
+
+    def forward(self, x):
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.decay * h + self.scale * (self.read(x[:, t]) + self.again(h)).relu()
+        return self.out(h + self.noise * torch.randn_like(h) if self.noise else h)
+
+
+@pytest.mark.parametrize("start", [
+    lambda x: torch.zeros(len(x), 3, dtype=x.dtype), lambda x: x.new_zeros(len(x), 3),
+    lambda x: torch.zeros_like(x[:, 0, :1]).expand(-1, 3),
+], ids=["zeros", "new_zeros", "zeros_like"])  # fmt: skip
+def test_a_decay_of_zeros_at_the_start(start):
+    torch.manual_seed(0)
+    model, x = Decaying(start).double(), torch.randn(4, 3, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert_close(
+        ps.paths.data_dependent_kappa(network, x, alpha=0.0), ps.paths.kappa(network), rtol=1e-12, atol=0
+    )
+    # alpha = 1: the mean over examples of the sum over outputs of (dz/dp)^2
+    known = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for one in x:
+        for z in model(one[None])[0]:
+            slopes = torch.autograd.grad(z, list(model.parameters()), retain_graph=True)
+            for value, slope in zip(known.values(), slopes, strict=True):
+                value += slope.square() / len(x)
+    assert_close(ps.paths.data_dependent_kappa(network, x, alpha=1.0), known, rtol=1e-12, atol=1e-14)
+
+
+def test_a_model_that_draws_numbers_leaves_the_random_state_alone():
+    model, x = Decaying(lambda x: x.new_zeros(len(x), 3), noise=0.1), torch.randn(4, 3, 2)
+    network = ps.trace(model, x)
+    optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.01)
+    model(x).sum().backward()
+    random = torch.get_rng_state()
+    ps.paths.data_dependent_norm(network, x)
+    optimizer.step()
+    assert torch.equal(torch.get_rng_state(), random)
+
+
 def test_unit_measure_is_a_table():
     net = load("mlp2-3-4-2b")
     network = ps.trace(net.model, net.x)

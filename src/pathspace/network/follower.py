@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network import taken_apart
 from pathspace.network.arguments import mapped, tensors_in
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.functions import METADATA, short_name
+from pathspace.network.functions import METADATA, SHAPED_FACTORIES, short_name
 from pathspace.network.network import Network
 from pathspace.network.observed import Key, Node, Use
 from pathspace.network.program import Operation
@@ -44,6 +44,7 @@ _UNGRADED = (
     "show: give torch.utils.checkpoint use_reentrant=False"
 )
 
+_SCALINGS = ("mul", "multiply", "__mul__", "__rmul__")
 _DETACHES = ("detach", "data.__get__")
 
 
@@ -72,6 +73,7 @@ class Follower(TorchFunctionMode):
         self.views = {id(leaf) for leaf in leaves.values()}
         self.data = {id(t): t for t in inputs if isinstance(t, Tensor)}  # keeps them alive: ids stay unique
         self._weights: list[Tensor] = []  # likewise
+        self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
         self.position = 0
         self._paused = False
@@ -118,6 +120,14 @@ class Follower(TorchFunctionMode):
         if name in SIGNS:  # its gradient is zero
             self.data.update((id(t), t) for t in made)
             return
+        moved = name in MOVEMENTS and all(id(t) in self._blank for t in tensors)
+        if name in SHAPED_FACTORIES or moved or not tensors:
+            self._blank.update((id(t), t) for t in made)
+        elif id(made[0]) in self._blank:  # written to
+            del self._blank[id(made[0])]
+        if name in _SCALINGS and self._of_zeros(tensors):  # d * h at the start of a recurrence is no edge
+            self.data[id(made[0])] = made[0]
+            return
         data = any(id(t) in self.data for t in tensors)
         if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:
             self.next(name)
@@ -158,6 +168,11 @@ class Follower(TorchFunctionMode):
 
     def _depends(self, tensors: list[Tensor]) -> bool:
         return any(t.requires_grad for t in tensors)
+
+    def _of_zeros(self, tensors: list[Tensor]) -> bool:
+        """Whether one of two factors is a new tensor of zeros, which tracing left out with all that it multiplies."""
+        new = [t for t in tensors if id(t) in self._blank and t.numel() > 1]
+        return len(tensors) == 2 and self._depends(tensors) and any(not t.any() for t in new)
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Whether a tensor depends on parameters only."""

@@ -73,7 +73,9 @@ def replay(
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
     mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))
+    devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
     with (
+        torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
         torch.inference_mode(False),
         torch.enable_grad(),
         _running(shadow, mode),
