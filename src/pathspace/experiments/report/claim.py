@@ -26,7 +26,7 @@ class Standing:
         row: Its runs, at the rate and decay that were chosen from this start.
         choice: How these were chosen.
         error: Mean test error; None where a run failed or none looked at the test split.
-        against: The best baseline of this start, or None for that one itself.
+        against: The best baseline of this start; None for that one itself, and where every baseline failed.
         difference: Test error minus that of `against`, paired by seeds; None where either is missing.
         milliseconds: The mean over the runs of the median time of a step.
         steps: To the target error, mean over the runs; None unless all runs reached it.
@@ -158,6 +158,7 @@ def claim_table(comparison: Comparison) -> Table:
 
 def _words(comparison: Comparison, standing: Standing) -> TableRow:
     row, choice, metric = standing.row, standing.choice, comparison.metric
+    baselines = comparison.settings.baselines
     cells = [
         METHODS[row.method].label,
         row.start,
@@ -165,7 +166,7 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
         f"{row.weight_decay:g}",
         standing.failure or interval_label(standing.error, metric),
         "best"
-        if standing.against is None and not standing.failure
+        if standing.against is None and row.method in baselines and not standing.failure
         else interval_label(standing.difference, metric, sign="+"),
         f"{choice.failed}/{choice.tried}",
         _plain(standing.milliseconds, ".2f"),
@@ -244,7 +245,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
 def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> str:
     best = next((s.against for s in here if s.against), None)
     if all(s.failure for s in here if s.row.method in baselines):
-        return f"From the {start} start every baseline failed."
+        return f"From the {start} start every baseline has a run that failed."
     if best is None:
         return f"From the {start} start there is one method only, and nothing to compare it with."
     names = {
