@@ -202,12 +202,13 @@ def _step(
         value.backward()
         return value
 
-    asked = inspect.signature(optimizer.step).parameters.get("closure")
+    take: Any = optimizer.step  # LBFGS demands a closure
+    asked = inspect.signature(take).parameters.get("closure")
     if asked is not None and asked.default is inspect.Parameter.empty:
-        optimizer.step(closure)  # type: ignore[call-overload]
+        take(closure)
     else:
         closure()
-        optimizer.step()
+        take()
     return outputs[0]
 
 
