@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.network.replay import replay
-from pathspace.paths.data_dependent import Estimator, Request, kappa_shares
-from pathspace.paths.node_measure import Statistic
+from pathspace.paths.data.data_dependent import Estimator, Request, kappa_shares
+from pathspace.paths.data.node_measure import Statistic
+from pathspace.replay.replay import replay
 
 
 def mlp() -> nn.Module:

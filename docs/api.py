@@ -32,7 +32,10 @@ def page() -> str:
             if module_name != "pathspace":
                 seen.add(id(value))
             elif not inspect.ismodule(value):
-                parts += [f"* `{module_name}.{name}` is `{value.__module__.rsplit('.', 1)[0]}.{name}`", ""]
+                parts += [
+                    f"* `{module_name}.{name}` is `pathspace.{value.__module__.split('.')[1]}.{name}`",
+                    "",
+                ]
                 continue
             parts += _entry(module_name, name, value)
     return "\n".join(parts).rstrip() + "\n"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pathspace.network import recurrence
-from pathspace.network.recurrence import run_recurrence
+from pathspace.squared import recurrence
+from pathspace.squared.recurrence import run_recurrence
 
 
 def plain(S, u, start=None, backwards=False):

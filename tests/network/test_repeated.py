@@ -12,9 +12,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from pathspace.network import repeated
-from pathspace.network.repeated import Gather, Windows, columns, often, summed, summed_back
-from pathspace.paths.kappa import first_term
+from pathspace.paths.kernel.kappa import first_term
+from pathspace.squared import repeated
+from pathspace.squared.repeated import Gather, Windows, columns, often, summed, summed_back
 
 
 class Skip(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace.network.scales import FIXED, WILD, Scales
+from pathspace.network.trace.scales import FIXED, WILD, Scales
 
 
 class Plain:

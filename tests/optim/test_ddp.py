@@ -13,8 +13,8 @@ import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
-from pathspace.optim import data_metric
-from pathspace.paths.safe_type import survey
+from pathspace.optim.base import data_metric
+from pathspace.paths.kernel.safe_type import survey
 
 
 def small(seed=0):

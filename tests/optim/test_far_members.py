@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace.optim import path_optimizer
+from pathspace.optim.base import path_optimizer
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.05, momentum=0.9),

@@ -11,12 +11,12 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import mlp
 from conformance import power_of_two_factors
-from pathspace.network.squares import dense
+from pathspace.squared.squares import dense
 
 pytest.importorskip("numba", reason="compiled loops need Numba")
 
-from pathspace.fused.plan import NoPlanError, Plan
-from pathspace.optim.path_metric import gauges
+from pathspace.compiled.plan import NoPlanError, Plan
+from pathspace.optim.base.path_metric import gauges
 
 
 class Layers(nn.Module):

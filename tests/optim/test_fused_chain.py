@@ -9,14 +9,14 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from pathspace.network.chain import ChainWitness, layers_of
-from pathspace.paths.chain_shares import chain_shares
-from pathspace.paths.data_dependent import Request
-from pathspace.paths.node_measure import spread_of
+from pathspace.paths.data.chain_shares import chain_shares
+from pathspace.paths.data.data_dependent import Request
+from pathspace.paths.data.node_measure import spread_of
+from pathspace.replay.chain import ChainWitness, layers_of
 
 pytest.importorskip("numba", reason="compiled loops need Numba")
 
-from pathspace.optim.fused_chain import FusedChain, Summaries
+from pathspace.compiled.fused_chain import FusedChain, Summaries
 
 
 def seen(widths, count, statistic, bias=True):

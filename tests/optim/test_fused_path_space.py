@@ -12,7 +12,7 @@ from cases import BY_NAME, call, mlp, trace
 
 pytest.importorskip("numba", reason="compiled loops need Numba")
 
-from pathspace.optim import fused_path_space
+from pathspace.compiled import path_space_step as fused_path_space
 
 RULES = [ps.optim.GSGD, ps.optim.GAdam]
 # nodes at the ends of a tensor by row, by column and by both; biases, buffers, inverse scales, links of skeletons

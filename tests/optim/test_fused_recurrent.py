@@ -6,14 +6,14 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import Recurrent
-from pathspace.network.recurrent_chain import RecurrentWitness, recurrent_chain_of
-from pathspace.paths.data_dependent import Request
-from pathspace.paths.recurrent_shares import recurrent_shares
+from pathspace.paths.data.data_dependent import Request
+from pathspace.paths.data.recurrent_shares import recurrent_shares
+from pathspace.replay.recurrent_chain import RecurrentWitness, recurrent_chain_of
 
 pytest.importorskip("numba", reason="compiled loops need Numba")
 
-from pathspace.optim import fused_recurrent
-from pathspace.optim.fused_recurrent import FusedRecurrent
+from pathspace.compiled import fused_recurrent
+from pathspace.compiled.fused_recurrent import FusedRecurrent
 
 
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])

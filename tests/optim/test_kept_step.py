@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import mlp
-from pathspace.optim.kept_step import KeptStep
+from pathspace.optim.base.kept_step import KeptStep
 
 
 def made(**options):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pathspace as ps
-from pathspace.paths.safe_type import Surveyed
+from pathspace.paths.kernel.safe_type import Surveyed
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.1, clip_norm=1.0),

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import pathspace as ps
 from cases import ZOO, call, mlp, trace
 from pathspace.network import UnmatchedForwardError
-from pathspace.optim import data_metric
+from pathspace.optim.base import data_metric
 
 
 def made(*layers, x=None):

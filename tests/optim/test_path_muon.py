@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
-from pathspace.optim.newton_schulz import orthogonalized
+from pathspace.optim.rules.newton_schulz import orthogonalized
 
 
 class Plain:

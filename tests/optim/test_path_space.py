@@ -171,7 +171,7 @@ class Skipping(torch.nn.Module):
 @pytest.mark.parametrize("block", [7 * 40, 2**16])
 @pytest.mark.parametrize("case", [ONE_CLASS, TALL], ids=str)
 def test_sums_over_what_leaves_a_class_are_whole(case, block, monkeypatch):
-    monkeypatch.setattr("pathspace.paths.leaving._BLOCK", block)
+    monkeypatch.setattr("pathspace.paths.space.leaving._BLOCK", block)
     follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import BY_NAME, Recurrent
 from conformance import Entry, difference, power_of_two_factors, resumed, start
-from pathspace.optim import data_metric
+from pathspace.optim.base import data_metric
 
 
 def made(options=None, **given):

@@ -8,8 +8,8 @@ from torch import nn
 
 import pathspace as ps
 from cases import BY_NAME, call, trace
-from pathspace.optim.path_optimizer import PathOptimizer
-from pathspace.optim.stale import Stale
+from pathspace.optim.base.path_optimizer import PathOptimizer
+from pathspace.optim.base.stale import Stale
 
 OPTIONS = {
     "plain": (ps.optim.PathSGD, {}),

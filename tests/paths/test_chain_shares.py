@@ -10,11 +10,11 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, trace
-from pathspace.network.chain import ChainWitness, layers_of
-from pathspace.network.replay import replay
-from pathspace.paths.chain_shares import chain_shares
-from pathspace.paths.data_dependent import Request, kappa_shares
-from pathspace.paths.node_measure import spread_of
+from pathspace.paths.data.chain_shares import chain_shares
+from pathspace.paths.data.data_dependent import Request, kappa_shares
+from pathspace.paths.data.node_measure import spread_of
+from pathspace.replay.chain import ChainWitness, layers_of
+from pathspace.replay.replay import replay
 
 
 def chain(bias=True):

@@ -16,11 +16,11 @@ from conformance import arbitrary_factors
 from fixture_nets import NETS, load
 from oracles.data import OnData
 from pathspace.network import UnmatchedForwardError
-from pathspace.network.replay import replay
-from pathspace.network.squares import dense
-from pathspace.paths.data_dependent import path_share
-from pathspace.paths.edge_statistics import Seeded, products, statistics
-from pathspace.paths.signs import Pairs, random_pairs, random_part, random_signs, sign_seeds
+from pathspace.paths.data.data_dependent import path_share
+from pathspace.paths.data.edge_statistics import Seeded, products, statistics
+from pathspace.paths.data.signs import Pairs, random_pairs, random_part, random_signs, sign_seeds
+from pathspace.replay.replay import replay
+from pathspace.squared.squares import dense
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 KNOWN = json.loads((Path(__file__).parents[1] / "data" / "data_dependent.json").read_text())

@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, mlp, trace
-from pathspace.network import tape
-from pathspace.network.squares import Outer, Square, single_row, single_value
-from pathspace.optim.path_metric import divisor
-from pathspace.paths.kappa import factored_first_term, first_term
+from pathspace.optim.base.path_metric import divisor
+from pathspace.paths.kernel.kappa import factored_first_term, first_term
+from pathspace.squared import tape
+from pathspace.squared.squares import Outer, Square, single_row, single_value
 
 
 def test_a_map_used_once_has_an_outer_product():

@@ -418,7 +418,7 @@ def test_random_recurrent_networks_by_double_derivatives(
 
 
 def test_memory_kept_between_calls_changes_nothing():
-    from pathspace.paths.kappa import first_term
+    from pathspace.paths.kernel.kappa import first_term
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     network = ps.trace(model, torch.zeros(1, 3))
@@ -438,7 +438,7 @@ def test_memory_kept_between_calls_changes_nothing():
 @pytest.mark.parametrize("scale", [0.3, 0.9, 1.0])
 def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype, monkeypatch):
     """Against all its terms, in float64; and with fewer products where the layer contracts."""
-    from pathspace.paths import recurrent
+    from pathspace.paths.kernel import recurrent
 
     torch.manual_seed(0)
     S = torch.rand(12, 12, dtype=torch.float64)

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from pathspace.paths.affine import Operation, check_terms, terms_of
-from pathspace.paths.probing import reads, reads_of_each
+from pathspace.paths.listing.affine import Operation, check_terms, terms_of
+from pathspace.paths.listing.probing import reads, reads_of_each
 
 
 def dense(found, outputs, elements):
@@ -32,7 +32,7 @@ def test_differences_whose_sum_is_zero_are_found():
 
 
 def test_a_bilinear_map_is_found_in_chunks(monkeypatch):
-    monkeypatch.setattr("pathspace.paths.probing.LARGEST", 20)  # two weights at a time
+    monkeypatch.setattr("pathspace.paths.listing.probing.LARGEST", 20)  # two weights at a time
     tensor = torch.zeros(3, 4, 5, dtype=torch.float64)  # [o, i, e]
     tensor[0, 1, 2], tensor[1, 3, 2], tensor[2, 0, 4], tensor[2, 2, 4] = 1.0, -2.0, 0.5, 3.0
     found = reads_of_each(lambda h, w: torch.einsum("oie,i,e->o", tensor, h, w), 4, 5, 3)

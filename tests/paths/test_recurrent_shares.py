@@ -7,11 +7,11 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, trace
-from pathspace.network.recurrent_chain import RecurrentWitness, recurrent_chain_of
-from pathspace.network.replay import replay
-from pathspace.paths import recurrent_shares as module
-from pathspace.paths.data_dependent import Request, kappa_shares
-from pathspace.paths.recurrent_shares import recurrent_shares
+from pathspace.paths.data import recurrent_shares as module
+from pathspace.paths.data.data_dependent import Request, kappa_shares
+from pathspace.paths.data.recurrent_shares import recurrent_shares
+from pathspace.replay.recurrent_chain import RecurrentWitness, recurrent_chain_of
+from pathspace.replay.replay import replay
 
 
 class Reader(nn.Module):

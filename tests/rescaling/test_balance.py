@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, trace
 from oracles.graph import layered, recurrent
-from pathspace.paths.node_mass import node_mass
+from pathspace.paths.kernel.node_mass import node_mass
 
 
 def spread(network):

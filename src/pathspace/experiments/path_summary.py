@@ -25,9 +25,9 @@ from pathspace.experiments.model_source import load_model
 from pathspace.experiments.storage import make_folder, writable_folder, write_atomically
 from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
-from pathspace.paths.condensation import cover
-from pathspace.paths.listing import count_in_words
-from pathspace.paths.skeleton import Rule, Skeleton
+from pathspace.paths.listing.listing import count_in_words
+from pathspace.paths.space.condensation import cover
+from pathspace.paths.space.skeleton import Rule, Skeleton
 
 LARGEST_JACOBIAN = 20_000_000  # numbers in a matrix whose rank is computed
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pathspace.optim.eigenbasis import soap_direction
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.newton_schulz import muon_direction
+from pathspace.optim.rules.eigenbasis import soap_direction
+from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.newton_schulz import muon_direction
 
 
 class PlainRule(Optimizer):

@@ -56,7 +56,7 @@ def balance_once_(network: Network) -> None:
     that start rescaled by powers of two, end as the same weights to the last bit.
     """
     from pathspace import rescaling
-    from pathspace.paths.node_mass import node_mass
+    from pathspace.paths.kernel.node_mass import node_mass
 
     rescaling.balance_(network, powers_of_two=True)
     gauge = node_mass(network).gauge()

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
-from pathspace.network.replay import Replay
-from pathspace.paths.data_dependent import Estimator, Request, in_safe_type
-from pathspace.paths.node_measure import Statistic, check_options
+from pathspace.paths.data.data_dependent import Estimator, Request, in_safe_type
+from pathspace.paths.data.node_measure import Statistic, check_options
+from pathspace.replay.replay import Replay
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pathspace.network.errors import expect_network
 from pathspace.network.places import Places
 from pathspace.network.program import Program
-from pathspace.network.tape import Tape
 from pathspace.network.units import EdgeLabels, UnitClass
+from pathspace.squared.tape import Tape
 
 
 @dataclass(frozen=True)

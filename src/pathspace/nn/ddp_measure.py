@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.tape import Instruction
+from pathspace.squared.tape import Instruction
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_network
 from pathspace.network.network import current_values
-from pathspace.network.shadow import copy_of
-from pathspace.network.trace import unwrapped
+from pathspace.network.trace.shadow import copy_of
+from pathspace.network.trace.tracer import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
 from pathspace.nn.ddp_measure import Place, path_measures

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from pathspace.network import Network
-from pathspace.optim.near_data import NearbyDataMetric
-from pathspace.optim.network_optimizer import Parameters
-from pathspace.optim.path_optimizer import Normalization
+from pathspace.optim.base.near_data import NearbyDataMetric
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.path_optimizer import Normalization
 from pathspace.optim.path_sgd import PathSGD
-from pathspace.paths.data_dependent import Estimator
-from pathspace.paths.edge_statistics import Sharing
-from pathspace.paths.node_measure import Statistic, check_options
+from pathspace.paths.data.data_dependent import Estimator
+from pathspace.paths.data.edge_statistics import Sharing
+from pathspace.paths.data.node_measure import Statistic, check_options
 
 
 class DDPSGD(NearbyDataMetric, PathSGD):

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
-from pathspace.optim.path_space import PathSpaceOptimizer, Units
-from pathspace.paths.skeleton import Rule, Skeleton
+from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
+from pathspace.optim.rules.moments import adam_direction
+from pathspace.paths.space.skeleton import Rule, Skeleton
 
 
 class GAdam(PathSpaceOptimizer):

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.moments import in_type
-from pathspace.optim.network_optimizer import Parameters, check_not_negative
-from pathspace.optim.path_space import PathSpaceOptimizer, Units
-from pathspace.paths.skeleton import Rule, Skeleton
+from pathspace.optim.base.network_optimizer import Parameters, check_not_negative
+from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
+from pathspace.optim.rules.moments import in_type
+from pathspace.paths.space.skeleton import Rule, Skeleton
 
 
 class GSGD(PathSpaceOptimizer):
@@ -25,7 +25,7 @@ class GSGD(PathSpaceOptimizer):
 
         v_e <- (1 - eta weight_decay) v_e - eta a_e^2 dL/dv_e       for every basis path
 
-    (S19 Algorithm 2 as printed is 63 % off; see :mod:`pathspace.paths.frame` for the step in terms of weights.) The
+    (S19 Algorithm 2 as printed is 63 % off; see ``paths.space.frame`` for the step in terms of weights.) The
     path values are coordinates of the network's function that node-wise rescaling does not change, so two networks
     that differ by a rescaling stay so, step by step: bitwise, if the factors are powers of two. One weight that leaves
     each unit class, O(c), keeps its value.

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.compiled import fused_step
-from pathspace.optim.coordinates import CoordinateOptimizer
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_not_negative
-from pathspace.optim.path_optimizer import Normalization
+from pathspace.optim.base.compiled import fused_step
+from pathspace.optim.base.coordinates import CoordinateOptimizer
+from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.base.path_optimizer import Normalization
+from pathspace.optim.rules.moments import adam_direction
 
 
 class PathAdam(CoordinateOptimizer):

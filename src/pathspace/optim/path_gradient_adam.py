@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.metric_state import Metric
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Active, Parameters, check_betas, check_not_negative
-from pathspace.optim.path_metric import safe_divisor_
-from pathspace.optim.path_optimizer import Normalization, PathOptimizer
-from pathspace.optim.steepest import Steepest, shrinking
-from pathspace.paths.norm import widened
+from pathspace.optim.base.metric_state import Metric
+from pathspace.optim.base.network_optimizer import Active, Parameters, check_betas, check_not_negative
+from pathspace.optim.base.path_metric import safe_divisor_
+from pathspace.optim.base.path_optimizer import Normalization, PathOptimizer
+from pathspace.optim.base.steepest import Steepest, shrinking
+from pathspace.optim.rules.moments import adam_direction
+from pathspace.paths.kernel.norm import widened
 
 
 class PathGradientAdam(PathOptimizer):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.coordinates import CoordinateOptimizer
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
-from pathspace.optim.newton_schulz import muon_direction
-from pathspace.optim.path_optimizer import Normalization
+from pathspace.optim.base.coordinates import CoordinateOptimizer
+from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
+from pathspace.optim.base.path_optimizer import Normalization
+from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.newton_schulz import muon_direction
 
 
 class PathMuon(CoordinateOptimizer):

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.clipping import clip_factor
-from pathspace.optim.compiled import fused_step
-from pathspace.optim.kept_step import KeptStep, Together
-from pathspace.optim.metric_state import Metric, gauge_of
-from pathspace.optim.network_optimizer import Active, Parameters, check_bounds, check_not_negative
-from pathspace.optim.path_metric import powered_, safe_divisor_
-from pathspace.optim.path_optimizer import Normalization, PathOptimizer
-from pathspace.optim.steepest import Steepest, shrinking, squared_length
-from pathspace.paths.kappa import first_term
+from pathspace.optim.base.compiled import fused_step
+from pathspace.optim.base.kept_step import KeptStep, Together
+from pathspace.optim.base.metric_state import Metric, gauge_of
+from pathspace.optim.base.network_optimizer import Active, Parameters, check_bounds, check_not_negative
+from pathspace.optim.base.path_metric import powered_, safe_divisor_
+from pathspace.optim.base.path_optimizer import Normalization, PathOptimizer
+from pathspace.optim.base.steepest import Steepest, shrinking, squared_length
+from pathspace.optim.rules.clipping import clip_factor
+from pathspace.paths.kernel.kappa import first_term
 
 
 class PathSGD(PathOptimizer):

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.coordinates import CoordinateOptimizer
-from pathspace.optim.eigenbasis import soap_direction
-from pathspace.optim.moments import adam_direction
-from pathspace.optim.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
-from pathspace.optim.path_optimizer import Normalization
+from pathspace.optim.base.coordinates import CoordinateOptimizer
+from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
+from pathspace.optim.base.path_optimizer import Normalization
+from pathspace.optim.rules.eigenbasis import soap_direction
+from pathspace.optim.rules.moments import adam_direction
 
 
 class PathSOAP(CoordinateOptimizer):

@@ -14,15 +14,15 @@ from torch import Tensor
 from pathspace.metrics.quasi_diagonal import biases, groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.network import Network
-from pathspace.optim.clipping import clip_factor
+from pathspace.optim.base.metric_state import Metric
+from pathspace.optim.base.network_optimizer import Active, Parameters
+from pathspace.optim.base.path_optimizer import Normalization
+from pathspace.optim.base.steepest import Steepest
 from pathspace.optim.ddp_sgd import DDPSGD
-from pathspace.optim.metric_state import Metric
-from pathspace.optim.network_optimizer import Active, Parameters
-from pathspace.optim.path_optimizer import Normalization
 from pathspace.optim.path_sgd import update_
-from pathspace.optim.steepest import Steepest
-from pathspace.paths.data_dependent import Estimator
-from pathspace.paths.node_measure import Statistic
+from pathspace.optim.rules.clipping import clip_factor
+from pathspace.paths.data.data_dependent import Estimator
+from pathspace.paths.data.node_measure import Statistic
 
 
 class QuasiDiagonal(DDPSGD):

@@ -1,18 +1,18 @@
 """Sums over paths: the path norm and kappa, the metric of Path-SGD; and the graph that all paths run through."""
 
-from pathspace.paths.basis import basis_paths, basis_values
-from pathspace.paths.data_dependent import data_dependent_kappa
-from pathspace.paths.expression import BasisExpression, express
-from pathspace.paths.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank
-from pathspace.paths.kappa import kappa
-from pathspace.paths.listing import Paths, TooManyPathsError, enumerate_paths
-from pathspace.paths.node_measure import UnitMeasure, data_dependent_norm, unit_measure
-from pathspace.paths.norm import squared_path_norm
-from pathspace.paths.pairs import second_term
-from pathspace.paths.reduction import ReductionGraph, reduction_graph
-from pathspace.paths.skeleton import Skeleton, skeleton
-from pathspace.paths.unrolled import Activity, UnrolledGraph, activity, unroll
-from pathspace.paths.usage import used_edges
+from pathspace.paths.data.data_dependent import data_dependent_kappa
+from pathspace.paths.data.node_measure import UnitMeasure, data_dependent_norm, unit_measure
+from pathspace.paths.kernel.kappa import kappa
+from pathspace.paths.kernel.norm import squared_path_norm
+from pathspace.paths.kernel.pairs import second_term
+from pathspace.paths.listing.expression import BasisExpression, express
+from pathspace.paths.listing.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank
+from pathspace.paths.listing.listing import Paths, TooManyPathsError, enumerate_paths
+from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, activity, unroll
+from pathspace.paths.space.basis import basis_paths, basis_values
+from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
+from pathspace.paths.space.skeleton import Skeleton, skeleton
+from pathspace.paths.space.usage import used_edges
 
 __all__ = [
     "Activity",

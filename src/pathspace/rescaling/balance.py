@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.errors import expect_weights
-from pathspace.network.shadow import evaluation_form_of
-from pathspace.paths.node_mass import node_mass
+from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
 
 

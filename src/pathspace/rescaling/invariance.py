@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.network import Network, trace
-from pathspace.network.shadow import copy_of
+from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from pathspace.network import Network
-from pathspace.paths.condensation import condensation
-from pathspace.paths.skeleton import Skeleton
+from pathspace.paths.space.condensation import condensation
+from pathspace.paths.space.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

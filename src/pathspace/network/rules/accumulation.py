@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import finish
 from pathspace.network.rules.pooling import pooled_labels
-from pathspace.network.scales import WILD
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD
 
 
 def cumulative_sum(

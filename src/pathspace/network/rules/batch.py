@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Value
 
 
 def batch_after(

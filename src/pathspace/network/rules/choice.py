@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import finish, linear_in_each, number
 from pathspace.network.rules.pooling import reduce
-from pathspace.network.scales import FIXED
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.network.trace.values import Value
 
 
 def extreme(

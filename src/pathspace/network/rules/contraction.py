@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.reasons import GATED
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.pooling import pooled_labels
-from pathspace.network.scales import WILD, without_repeats
-from pathspace.network.values import Value
+from pathspace.network.trace.reasons import GATED
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD, without_repeats
+from pathspace.network.trace.values import Value
 
 Letters = list[int]
 

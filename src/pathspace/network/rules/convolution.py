@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
-from pathspace.network.repeated import Windows
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
-from pathspace.network.scales import WILD
-from pathspace.network.squared_convolution import Convolution
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.values import Value
+from pathspace.squared.convolution import Convolution
+from pathspace.squared.repeated import Windows
 
 _FUNCTIONS = {
     "conv1d": F.conv1d,

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.functions import CLAMPS
-from pathspace.network.reasons import BOUNDED, GATED
-from pathspace.network.recorder import Recorder
-from pathspace.network.scales import FIXED, WILD
-from pathspace.network.tape import Pullback
-from pathspace.network.values import Value, apart, common_kind
+from pathspace.network.trace.functions import CLAMPS
+from pathspace.network.trace.reasons import BOUNDED, GATED
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED, WILD
+from pathspace.network.trace.values import Value, apart, common_kind
+from pathspace.squared.tape import Pullback
 
 _INPLACE_ARGUMENT = {
     "relu": 0,

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.linear import require_parameter
-from pathspace.network.scales import FIXED
-from pathspace.network.squares import Outer
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.squared.squares import Outer
 
 
 def embedding(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import finish, linear_in_each, scaled
+from pathspace.network.trace.recorder import Recorder
 
 
 def negative(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.contraction import Form, contract, matmul_form
 from pathspace.network.rules.elementwise import add, add_bias
-from pathspace.network.scales import WILD
-from pathspace.network.squared_linear import linear_forward, linear_pullback
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.values import Value
+from pathspace.squared.linear import linear_forward, linear_pullback
 
 
 def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:

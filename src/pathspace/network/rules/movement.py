@@ -15,11 +15,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.batch import batch_after
-from pathspace.network.scales import WILD
-from pathspace.network.tape import Pullback
-from pathspace.network.values import Value, apart, common_kind
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.values import Value, apart, common_kind
+from pathspace.squared.tape import Pullback
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:

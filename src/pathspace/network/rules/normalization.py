@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import require_parameter
-from pathspace.network.scales import FIXED
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.network.trace.values import Value
 
 
 def batch_norm(

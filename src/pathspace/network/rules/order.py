@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.choice import indices
 from pathspace.network.rules.pooling import pooled_labels, reduce
+from pathspace.network.trace.recorder import Recorder
 
 _DIMENSION = {"topk": 1, "kthvalue": 1, "sort": 0, "median": 0, "nanmedian": 0, "cummax": 0, "cummin": 0}
 _DIMENSION |= {"argsort": 0}

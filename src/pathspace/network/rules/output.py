@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
-from pathspace.network.functions import short_name
-from pathspace.network.reasons import BOUNDED
-from pathspace.network.recorder import Recorder
-from pathspace.network.scales import FIXED
-from pathspace.network.values import Value
+from pathspace.network.trace.functions import short_name
+from pathspace.network.trace.reasons import BOUNDED
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.network.trace.values import Value
 
 
 def softmax(

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
-from pathspace.network.scales import WILD
-from pathspace.network.values import Value, apart
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.values import Value, apart
 
 
 @dataclass(frozen=True)

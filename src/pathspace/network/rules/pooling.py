@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
-from pathspace.network.repeated import Windows
-from pathspace.network.scales import WILD, compressed, without_repeats
-from pathspace.network.squared_convolution import WindowSum
-from pathspace.network.tape import Pullback
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD, compressed, without_repeats
+from pathspace.network.trace.values import Value
+from pathspace.squared.convolution import WindowSum
+from pathspace.squared.repeated import Windows
+from pathspace.squared.tape import Pullback
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import (
     map_units,
     require_parameter,
 )
 from pathspace.network.rules.packed import packed_rnn
-from pathspace.network.scales import FIXED, WILD
-from pathspace.network.squares import Outer, Square
-from pathspace.network.stacked import Stack, stacked_pullback, stacked_recurrence, stacked_states
-from pathspace.network.tape import Inside, Mix, Tap
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED, WILD
+from pathspace.network.trace.values import Value
+from pathspace.squared.squares import Outer, Square
+from pathspace.squared.stacked import Stack, stacked_pullback, stacked_recurrence, stacked_states
+from pathspace.squared.tape import Inside, Mix, Tap
 
 
 def rnn(

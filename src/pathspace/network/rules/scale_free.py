@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.elementwise import number
+from pathspace.network.trace.recorder import Recorder
 
 
 def compare(

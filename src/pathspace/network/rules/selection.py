@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.movement import move_one
 from pathspace.network.rules.packed import in_order
 from pathspace.network.rules.pooling import pooled_labels, reduce
-from pathspace.network.values import Value
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Value
 
 
 def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any) -> Any:

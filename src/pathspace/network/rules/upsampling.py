@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pathspace.network.recorder import Recorder
 from pathspace.network.rules.movement import move_one
+from pathspace.network.trace.recorder import Recorder
 
 
 def interpolate(

@@ -1,0 +1,1 @@
+"""From a model and an example input to a :class:`pathspace.Network`."""

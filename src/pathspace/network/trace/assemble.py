@@ -1,0 +1,179 @@
+"""From a finished recording to a network: unit classes are numbered, edges and nodes get their labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.network.network import Call, Network, NodeLabels
+from pathspace.network.program import Program
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED, WILD, Scales, without_repeats
+from pathspace.network.trace.values import Value
+from pathspace.network.units import EdgeLabels
+from pathspace.squared.tape import Tape
+
+
+def assemble(
+    model: nn.Module,
+    recorder: Recorder,
+    parameters: dict[str, nn.Parameter],
+    left: set[str],
+    outputs: Sequence[Value],
+    returned: Callable[[Any], list[Tensor]],
+    call: Call,
+    program: Program,
+) -> Network:
+    """The network of a finished recording.
+
+    Args:
+        model: the user's model.
+        recorder: what was recorded.
+        parameters: all parameters of the model by name.
+        left: names of those that modules left outside own.
+        outputs: the network's outputs.
+        returned: see :class:`Network`.
+        call: likewise.
+        program: the forward pass, without its nodes.
+    """
+    scales = recorder.scales
+    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
+    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
+    inside = {
+        name: p
+        for name, p in parameters.items()
+        if name in recorder.uses.of and name in used and name not in left
+    }
+    for name, uses in recorder.uses.of.items():
+        if name in inside:
+            continue
+        for labels in (labels for use in uses for labels in (use.target, use.source)):
+            # on no path to an output, or left outside: the plain rule trains it, so the units at its ends stay put
+            scales.unify(labels, torch.zeros_like(labels))
+    resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
+    parts = [without_repeats(t).abs().flatten() for pair in resolved.values() for t in pair]
+    roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
+    roots = roots[roots > WILD]
+    number = torch.zeros(int(roots.max()) + 1 if roots.numel() else 2, dtype=torch.long)
+    number[roots] = torch.arange(1, roots.numel() + 1)
+
+    def renumber(labels: Tensor) -> Tensor:
+        small = scales.resolve(without_repeats(labels))
+        small = torch.where(small.abs() < len(number), small, FIXED)
+        return (number[small.abs()] * small.sign()).expand(labels.shape)
+
+    live = {slot for instruction in tape.instructions for slot in instruction.outputs}
+    edges = {
+        name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
+        for name, (t, s) in resolved.items()
+    }
+    names = _class_names(scales.origin(r) for r in roots.tolist())
+    network = Network(
+        model=model,
+        parameters=MappingProxyType(inside),
+        outside=tuple(name for name in parameters if name not in inside),
+        edges=MappingProxyType(edges),
+        num_classes=len(names),
+        class_names=names,
+        tape=tape,
+        nodes=_nodes(recorder, renumber, live, len(names)),
+        returned=returned,
+        call=call,
+        program=replace(program, nodes=_before_activation(recorder, renumber, live, outputs)),
+    )
+    network.check_current()  # looks where everything stands now
+    return network
+
+
+def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Where each class was made; an operation that one module calls several times is counted from 2 on."""
+    met: Counter[tuple[str, int]] = Counter()
+    names = []
+    for where, index in origins:
+        met[where, index] += 1
+        again = met[where, index]
+        names.append(f"{where} ({again})[{index}]" if again > 1 else f"{where}[{index}]")
+    return tuple(names)
+
+
+def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Target and source labels of a parameter, compact where all its uses are of the parameter as it is."""
+    scales: Scales = recorder.scales
+    uses = recorder.uses.of[name]
+    if len(uses) == 1 and recorder.uses.is_whole(uses[0], name):
+        return scales.resolve(uses[0].target), scales.resolve(uses[0].source)
+    labels = []
+    for end in ("target", "source"):
+        flat = torch.full((shape.numel(),), WILD)
+        for use in uses:
+            flat[use.index.reshape(-1)] = (
+                scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
+            )
+        labels.append(flat.reshape(shape))
+    return labels[0], labels[1]
+
+
+def _nodes(
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], num_classes: int
+) -> tuple[NodeLabels, ...]:
+    """Values of units after their ReLU; for classes without one, the values of linear maps."""
+    nodes: dict[int, NodeLabels] = {}
+    covered = torch.zeros(num_classes + 1, dtype=torch.bool)
+    for values in (recorder.unit_values, recorder.linear_values):
+        seen = covered.clone()
+        for value in values:
+            if value.slot in live and value.slot not in nodes:
+                labels = without_repeats(renumber(value.labels))
+                missing = (labels != 0) & ~seen[labels.abs()]
+                if bool(missing.any()):
+                    kept = torch.where(missing, labels, 0).expand(value.shape)
+                    nodes[value.slot] = NodeLabels(value.slot, kept)
+                    covered[labels.abs().unique()] = True
+    return tuple(nodes.values())
+
+
+def _before_activation(
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], outputs: Sequence[Value]
+) -> MappingProxyType[int, Tensor]:
+    """Slot -> labels of the nodes of the graph, by the value that they have before their activation."""
+    seen: dict[tuple[int, ...], Tensor] = {}  # a loop meets the same labels at every step
+
+    def numbered(labels: Tensor) -> Tensor:
+        small = without_repeats(labels)
+        key = (small.data_ptr(), *small.shape, *small.stride())
+        if key not in seen:
+            seen[key] = renumber(small)
+        return seen[key].expand(labels.shape)
+
+    nodes = {v.slot: numbered(v.labels) for v in recorder.activated if v.slot in live}
+    covered = {0, *(label for labels in nodes.values() for label in _classes(labels))}
+    for value in recorder.linear_values:
+        if value.slot in live and value.slot not in nodes:
+            labels = numbered(value.labels)
+            if not covered.issuperset(_classes(labels)):
+                nodes[value.slot] = labels
+    nodes.update((v.slot, numbered(v.labels)) for v in outputs if v.slot not in nodes)
+    return MappingProxyType(nodes)
+
+
+def _classes(labels: Tensor) -> list[int]:
+    return without_repeats(labels).abs().unique().tolist()
+
+
+def coverage(recorder: Recorder) -> dict[str, int]:
+    """How many elements of each parameter are used as edges."""
+    result = {}
+    for name, uses in recorder.uses.of.items():
+        size = recorder.uses.shapes[name].numel()
+        if any(recorder.uses.is_whole(use, name) for use in uses):
+            result[name] = size
+            continue
+        counts = sum(torch.bincount(use.index.reshape(-1), minlength=size) for use in uses)
+        result[name] = int(torch.as_tensor(counts).count_nonzero())
+    return result

@@ -1,0 +1,238 @@
+"""Runs a model once on tensors without data and hands every torch function to the rule of its operation.
+
+The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta`` device: nothing
+is computed, the user's model, gradients, buffers and random state stay untouched, and a trace costs about as much
+as the Python of one forward pass. Every torch function the copy calls arrives in ``Interpreter.__torch_function__``,
+which hands it to its rule (see ``rules``) or refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.program import Operation
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS, output
+from pathspace.network.rules.scale_free import SIGNS, noise
+from pathspace.network.trace.functions import (
+    AUGMENTED,
+    ENDINGS,
+    METADATA,
+    RANDOM,
+    READS,
+    SHAPED_FACTORIES,
+    short_name,
+)
+from pathspace.network.trace.reasons import INDICES, REASONS
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Value
+
+
+class Interpreter(TorchFunctionMode):
+    """Interprets torch functions on what a recorder knows.
+
+    Args:
+        recorder: what is known; rules write into it.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.paused = False
+        self._viewed: dict[int, Any] = {}  # constants that have views
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = short_name(func)
+        if name in METADATA:
+            return func(*args, **kwargs)
+        recorder = self.recorder
+        if kwargs.get("out") is not None:
+            recorder.refuse(name, "it writes its result into another tensor (out=)")
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        known = [recorder.known(t) for t in tensors]
+        values = [v for v in known if v is not None]
+        if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.known(t) is None):
+            recorder.refuse(name, *_UNREGISTERED)
+        if not values:
+            return self._constant(name, func, args, kwargs)
+        self._check_destination(name, args)
+        if name in SHAPED_FACTORIES:
+            return _shaped_factory(name, args, kwargs)
+        kinds = {v.kind for v in values}
+        batches = tuple(
+            [None if v is None else v.batch for v in known]
+        )  # now: a rule may rebind its arguments
+        if kinds & {"tail", "indices"}:
+            result = self._after_the_end(name, func, args, kwargs, values)
+            self._note_operation(name, batches, result, args)
+            return result
+        of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
+        if of_inputs and name not in ON_INPUTS and name not in READS:
+            return recorder.preprocess(func, args, kwargs, values)
+        real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
+        if real is not None and name not in MOVEMENTS:
+            return real
+        rule = recorder.rules.get(name)
+        try:
+            if rule is None:
+                return recorder.refuse(name, *_explain(name))
+            result = rule(recorder, name, func, *args, **kwargs)
+        except UntraceableError as refusal:  # put off until a parameter comes after it
+            if name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds:
+                raise
+            result = output.ending(recorder, func, args, kwargs, values, refusal)
+        self._note_operation(name, batches, result, args)
+        if real is not None:
+            pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
+            recorder.real.update((id(made), value) for made, value in pairs if isinstance(made, Tensor))
+        return result
+
+    def _note_operation(
+        self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
+    ) -> None:
+        """Remember an operation whose result depends on a parameter, for a replay on data."""
+        if isinstance(result, Tensor):
+            made = [result]
+        else:  # an assignment to a slice returns nothing
+            made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
+        values = [v for t in made if (v := self.recorder.known(t)) is not None]
+        if values and values[0].kind not in ("input", "buffer", "indices") and name not in SIGNS:
+            slots, first = tuple([v.slot for v in values]), values[0]
+            slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
+            self.recorder.operations.append(
+                Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
+            )
+
+    def _after_the_end(
+        self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]
+    ) -> Any:
+        """A function of what was made from outputs: free, as long as no parameter has a part in it."""
+        kinds = {v.kind for v in values}
+        for value in values:
+            if value.kind == "indices" and kinds & {"hidden", "parameter"}:
+                raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
+            if value.refusal is not None and "parameter" in kinds:
+                raise value.refusal
+        if name in READS:
+            self.recorder.refuse(name, *_explain(name))
+        refusal = next((v.refusal for v in values if v.refusal is not None), None)
+        return output.ending(self.recorder, func, args, kwargs, values, refusal)
+
+    def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of constants only: computed for real, so that its values are known."""
+        if name in RANDOM:  # the numbers are inputs, as a mask is
+            if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
+                self.recorder.refuse(
+                    name, "it writes random numbers through a view", "Draw a tensor of its own"
+                )
+            return noise(self.recorder, name, func, args, kwargs)
+        # the model may have asked an empty tensor for its device
+        args, kwargs = pytree.tree_map_only(torch.device, _real_device, (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor._is_view():
+                self._viewed[id(tensor._base)] = tensor._base
+        return result
+
+    def _of_buffers(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
+        real = self.recorder.real
+        if self._writes(name):
+            if args:
+                real.pop(id(args[0]), None)
+            return None
+        if any(
+            t.is_meta and id(t) not in real
+            for t in pytree.tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        ):
+            return None
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: real.get(id(t), t), (args, kwargs))
+        return self._constant(name, func, args, kwargs)
+
+    @staticmethod
+    def _writes(name: str) -> bool:
+        """Whether a function changes its first argument."""
+        return (
+            name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or name in AUGMENTED
+        )
+
+    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
+        """Refuse writing into a constant in ways that would leave the traced value unknown."""
+        if (
+            not self._writes(name)
+            or not isinstance(args[0], Tensor)
+            or self.recorder.known(args[0]) is not None
+        ):
+            return
+        if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
+            self.recorder.refuse(
+                name,
+                "it writes into a constant through a view, or in a way tracing has no rule for",
+                "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
+            )
+
+    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
+        recorder = self.recorder
+        batch, entering = None, []
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            value = recorder.known(tensor)
+            if value is not None:
+                batch = value.batch if batch is None else batch
+                if value.kind == "hidden":
+                    entering.append(value)
+        recorder.extra_outputs += entering
+        slots, batches = tuple(v.slot for v in entering), tuple(v.batch for v in entering)
+        recorder.operations.append(Operation("outside", recorder.path, "outside", batches, slots, batch))
+        self.paused = True
+        try:
+            return recorder.as_inputs(forward, args, kwargs, batch)
+        finally:
+            self.paused = False
+
+
+def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``x.new_zeros(...)``, ``torch.zeros_like(x)``: a real constant of the right type."""
+    like, rest = args[0], args[1:]
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format")}
+    kwargs.setdefault("dtype", like.dtype)
+    if name.endswith("_like"):
+        return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
+    return getattr(torch.empty(0), name)(*rest, **kwargs)
+
+
+def _real_device(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+_UNREGISTERED = (
+    "it uses a parameter that model.parameters() does not list",
+    "Keep layers as attributes or in nn.ModuleList and nn.ModuleDict, parameters in nn.ParameterList, and use them "
+    "through self",
+)
+
+
+def _explain(name: str) -> tuple[str, str | None]:
+    if name in READS and name not in REASONS:
+        return (
+            "the forward pass depends on the data it sees, so it has no single graph",
+            "Trace it in evaluation form (model.eval()) if it does so in training only, or a part of the model whose "
+            "steps do not depend on the data, or leave that module outside",
+        )
+    return REASONS.get(name, "tracing has no rule for this operation"), None

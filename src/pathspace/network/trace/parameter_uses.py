@@ -1,0 +1,139 @@
+"""Which edges the elements of each parameter are, and what using a parameter more than once means for scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pathspace.network.trace.scales import WILD, Scales
+from pathspace.network.trace.values import Value
+
+
+@dataclass
+class ParameterUse:
+    """One use of (a view of) a parameter as edges: their target and source scales."""
+
+    index: Tensor  # flat index in the parameter of every element used
+    target: Tensor  # labels, broadcastable to index.shape
+    source: Tensor
+    column: int | None  # dimension of the parameter along which the target varies; None if that means nothing
+    bias: bool  # its edges come from the bias node
+
+
+class ParameterUses:
+    """All uses of all parameters seen so far."""
+
+    def __init__(self, scales: Scales) -> None:
+        self.scales = scales
+        self.of: dict[str, list[ParameterUse]] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        self._counting = torch.arange(0)
+
+    def index_of(self, shape: torch.Size) -> Tensor:
+        """The flat index of every element of a parameter; parameters of all shapes share its memory."""
+        if len(self._counting) < shape.numel():
+            self._counting = torch.arange(shape.numel())
+        return self._counting[: shape.numel()].view(shape)
+
+    def is_whole(self, use: ParameterUse, name: str) -> bool:
+        """Whether a use is of the parameter as it is, every element once and in its place."""
+        return _same_index(use.index, self.index_of(self.shapes[name]))
+
+    def add(
+        self,
+        parameter: Value,
+        target: Tensor,
+        source: Tensor,
+        target_dim: int | None = None,
+        *,
+        bias: bool = False,
+    ) -> None:
+        """Record that elements of a parameter are edges from ``source`` to ``target`` scales.
+
+        A tied parameter has one rescaling factor s_target / s_source, whichever of its uses is looked at. Two uses
+        with the target along the same dimension get equal targets and equal sources; a parameter used both ways
+        round (tied input and output embeddings) gets target' = 1/source and source' = 1/target.
+        """
+        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
+        new = ParameterUse(
+            parameter.labels, self.scales.resolve(target), self.scales.resolve(source), column, bias
+        )
+        for old in self.of.setdefault(parameter.name, []):
+            if _same_index(old.index, new.index):
+                self._tie(old, new.target, new.source, new.column)
+                old.bias = old.bias or bias
+                return
+        size = math.prod(self.shapes[parameter.name])
+        if not self.is_whole(new, parameter.name):
+            self._tie_repeats(new, size)
+        for old in self.of[parameter.name]:  # another view of the same parameter: compare where they overlap
+            places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
+            (t_old, s_old), (t_new, s_new) = places
+            self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
+        self.of[parameter.name].append(new)
+
+    def _tie_repeats(self, use: ParameterUse, size: int) -> None:
+        """An element that occurs several times in one view (repeat, expand, indexing) has one target and one source."""
+        flat = use.index.reshape(-1)
+        if flat.numel() == 0 or int(torch.bincount(flat, minlength=size).max()) < 2:
+            return
+        for labels in (use.target, use.source):
+            wide = labels.expand(use.index.shape).reshape(-1)
+            one_of_them = torch.full((size,), WILD)
+            one_of_them[flat] = self.scales.resolve(wide)
+            self.scales.unify(wide, one_of_them[flat])
+
+    def earlier_target(self, parameter: Value, source: Tensor, target_dim: int = 0) -> Tensor | None:
+        """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.
+
+        It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
+        """
+        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
+        for old in self.of.get(parameter.name, []):
+            if old.column == column and _same_index(old.index, parameter.labels):
+                known, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
+                if known.numel() == wanted.numel() and bool((known.flatten() == wanted.flatten()).all()):
+                    return self.scales.resolve(old.target).reshape(-1)
+        return None
+
+    def _tie(self, old: ParameterUse, target: Tensor, source: Tensor, column: int | None) -> None:
+        unify = self.scales.unify
+        if old.column == column:
+            old.target, old.source = unify(old.target, target), unify(old.source, source)
+        else:
+            old.target, old.source = unify(old.target, _inverse(source)), unify(old.source, _inverse(target))
+
+
+def _same_index(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    same_memory = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    return same_memory or torch.equal(a, b)
+
+
+def _inverse(labels: Tensor) -> Tensor:
+    return torch.where(labels == WILD, labels, -labels)
+
+
+def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | None:
+    """The dimension of the parameter along which dimension ``dim`` of a view runs."""
+    if dim is None or len(shape) < 2:
+        return None
+    dim %= index.dim()
+    if index.shape[dim] < 2:  # one row: nothing varies; take the view as untransposed
+        return dim if index.shape == shape else None
+    step = int((index.select(dim, 1) - index.select(dim, 0)).flatten()[0])
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    return next((d for d, stride in enumerate(strides) if step >= stride), None)
+
+
+def _scatter(size: int, index: Tensor, target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    result = []
+    for labels in (target, source):
+        flat = torch.full((size,), WILD)
+        flat[index.reshape(-1)] = labels.expand(index.shape).reshape(-1)
+        result.append(flat)
+    return result[0], result[1]

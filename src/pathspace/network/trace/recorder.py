@@ -1,0 +1,274 @@
+"""What one trace has found: values of tensors, the squared network so far, uses of parameters.
+
+Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) decides which rule runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.program import Operation
+from pathspace.network.trace.parameter_uses import ParameterUses
+from pathspace.network.trace.scales import FIXED, WILD, Scales
+from pathspace.network.trace.values import Value, View, common_kind, put
+from pathspace.squared.tape import Instruction, Leaf, Pullback
+
+
+class Recorder:
+    """What is known so far; one object per trace.
+
+    Args:
+        rules: the rule of every operation, for rules that are written in terms of others.
+    """
+
+    def __init__(self, rules: Mapping[str, Callable[..., Any]]) -> None:
+        self.rules = rules
+        self.scales = Scales()
+        self.leaves: list[Leaf] = []
+        self.instructions: list[Instruction] = []
+        self.uses = ParameterUses(self.scales)
+        self.real: dict[
+            int, Tensor
+        ] = {}  # values of buffers and of views of them, by the id of the empty tensor
+        self.extra_outputs: list[Value] = []  # what flows into parts left outside
+        self.unit_values: list[Value] = []  # values of units, right after their ReLU
+        self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
+        self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
+        self.activated: list[Value] = []  # what enters an activation
+        self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
+        self.packed: dict[
+            int, Any
+        ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
+        self.module_path: list[str] = []
+        self._values: dict[int, tuple[Tensor, Value]] = {}  # keeps the tensors alive, so that ids stay unique
+        self._slots = 0
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def new_slot(self) -> int:
+        """A fresh slot of the squared network."""
+        self._slots += 1
+        return self._slots - 1
+
+    def bind(self, tensor: Tensor, value: Value) -> Tensor:
+        """From now on ``tensor`` has this value."""
+        self._values[id(tensor)] = (tensor, value)
+        return tensor
+
+    def known(self, tensor: Any) -> Value | None:
+        """The value of a tensor, or None for a constant and for what is no tensor."""
+        entry = self._values.get(id(tensor))
+        if entry is None:
+            return None
+        value = entry[1]
+        return value if value.version == value.memory.version else self._after_writes(*entry)
+
+    def value(self, tensor: Tensor) -> Value:
+        """The value of a tensor; a constant becomes a leaf of the squared network."""
+        known = self.known(tensor)
+        if known is not None:
+            return known
+        if tensor.is_meta:
+            self.refuse("an untraced tensor", "it was made by code that tracing does not see")
+        data = tensor.detach().clone()
+        slot = self.new_slot()
+        self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
+        # a constant zero fits every scale: the start of a recurrence
+        labels = torch.where(data.cpu() == 0, WILD, FIXED)
+        return Value(slot, labels, kind="input")
+
+    def add_leaf(self, tensor: Tensor, kind: str, name: str = "", batch: int | None = None) -> Tensor:
+        """Bind a tensor to a new leaf: an input, a parameter or a buffer."""
+        slot = self.new_slot()
+        self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
+        if kind == "parameter":
+            self.uses.shapes[name] = tensor.shape
+            index = self.uses.index_of(tensor.shape)
+            return self.bind(tensor, Value(slot, index, "parameter", name))
+        fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
+        return self.bind(tensor, Value(slot, fixed, kind, name, batch))
+
+    def write(self, name: str, target: Tensor, made: Tensor) -> Tensor:
+        """From now on ``target`` holds what ``made`` does, and whatever shares its memory shows it."""
+        old, new = self.value(target), self.value(made)
+        if old.memory.members == 1:
+            return self.bind(target, new)
+        if old.kind == "parameter":
+            self.refuse(name, "it changes a parameter in place", "Write the result into a new tensor")
+        memory = old.memory
+        memory.write(None if old.view is None else memory.elements(old.view), new)
+        return self.bind(target, replace(new, memory=memory, view=old.view, version=memory.version))
+
+    def write_elements(self, name: str, target: Tensor, part: View, source: Value) -> None:
+        """Some elements of a tensor that shares memory hold something else from now on."""
+        old = self.value(target)
+        view = old.view
+        if old.kind == "parameter" or view is None:
+            self.refuse(
+                name, "it writes into a tensor that may share memory with another one", "Write into a clone()"
+            )
+            return
+        old.memory.write(part(old.memory.elements(view)), source)
+
+    def _after_writes(self, tensor: Tensor, value: Value) -> Value:
+        """The value of a tensor after writes into memory that it shares."""
+        memory = value.memory
+        if memory.unsure > value.version or (value.view is None and memory.version > value.version):
+            self.refuse(
+                "in-place operation",
+                "a tensor is used that may share memory with one that was changed in place",
+                "Write h = h + x in the place of h += x, or change a clone()",
+            )
+        assert memory.owner is not None
+        assert value.view is not None
+        if not memory.changed(value.view, value.version):
+            value = replace(value, version=memory.version)
+            self.bind(tensor, value)
+            return value
+        owner, like = memory.owner, self.scales.resolve(memory.owner.labels)
+        for elements, new in memory.pending:
+            labels = like.reshape(-1).clone()
+            labels[elements.reshape(-1)] = self.scales.resolve(new.labels).expand(elements.shape).reshape(-1)
+            like = labels.reshape(owner.shape)
+            made = Value(self.new_slot(), like, common_kind((owner, new)), batch=owner.batch)
+            self.emit_many(put(elements), [owner, new], [made], name="in-place write", dtype=tensor.dtype)
+            owner = made
+        memory.owner, memory.pending = owner, []
+        seen = Value(
+            self.new_slot(), value.view(like), owner.kind, batch=value.batch,
+            memory=memory, view=value.view, version=memory.version,
+        )  # fmt: skip
+        self.emit_many(value.view, [owner], [seen], name="view after a write", dtype=tensor.dtype)
+        self.bind(tensor, seen)
+        return seen
+
+    def emit(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Value],
+        labels: Tensor,
+        *,
+        name: str,
+        dtype: torch.dtype,
+        batch: int | None = None,
+        kind: str = "hidden",
+        parameter: str = "",
+        pullback: Pullback | None = None,
+        forward: Callable[..., Any] | None = None,
+        form: Any = None,
+    ) -> Tensor:
+        """Record ``function`` of the squared inputs and return the (empty) tensor it makes.
+
+        With ``forward`` goes a pullback that reads no more of the result than its shape.
+        """
+        slot = self.new_slot()
+        of_parameter = kind == "parameter"
+        slots = tuple(v.slot for v in inputs)
+        instruction = Instruction(
+            function,
+            slots,
+            (slot,),
+            self.where(name),
+            of_parameter,
+            pullback=pullback,
+            forward=forward,
+            shape=tuple(labels.shape) if forward is not None else None,
+            form=form,
+        )
+        self.instructions.append(instruction)
+        tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
+        return self.bind(tensor, Value(slot, labels, kind, parameter, batch))
+
+    def emit_many(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Value],
+        results: Sequence[Value],
+        *,
+        name: str,
+        dtype: torch.dtype,
+        recurrent: bool = False,
+        pullback: Pullback | None = None,
+        forward: Callable[..., Any] | None = None,
+        form: Any = None,
+    ) -> tuple[Tensor, ...]:
+        """Record a function with several results; ``results`` have their slots already."""
+        made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
+        of_parameter = results[0].kind == "parameter"
+        where = self.where(name)
+        self.instructions.append(
+            Instruction(function, used, made, where, of_parameter, recurrent, pullback, forward, form=form)
+        )
+        return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
+
+    def as_units(self, tensor: Tensor) -> Value:
+        """The value of a tensor; a parameter in the place of activations is made of edges from the bias node."""
+        value = self.value(tensor)
+        if value.kind != "parameter":
+            return value
+        made = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
+        self.uses.add(value, made, torch.full_like(made, FIXED), bias=True)
+        return Value(value.slot, self.scales.resolve(made))
+
+    def note_unit(self, tensor: Tensor) -> Tensor:
+        """Remember that this tensor holds unit values (after a ReLU)."""
+        self.unit_values.append(self.value(tensor))
+        return tensor
+
+    def note_linear(self, tensor: Tensor) -> Tensor:
+        """Remember that this tensor holds the values of a linear map."""
+        self.linear_values.append(self.value(tensor))
+        return tensor
+
+    def apply(self, name: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Interpret one more operation, for rules that are written in terms of others."""
+        return self.rules[name](self, name, func, *args, **kwargs)
+
+    def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]) -> Any:
+        """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
+        batch = next((v.batch for v in values if v.batch is not None), None)
+        return self.as_inputs(func, args, kwargs, batch)
+
+    def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
+        """Run a function without recording it; its results are inputs of the network."""
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
+        )
+        result = func(*args, **kwargs)
+
+        def bind(tensor: Tensor) -> Tensor:
+            keeps = batch is not None and tensor.dim() > batch and tensor.shape[batch] == 1
+            return self.add_leaf(tensor, "input", batch=batch if keeps else None)
+
+        return pytree.tree_map_only(Tensor, bind, result)
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Path of the module that is running; empty for the model itself."""
+        return self.module_path[-1] if self.module_path else ""
+
+    def where(self, name: str) -> str:
+        """The operation and the module that is running."""
+        return f"{name} in '{self.path}'" if self.path else name
+
+    def refuse(self, operation: str, reason: str, advice: str | None = None) -> Any:
+        """Raise UntraceableError for the module that is running."""
+        _, inside, weight = self.path.rpartition(".parametrizations.")
+        if inside:
+            name = weight.partition(".")[0]
+            reason = f"it computes '{name}' from other parameters, so its elements are no edges of their own"
+            advice = None
+        raise UntraceableError(operation, self.path, reason, advice)
+
+    def wrong_batch(self, name: str) -> Any:
+        """The batch dimension turned out to be another one."""
+        raise WrongBatchDimension(self.where(name))

@@ -1,0 +1,176 @@
+"""Copies of a model: the one that runs without data while it is traced, and those that run on data."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.recorder import Recorder
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A copy of the model without data, its parameters and floating-point buffers bound to leaves."""
+    parameters = dict(model.named_parameters())
+    memo: dict[int, Any] = {}
+    recorder.uses.index_of(torch.Size([max(p.numel() for p in parameters.values())]))  # once, for all of them
+    leaves: list[tuple[Tensor, str, str, Tensor]] = []
+    for name, parameter in parameters.items():
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        memo[id(parameter)] = empty
+        leaves.append((empty, "parameter", name, parameter.detach()))
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+            leaves.append((memo[id(buffer)], "buffer", name, buffer))
+        else:
+            memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
+    shadow = copy.deepcopy(model, memo)
+    for tensor, kind, name, data in leaves:
+        recorder.add_leaf(tensor, kind, name)
+        if kind == "buffer" and not data.is_meta:
+            recorder.real[id(tensor)] = data.detach().cpu()
+    return shadow, parameters
+
+
+def made_by_hooks(model: nn.Module) -> list[Tensor]:
+    """Attributes of modules that hooks compute from parameters before every call: pruning, weight normalization.
+
+    They cannot be copied, and need not be: a call makes them anew.
+    """
+    return [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    ]
+
+
+def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A deep copy of a model, with what hooks made left to be made anew.
+
+    Args:
+        model: any module; it is not changed.
+        memo: what stands for parts of it in the copy, by their identity.
+    """
+    made: dict[int, Any] = {id(t): t.detach() for t in made_by_hooks(model)}
+    return copy.deepcopy(model, made if memo is None else made | memo)
+
+
+def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A copy in evaluation form; its hooks on gradients are the user's own, and left out. See :func:`copy_of`."""
+    copied = copy_of(model, memo).eval()
+    for module in copied.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return copied
+
+
+def arguments_for(
+    recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The model's arguments without data, with ``size`` examples, bound to leaves."""
+    given = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
+    if given is None:
+        raise ValueError(
+            f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
+            "(a model that takes another structure: wrap it in a module that takes the tensors)"
+        )
+    first = next((t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), None)
+    if first is None:
+        raise ValueError("example_input holds no tensor")
+    if batch_dim is not None and batch_dim > max(1, first.dim() - 1):  # 1 is tried unasked
+        raise ValueError(
+            f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
+        )
+    places = (
+        list(given)
+        if isinstance(given, dict)
+        else list(range(1 if isinstance(given, Tensor) else len(given)))
+    )
+    if not states.issubset(places):
+        raise ValueError(
+            f"states={sorted(states, key=str)} names no argument of the example input; its arguments are {places}"
+        )
+    examples = first.shape[batch_dim] if batch_dim is not None and batch_dim < first.dim() else None
+
+    def empty(tensor: Tensor) -> tuple[Tensor, int | None]:
+        shape, batch = list(tensor.shape), None
+        if examples is not None and batch_dim is not None:
+            # other arguments may hold the batch elsewhere, as the states of nn.RNN do
+            places = [d for d in (batch_dim, *range(len(shape))) if d < len(shape) and shape[d] == examples]
+            batch = places[0] if places else None
+        if batch is not None:
+            shape[batch] = size
+        return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch
+
+    def prepare(tensor: Tensor) -> Tensor:
+        made, batch = empty(tensor)
+        return recorder.add_leaf(made, "input", batch=batch)
+
+    def carried(tensor: Tensor) -> Tensor:
+        return torch.zeros(empty(tensor)[0].shape, dtype=tensor.dtype)  # a zero fits every scale
+
+    def argument(key: int | str, value: Any) -> Any:
+        return pytree.tree_map_only(Tensor, carried if key in states else prepare, value)
+
+    if isinstance(given, dict):
+        return (), {key: argument(key, value) for key, value in given.items()}
+    if isinstance(given, (tuple, list)):
+        return tuple(argument(i, value) for i, value in enumerate(given)), {}
+    return (argument(0, given),), {}
+
+
+def with_hooks(module: nn.Module) -> Callable[..., Any]:
+    """The whole call of a copied module, hooks included; the module itself is left without them."""
+    inner = object.__new__(type(module))  # copy.copy refuses parametrized modules
+    inner.__dict__.update(module.__dict__)
+    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    return inner
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what torch.compile wraps, modules or functions, as plain Python."""
+    with warnings.catch_warnings():
+        # a checkpointed part may be traced like any other
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+        if (
+            "torch._dynamo" not in sys.modules
+        ):  # nothing can have been compiled, and to import it takes seconds
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+
+@contextmanager
+def running(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> Iterator[None]:
+    """Let the recorder know which module is running, and run those left outside without a trace."""
+    recorder = interpreter.recorder
+    for name, module in shadow.named_modules():
+        forward = with_hooks(module) if name in outside else module.forward
+
+        def run(*args: Any, _name: str = name, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
+            recorder.module_path.append(_name)
+            try:
+                if _name in outside and not interpreter.paused:
+                    return interpreter.run_outside(_forward, args, kwargs)
+                return _forward(*args, **kwargs)
+            finally:
+                recorder.module_path.pop()
+
+        module.forward = run
+    yield

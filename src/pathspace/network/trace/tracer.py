@@ -1,0 +1,235 @@
+"""From a model and an example input to a :class:`Network`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.network import Call, Network
+from pathspace.network.program import Program
+from pathspace.network.returned import Returned, tensors_in
+from pathspace.network.rules import RULES
+from pathspace.network.trace.assemble import assemble, coverage
+from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED, WILD
+from pathspace.network.trace.shadow import arguments_for, running, shadow_of, uncompiled
+from pathspace.network.trace.values import Value
+
+
+def trace(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    outside: Iterable[nn.Module | str] = (),
+    batch_dim: int | str | None = "auto",
+    output: Callable[[Any], Any] | None = None,
+    states: Iterable[int | str] = (),
+) -> Network:
+    """Trace a model into a graph of unit classes.
+
+    The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change.
+
+    Args:
+        model: any module whose operations are positively homogeneous, linear, or only move values. ReLU, LeakyReLU,
+            PReLU, linear and convolutional layers, pooling, residual sums, BatchNorm, embeddings and ReLU
+            recurrences are known, in modules and in functional form.
+        example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
+            of keyword arguments. Only shapes and types are read.
+        outside: modules of the model, or their paths (without what torch.compile or data parallelism add), to leave
+            to the plain rule of an optimizer. What enters them counts as an output of the network, what leaves them
+            as an input.
+        batch_dim: the dimension of the inputs that holds the batch; None for inputs without one; ``"auto"`` finds it.
+        output: picks the outputs from what the model returns. By default all returned tensors are outputs but
+            the last states of recurrent layers.
+        states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
+            with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
+
+    Returns:
+        The network.
+
+    Raises:
+        UntraceableError: an operation has no place in path geometry; the message names it, its module and the reason.
+        ValueError: the model has no parameters, a name in ``outside`` is no module of it, one in ``states`` no
+            argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> ps.trace(model, torch.zeros(1, 4))
+        Network(58 weights in 4 parameters, 8 unit classes)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace needs an nn.Module, got {type(model).__name__}; wrap a function in a module")
+    valid = batch_dim is None or batch_dim == "auto" or (type(batch_dim) is int and batch_dim >= 0)
+    if not valid:
+        raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
+    model = unwrapped(model)
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
+    names = _outside_names(model, outside)
+    _check_model(model, names)
+    plan = _Plan(model, example_input, names, output, frozenset(states))
+    if batch_dim != "auto":
+        return plan.trace(batch_dim)[0]  # type: ignore[arg-type]
+    problem: Exception | None = None
+    for candidate in (0, 1, None):
+        try:
+            network, used = plan.trace(candidate)
+            if candidate is None:
+                return network
+            again, used_again = plan.trace(candidate, size=2)
+            if used == used_again and network.num_classes == again.num_classes:
+                return network
+            problem = problem or WrongBatchDimension(
+                "the use of parameters, which would depend on the batch size,"
+            )
+        except (WrongBatchDimension, RuntimeError, IndexError) as error:
+            problem = problem or error
+    if isinstance(problem, WrongBatchDimension):
+        raise UntraceableError(
+            "batch",
+            "",
+            f"no dimension of the example input can be the batch: {problem} needs dimension 0 otherwise",
+            "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example",
+        )
+    assert problem is not None
+    raise problem
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A trace, up to the choice of the batch dimension."""
+
+    model: nn.Module
+    example_input: Any
+    outside: set[str]
+    output: Callable[[Any], Any] | None
+    states: frozenset[int | str]
+
+    @with_tables_on_the_cpu
+    def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
+        """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
+        recorder = Recorder(RULES)
+        interpreter = Interpreter(recorder)
+        shadow, parameters = shadow_of(self.model, recorder)
+        args, kwargs = arguments_for(recorder, self.example_input, batch_dim, size, self.states)
+        with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
+            result = shadow(*args, **kwargs)
+            if self.output is not None:
+                result = self.output(result)
+        outputs, places, slots = _outputs(recorder, result)
+        for value in outputs:
+            recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+        owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
+        left = {name for name, p in parameters.items() if id(p) in owned}
+        returned = Returned(self.output, places)
+        program = Program(tuple(recorder.operations), slots)
+        call = self._call(batch_dim)
+        network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
+        _check_types(network.parameters, torch.is_floating_point)
+        return network, coverage(recorder)
+
+    def _call(self, batch_dim: int | None) -> Call:
+        empty = pytree.tree_map_only(
+            Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
+        )
+        return Call(empty, batch_dim, self.states, frozenset(self.outside))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What torch.compile and data parallelism wrap: the same parameters in the same computation."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        else:
+            return model
+
+
+def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[str]:
+    if isinstance(outside, (str, nn.Module)):
+        outside = [outside]
+    by_module = {module: name for name, module in model.named_modules()}
+    names = set()
+    for item in outside:
+        name = item if isinstance(item, str) else by_module.get(item)
+        if name is None or name not in by_module.values():
+            known = ", ".join(f"'{n}'" for n in list(by_module.values())[1:9])
+            raise ValueError(f"outside={item!r} is no module of the model; its modules are {known}, ...")
+        names.add(name)
+    return names
+
+
+def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tensor], bool]) -> None:
+    for name, parameter in parameters.items():
+        if not allowed(parameter):
+            raise ValueError(
+                f"parameter '{name}' is of type {parameter.dtype}: only real numbers can be rescaled. "
+                "Keep tables that are not trained as buffers (register_buffer)"
+            )
+
+
+def _check_model(model: nn.Module, outside: set[str]) -> None:
+    _check_types(dict(model.named_parameters()), lambda p: not p.is_complex())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(f"'{name}' has no shape yet: call the model once before tracing it")
+    for name, module in model.named_modules():
+        if any(name == o or name.startswith(o + ".") for o in outside):
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UntraceableError(
+                "scripted module",
+                name,
+                "its code is compiled, and tracing does not see it",
+                "Trace the plain module",
+            )
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if any(not getattr(hook, "only_looks", False) for hook in hooks):
+            raise UntraceableError(
+                "forward hook",
+                name,
+                "a hook can change what the module computes, and tracing does not see it",
+                "Remove it first (handle.remove(), remove_weight_norm, prune.remove; trace before a quantizer "
+                "prepares the model), or leave the module outside",
+            )
+
+
+def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...], tuple[int | None, ...]]:
+    """The network's outputs; of the returned tensors that are no states of recurrent layers, places and slots."""
+    found = []
+    for tensor in tensors_in(result):
+        value = recorder.known(tensor)
+        if value is None and tensor.is_meta:
+            raise UntraceableError(
+                "output", "", "a returned tensor was made by code that tracing does not see"
+            )
+        found.append(value)
+    of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
+    chosen = [v for v in of_units if not v.state]
+    if not chosen and not recorder.extra_outputs:  # nothing but states is returned, and nothing goes outside
+        chosen = of_units
+    states = {id(v) for v in of_units} - {id(v) for v in chosen}
+    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
+    if not outputs:
+        raise UntraceableError(
+            "output",
+            "",
+            "no tensor that the model returns depends on its parameters",
+            "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
+        )
+    left = states | {id(v) for v in found if v is not None and v.kind == "indices"}
+    places = tuple(i for i, v in enumerate(found) if id(v) not in left)
+    chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
+    slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
+    return list({v.slot: v for v in outputs}.values()), places, slots

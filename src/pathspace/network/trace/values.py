@@ -1,0 +1,134 @@
+"""What tracing knows of one tensor, and the memory that it shares with its views.
+
+A write into one of them changes the others. It is only noted; what a tensor holds after it is found when somebody asks:
+nothing new for a view of other elements, else what the owner of the memory holds now, seen through the same view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+View = Callable[[Tensor], Tensor]
+"""From a tensor of the owner's shape to what a view of it shows."""
+
+
+def whole(t: Tensor) -> Tensor:
+    """The view of all."""
+    return t
+
+
+class Memory:
+    """The memory of one tensor, its owner, and of all views of it.
+
+    Attributes:
+        members: how many tensors show it.
+        version: how many writes there were while several did.
+        owner: the value of all of it, up to the writes that are pending.
+        pending: (elements, their new value) for each write since.
+        unsure: the last write through a view that may have been a copy.
+    """
+
+    __slots__ = ("_last_write", "members", "owner", "pending", "unsure", "version")
+
+    def __init__(self) -> None:
+        self.members, self.version, self.unsure = 1, 0, 0
+        self.owner: Value | None = None
+        self.pending: list[tuple[Tensor, Value]] = []
+        self._last_write: Tensor | None = None  # of every element
+
+    def share(self, value: Value) -> None:
+        """One more tensor shows what ``value`` does."""
+        if self.owner is None:  # up to now there was one tensor
+            self.owner = value
+        self.members += 1
+
+    def elements(self, view: View) -> Tensor:
+        """Which elements a view shows."""
+        assert self.owner is not None
+        return view(torch.arange(self.owner.labels.numel()).reshape(self.owner.shape))
+
+    def write(self, elements: Tensor | None, value: Value) -> None:
+        """Note that elements have a new value; None where it is not known which, or whether."""
+        assert self.owner is not None
+        self.version += 1
+        if elements is None:
+            self.unsure = self.version
+            return
+        if self._last_write is None:
+            self._last_write = torch.zeros(self.owner.labels.numel(), dtype=torch.long)
+        self._last_write[elements.reshape(-1)] = self.version
+        self.pending.append((elements, value))
+
+    def changed(self, view: View, version: int) -> bool:
+        """Whether a view shows anything that was written after a version."""
+        return self._last_write is not None and bool((self._last_write[self.elements(view)] > version).any())
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of one tensor of the traced forward pass.
+
+    Attributes:
+        slot: where the squared network keeps it.
+        labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
+            index of every element in the parameter.
+        kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
+            or ``"tail"`` (a function of outputs, such as a softmax, which no parameter may use any more) or
+            ``"indices"`` (where a maximum was).
+        name: the name of the parameter or buffer that it is a view of; of the operation, for a tail and indices.
+        batch: the dimension that holds the batch, if known.
+        module: for a tail and indices, the module that made them.
+        state: True for the last hidden state of a recurrent layer, which is not an output of the network.
+        memory: what it shares with other tensors.
+        view: which elements of the memory it shows; None if it may be a copy of them.
+        version: how many writes into the memory it has seen.
+        order: True for a permutation of the examples, an input.
+        refusal: for a tail, the error to raise if a parameter comes after it.
+    """
+
+    slot: int
+    labels: Tensor
+    kind: str = "hidden"
+    name: str = ""
+    batch: int | None = None
+    state: bool = False
+    module: str = ""
+    memory: Memory = field(default_factory=Memory)
+    view: View | None = whole
+    version: int = 0
+    order: bool = False
+    refusal: Exception | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor, for one example."""
+        return self.labels.shape
+
+
+def apart(value: Value) -> Value:
+    """The same in memory of its own."""
+    return replace(value, memory=Memory(), view=whole, version=0)
+
+
+def common_kind(values: Sequence[Value]) -> str:
+    """The kind of a result: hidden as soon as a parameter had a part in it."""
+    kinds = {v.kind for v in values}
+    if kinds == {"buffer"}:
+        return "buffer"
+    return "input" if kinds <= {"input", "buffer"} else "hidden"
+
+
+def put(elements: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function that replaces some elements of a tensor."""
+    places = elements.reshape(-1)
+
+    def replaced(old: Tensor, new: Tensor) -> Tensor:
+        result = old.reshape(-1).clone()
+        result[places.to(old.device)] = new.expand(elements.shape).reshape(-1)
+        return result.reshape(old.shape)
+
+    return replaced

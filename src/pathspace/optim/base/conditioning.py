@@ -1,0 +1,57 @@
+"""How well conditioned path space is for an optimizer, and what became of its skeleton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.paths.space.condensation import cover
+from pathspace.paths.space.skeleton import Skeleton
+
+
+def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) -> dict[str, Any]:
+    """See :meth:`pathspace.optim.base.path_space.PathSpaceOptimizer.diagnostics`.
+
+    Args:
+        network: the traced network.
+        chosen: the skeleton.
+        start: products when it was chosen (``fixed``), and the counts ``clamped`` and ``flipped``.
+    """
+    products, gauge = chosen.products(network.parameters), gauge_of_nodes(network)
+    complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)
+    visible = torch.where(products == 0, torch.nan, (gauge / products).square())
+    c = network.num_classes
+    multipliers = torch.cat(
+        [
+            (
+                visible[cover(ends.source, c).to(gauge.device)]
+                * visible[cover(-ends.target, c).to(gauge.device)]
+            )
+            .expand(network.parameters[name].shape)
+            .reshape(-1)
+            for name, ends in network.edges.items()
+        ]
+    )
+    seen = multipliers[~multipliers.isnan()]
+    seen = seen if seen.numel() else seen.new_ones(1)
+    ratios = (products / start["fixed"])[complete].abs()
+    return {
+        "classes": len(complete),
+        "incomplete": [network.class_names[i] for i in chosen.incomplete],
+        "multipliers": (float(seen.min()), float(seen.median()), float(seen.max())),
+        "smallest_ratio": float(ratios.min()) if len(ratios) else 1.0,
+        "largest_ratio": float(ratios.max()) if len(ratios) else 1.0,
+        "clamped": int(start["clamped"]),
+        "flipped": int(start["flipped"]),
+    }
+
+
+def gauge_of_nodes(network: Network) -> Tensor:
+    """The scale at which every node of the double cover stands."""
+    gauge = node_mass(network).gauge()
+    return torch.cat([gauge.new_ones(1), gauge, gauge.reciprocal()])

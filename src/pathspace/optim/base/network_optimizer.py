@@ -1,0 +1,234 @@
+"""What all optimizers of a traced network share: which parameters they take, their options, and copies of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.errors import expect_network
+from pathspace.optim.base.path_metric import parameter_names
+
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
+
+_NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
+
+
+class NetworkOptimizer(torch.optim.Optimizer):
+    """Base of all optimizers of the library.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network.
+        defaults: options that groups may have of their own.
+    """
+
+    def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
+        expect_network(network)
+        self.network = network
+        self._of_groups = frozenset(
+            defaults
+        )  # torch adds options of its own to ``defaults`` when it loads a state
+        super().__init__(params, defaults)
+        network.check_current()
+        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
+            raise ValueError(
+                "none of these parameters belongs to the network: trace the model that they are the parameters of "
+                "(a copied or converted model must be traced again)"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+        """
+        own = set(inspect.signature(type(self).__init__).parameters) - set(self.defaults) - {"params"}
+        for name in param_group:
+            if name in own:
+                kind = type(self).__name__
+                raise ValueError(
+                    f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
+                )
+        check_not_negative(**{name: param_group[name] for name in _NOT_NEGATIVE if name in param_group})
+        if "betas" in param_group:
+            check_betas(param_group["betas"])
+        super().add_param_group(param_group)
+
+    def _active(self) -> Active:
+        """The parameters that have a gradient.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        active: Active = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                g = p.grad
+                if g is None:
+                    continue
+                if g.is_sparse:
+                    raise RuntimeError(
+                        f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+                    )
+                active.append((p, group))
+        return active
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
+        parameters to half precision.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
+        kind, groups = type(self).__name__, state_dict["param_groups"]
+        for group in groups:
+            missing = sorted(self._of_groups - group.keys())
+            if missing:
+                raise ValueError(
+                    f"this is not the state of {kind}: its groups lack {', '.join(map(repr, missing))}"
+                )
+        saved = [index for group in groups for index in group["params"]]
+        ours = [p for group in self.param_groups for p in group["params"]]
+        names = self.network.names_by_id
+        for index, p in zip(saved, ours, strict=False):  # torch tells if they are not as many
+            if id(p) in names and (state := state_dict["state"].get(index)):
+                self._check_state(names[id(p)], index, state)
+        super().load_state_dict(state_dict)
+        for index, p in zip(saved, ours, strict=True):
+            state = self.state.get(p, {})
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
+                    state[key] = value.to(p.device)
+
+    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+        """Look at the saved state of a parameter of the network.
+
+        Raises:
+            ValueError: it does not fit the parameter.
+        """
+        shape = self.network.parameters[name].shape
+        rows = shape[:1].numel()
+        matrix = (
+            rows,
+            shape.numel() // max(1, rows),
+        )  # what gauges, and moments of matrix rules, are kept for
+        for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
+            kept = state.get(key)
+            if not isinstance(kept, Tensor):
+                continue
+            gauge = key.startswith("gauge")
+            fits = _spreads(kept.shape, matrix) if gauge else tuple(kept.shape) in (tuple(shape), matrix)
+            if not fits:
+                raise ValueError(
+                    f"the state of parameter {index} has a '{key}' of shape {tuple(kept.shape)}, which does not fit "
+                    f"'{name}' of shape {tuple(shape)}: was the model the same?"
+                )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        # schedulers put a method of this object in the place of ``step``
+        made.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
+        return made
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        """An attribute of a copy."""
+        del name
+        return copy.deepcopy(value, memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch would leave out everything but states and groups, and what is loaded could not take a step
+        kind = type(self).__name__
+        raise TypeError(
+            f"{kind} cannot be pickled, because its network cannot: save optimizer.state_dict(), and load it into a "
+            f"new {kind} of the model traced anew. For a copy in memory, copy.deepcopy((model, optimizer))"
+        )
+
+
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """What a closure returns, with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse negative options.
+
+    Raises:
+        TypeError: an option is no number.
+        ValueError: an option is negative, NaN or infinite.
+    """
+    check_numbers(**options)
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+        if value == math.inf:
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_numbers(**options: Any) -> None:
+    """Refuse options that are no numbers.
+
+    Raises:
+        TypeError: an option is none.
+    """
+    for name, value in options.items():
+        if not isinstance(value, (Real, Tensor)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_bounds(**options: float | None) -> None:
+    """Refuse bounds that nothing meets.
+
+    Raises:
+        TypeError: an option is no number.
+        ValueError: an option is not positive, or NaN; None is no bound.
+    """
+    for name, value in options.items():
+        if value is None:
+            continue
+        check_numbers(**{name: value})
+        if not value > 0:
+            raise ValueError(f"{name} must be positive or None, got {value}")
+
+
+def check_counts(**options: int) -> None:
+    """Refuse what does not count anything.
+
+    Raises:
+        ValueError: an option is no whole number, or less than 1.
+    """
+    for name, value in options.items():
+        if not (isinstance(value, Integral) and value >= 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse decay rates outside [0, 1).
+
+    Raises:
+        ValueError: one of the two is, or no number.
+    """
+    two = (
+        isinstance(betas, Sequence) and len(betas) == 2 and all(isinstance(b, (Real, Tensor)) for b in betas)
+    )
+    if not two or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+
+
+def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
+    """Whether a tensor of one shape can be expanded to another one of as many dimensions."""
+    return len(shape) == len(over) and all(a in (1, b) for a, b in zip(shape, over, strict=True))

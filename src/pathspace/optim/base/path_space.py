@@ -1,0 +1,376 @@
+"""What optimizers in path space share: the skeleton, the frame of every step, and which classes take part.
+
+A rule of its own is one subclass that turns the gradient of a path (or of a parameter outside the network) into a
+direction (`_direction`).
+
+Letters: p parameter, g = dL/dp, x path coordinates, R ratios (see ``paths.space.frame``), eta lr.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
+from pathspace.optim.base.compiled import path_space_step
+from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
+from pathspace.optim.base.network_optimizer import (
+    Active,
+    NetworkOptimizer,
+    Parameters,
+    check_bounds,
+    check_not_negative,
+    evaluated,
+)
+from pathspace.optim.rules.clipping import clip_factor
+from pathspace.paths.kernel.norm import widened
+from pathspace.paths.space.chart import Measure, chart
+from pathspace.paths.space.frame import Frame
+from pathspace.paths.space.reduction import reduction_graph
+from pathspace.paths.space.skeleton import RULES, Rule, Skeleton, skeleton
+from pathspace.paths.space.slots import Scratch
+
+Units = Literal["balanced", "none"]
+Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
+
+_FRAMES = 16  # sets of parameters with a gradient whose frames are kept
+_ROOM = 60  # binary digits of a factor, up to which float32 holds its square
+
+
+class PathSpaceOptimizer(NetworkOptimizer):
+    """Base of the optimizers in path space; see :class:`GSGD` for the options.
+
+    Groups have the options ``lr``, ``weight_decay`` and ``maximize`` in any case.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        defaults: dict[str, Any],
+        *,
+        clip_norm: float | None,
+        clamp: float | None,
+        units: Units,
+        skeleton_rate: float,
+        skeleton: Skeleton | Rule | None,
+        seed: int,
+        fused: bool = False,
+    ) -> None:
+        check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
+        check_bounds(clip_norm=clip_norm)
+        if clamp is not None and not clamp > 1:
+            raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
+        if units not in ("balanced", "none"):
+            raise ValueError(f"units must be 'balanced' or 'none', got {units!r}")
+        if not skeleton_rate > 0:
+            raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
+        self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
+        self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
+        self._seed = seed
+        self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
+        self._frames: dict[tuple[str, ...], Frame] = {}
+        self._far: bool | None = None  # not known yet
+        self._scratch = Scratch()
+        self.skeleton: Skeleton | None = None
+        super().__init__(params, network, defaults)
+        found = path_space_step(self, adaptive=self._adaptive) if fused else (None, "fused=False")
+        self._direct, self.not_fused_because = found
+        if isinstance(self._wanted, Skeleton):
+            _check_skeleton(self._wanted, network)
+        elif self._wanted not in RULES:
+            raise ValueError(
+                f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
+            )
+
+    @property
+    def fused(self) -> bool:
+        """Whether compiled loops take the steps; ``not_fused_because`` says why not."""
+        return self._direct is not None
+
+    _adaptive = False
+    """Whether the rule is Adam's, to the loops."""
+
+    @abstractmethod
+    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """What to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
+
+    # --- the skeleton ------------------------------------------------------------------------------------
+
+    @with_tables_on_the_cpu
+    @torch.no_grad()
+    def choose_skeleton(
+        self, skeleton: Skeleton | Rule = "largest", generator: torch.Generator | None = None
+    ) -> Skeleton:
+        """Choose the skeleton anew, at the present weights.
+
+        No weight changes. What is kept per path (momentum, Adam's moments) belongs to paths of the old skeleton and
+        starts anew, as do units and counts.
+
+        Args:
+            skeleton: a skeleton, or the rule to choose one by.
+            generator: see :func:`pathspace.paths.skeleton`.
+
+        Returns:
+            The skeleton.
+        """
+        chosen = skeleton if isinstance(skeleton, Skeleton) else choose(self.network, skeleton, generator)
+        for p in self.network.parameters.values():
+            self.state.pop(p, None)
+        self._begin(chosen)
+        return chosen
+
+    def _first_skeleton(self) -> Skeleton:
+        if isinstance(self._wanted, Skeleton):
+            return self._wanted
+        # a generator of its own: the user's random state is not touched
+        return choose(self.network, self._wanted, torch.Generator().manual_seed(self._seed))
+
+    def _begin(self, chosen: Skeleton) -> None:
+        network = self.network
+        _check_skeleton(chosen, network)
+        gauge = gauge_of_nodes(network)
+        complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(gauge.device)
+        products = chosen.products(network.parameters)
+        # classes without a skeleton edge stand at the scale that they have in the balanced network
+        fixed = torch.where(complete, products, gauge)
+        # f is the gauge then: the first step of a weight is that of the balanced network
+        units = (fixed / gauge).abs() if self.units == "balanced" else torch.ones_like(fixed)
+        pace = torch.ones_like(fixed)
+        self._adopt(chosen)
+        if self.units == "balanced":
+            weights = {name: p.double() for name, p in network.parameters.items()}
+            whole = chart(network, chosen, weights, gauge.device)
+            lengths = Frame(whole, Measure(fixed, units, pace), weights).look(weights).lengths(weights, gauge)
+            whole.classes.put_(pace, math.sqrt(self.skeleton_rate) / lengths)
+        none = torch.zeros((), dtype=torch.long, device=gauge.device)
+        self._start = {"fixed": fixed, "units": units, "pace": pace, "clamped": none, "flipped": none.clone()}
+
+    def _adopt(self, chosen: Skeleton) -> None:
+        self.skeleton = chosen
+        self._frames, self._far = {}, None
+
+    def _is_far(self) -> bool:
+        """Whether float32 has no room for the factors between gradients of weights and of paths, as they began."""
+        if self._far is None and self._start:
+            factors = (self._start["units"] / self._start["fixed"]).abs().log2()
+            self._far = bool((factors.nan_to_num(0.0, 0.0, 0.0).abs() > _ROOM).any())
+        return bool(self._far)
+
+    def _frame(self, weights: dict[str, Tensor]) -> Frame:
+        """Path space at the present weights, with those parameters held that are not among ``weights``."""
+        key = tuple(weights)
+        frame = self._frames.get(key)
+        if frame is None or frame.dtypes != [w.dtype for w in weights.values()]:
+            assert self.skeleton is not None
+            start = self._start
+            measure = Measure(start["fixed"], start["units"], start["pace"])
+            if len(self._frames) == _FRAMES:
+                self._frames.clear()
+            with cpu_by_default():
+                found = chart(self.network, self.skeleton, weights, measure.fixed.device)
+                frame = self._frames[key] = Frame(found, measure, weights, self._scratch)
+        return frame.look(weights)
+
+    # --- steps -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = evaluated(closure)
+        self.network.check_current()  # parameters that were replaced have no gradients any more
+        active = self._active()
+        if active and not self._taken(active):
+            self._advance(active)
+        return loss
+
+    def _taken(self, active: Active) -> bool:
+        """Whether compiled loops took the step; the first one chooses the skeleton and is not theirs."""
+        if self._direct is None or self.skeleton is None or self._is_far():
+            return False
+        count = self._direct.take(active, self._start)
+        if count:
+            self._start["flipped" if self.clamp is None else "clamped"] += count
+        return count is not None
+
+    def _advance(self, active: Active) -> None:
+        names = self.network.names_by_id
+        if self.skeleton is None and any(id(p) in names and group["lr"] != 0 for p, group in active):
+            with cpu_by_default():
+                self._begin(self._first_skeleton())
+        wide = torch.Tensor.double if self._is_far() else widened
+        weights: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
+        inside: Inside = {}
+        outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+        for p, group in active:
+            g = p.grad
+            if g is None or group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
+                continue
+            name = names.get(id(p))
+            g = widened(g) if name is None else wide(g)
+            g = -g if group["maximize"] else g
+            if name is None:
+                outside.append((p, group, g))
+            else:
+                weights[name], gradients[name], inside[name] = wide(p), g, (p, group)
+        frame = self._frame(weights) if inside else None
+        factor = 1.0
+        if (
+            frame is not None
+            and self.clip_norm is None
+            and all(self._descends(g) for _, g in inside.values())
+        ):
+            self._descend(frame, inside, weights, gradients)
+        else:
+            if frame is not None:
+                gradients = frame.gradients(weights, gradients)
+            if self.clip_norm is not None and (inside or outside):  # all rates may be 0
+                every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
+                square = torch.stack([torch.dot(g, g).double() for g in every]).sum()
+                factor = clip_factor(float(square), self.clip_norm)
+            if frame is not None:
+                self._move(frame, inside, weights, gradients, factor)
+        for name, (p, _) in inside.items():
+            if weights[name] is not p:
+                p.copy_(weights[name])
+        for p, group, g in outside:
+            lr = float(group["lr"])
+            if group["weight_decay"]:
+                p.mul_(1 - lr * group["weight_decay"])
+            direction = self._direction(g if factor == 1 else g * factor, group, self.state[p])
+            p.add_(direction.to(p.dtype), alpha=-lr)
+
+    def _descends(self, group: dict[str, Any]) -> bool:
+        """Whether a group's direction is the gradient itself."""
+        del group
+        return False
+
+    def _descend(
+        self, frame: Frame, inside: Inside, weights: dict[str, Tensor], gradients: dict[str, Tensor]
+    ) -> None:
+        """Step along the gradient."""
+        lrs, shrinking = _rates(inside), _shrinking(inside)
+        ratios = self._clamped(frame.gradient_ratios(weights, gradients, lrs, shrinking))
+        frame.move_(weights, gradients, lrs, ratios, shrinking, of_weights=True)
+
+    def _move(
+        self,
+        frame: Frame,
+        inside: Inside,
+        weights: dict[str, Tensor],
+        gradients: dict[str, Tensor],
+        factor: float,
+    ) -> None:
+        """Step along the rule's direction; ``gradients`` are those of the paths."""
+        directions = {}
+        for name, (p, group) in inside.items():
+            g = gradients[name] if factor == 1 else gradients[name].mul_(factor)
+            directions[name] = self._direction(g, group, self.state[p])
+        lrs, shrinking = _rates(inside), _shrinking(inside)
+        ratios = self._clamped(frame.ratios(directions, lrs, shrinking))
+        frame.move_(weights, directions, lrs, ratios, shrinking)
+
+    def _clamped(self, ratios: Tensor) -> Tensor:
+        if self.clamp is None:
+            self._start["flipped"] += (ratios < 0).sum()
+            return ratios
+        kept = ratios.clamp(1 / self.clamp, self.clamp)
+        if kept.is_cuda or not torch.equal(kept, ratios):  # the GPU need not be waited for
+            self._start["clamped"] += (kept != ratios).count_nonzero()
+        return kept
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name in ("_frames", "_scratch"):  # memory, made anew when it is needed
+            return type(value)()
+        return super()._copied(name, value, memo)
+
+    # --- the state ---------------------------------------------------------------------------------------
+
+    @with_tables_on_the_cpu
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, Any]:
+        """How well conditioned path space is at the present weights, and what became of the skeleton.
+
+        Returns:
+            ``classes``: how many unit classes move. ``incomplete``: names of those that no skeleton edge enters or
+            leaves, whose weights step as in the balanced network. ``multipliers``: smallest, median and largest of
+            1 / (A_u B_v)^2, by which a rule without units multiplies the gradients of the balanced network.
+            ``smallest_ratio``, ``largest_ratio``: of A_c to its value when the skeleton was chosen. ``clamped``: how
+            often a ratio R was clamped, ``flipped``: how often a skeleton weight changed its sign, since then.
+
+        Raises:
+            RuntimeError: before the first step, unless a skeleton was chosen.
+        """
+        if self.skeleton is None:
+            raise RuntimeError(
+                "the skeleton is chosen at the first step: take one, or call choose_skeleton, before"
+            )
+        return diagnose(self.network, self.skeleton, self._start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``torch.optim.Optimizer.state_dict``; the entry ``path_space`` holds the skeleton and the units."""
+        state = super().state_dict()
+        kept = {key: value.clone() for key, value in self._start.items()}
+        if self.skeleton is not None:
+            kept |= self.skeleton.as_state()
+        state["path_space"] = kept
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        Raises:
+            KeyError: it is not the state of an optimizer in path space.
+            ValueError: it belongs to another network.
+        """
+        if "path_space" not in state_dict:
+            raise KeyError(
+                "this is not the state of an optimizer in path space: it has no entry 'path_space'"
+            )
+        kept = copy.deepcopy(state_dict["path_space"])
+        found = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
+        super().load_state_dict(state_dict)
+        if found is not None:
+            device = next(iter(self.network.parameters.values())).device
+            self._start = {key: value.to(device) for key, value in kept.items()}
+            self._adopt(found)
+        else:
+            self.skeleton, self._start, self._frames = None, {}, {}
+
+
+def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:
+    """A skeleton by its rule."""
+    return skeleton(network, rule, generator)
+
+
+def _rates(inside: Inside) -> dict[str, float]:
+    """Learning rates by name."""
+    return {name: float(group["lr"]) for name, (_, group) in inside.items()}
+
+
+def _shrinking(inside: Inside) -> dict[str, float] | None:
+    """What decay multiplies path values by, by name; None without decay."""
+    if not any(group["weight_decay"] for _, group in inside.values()):
+        return None
+    return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}
+
+
+def _check_skeleton(chosen: Skeleton, network: Network) -> None:
+    graph = chosen.graph
+    if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
+        raise ValueError("the skeleton was chosen for another network: choose one for this network")

@@ -1,0 +1,63 @@
+"""Means over the replicas of data-parallel training, so that all of them keep the same metric.
+
+Each replica reads its own part of the batch. What the metric takes from data, it takes linearly, so the mean over the
+replicas is that of the whole batch (for the covariance: the mean of the variances within the parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from pathspace.paths.data.data_dependent import Shares
+from pathspace.squared.squares import Outer
+
+
+def rank_and_size(group: Any) -> tuple[int, int]:
+    """This process's number and how many there are: (0, 1) without data parallelism.
+
+    Args:
+        group: a process group; ``"default"`` is torch's, if there is one; None is none.
+    """
+    if group is None or not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    known = None if group == "default" else group
+    return distributed.get_rank(known), distributed.get_world_size(known)
+
+
+def mean_over_replicas(shares: Shares, group: Any) -> Shares:
+    """The terms of kappa, averaged over the processes of a group, of which each must ask; the same bits in all."""
+    size = rank_and_size(group)[1]
+    if size == 1:
+        return shares
+    parts: list[Tensor] = []
+    for value in shares.path.values():
+        parts += [value.rows, value.columns] if isinstance(value, Outer) else [value]
+    parts += [*shares.data.values(), *shares.cross.values()]
+    means = iter(_means(parts, size, None if group == "default" else group))
+    path = {
+        name: Outer(next(means), next(means)) if isinstance(value, Outer) else next(means)
+        for name, value in shares.path.items()
+    }
+    data = {name: next(means) for name in shares.data}
+    return replace(shares, path=path, data=data, cross={name: next(means) for name in shares.cross})
+
+
+def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
+    """Means of tensors, with one message for each of their types."""
+    flat: dict[torch.dtype, Tensor] = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        flat[dtype] = torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype])
+        distributed.all_reduce(flat[dtype], group=group)
+        flat[dtype].div_(size)
+    start = dict.fromkeys(flat, 0)
+    found = []
+    for t in tensors:
+        first = start[t.dtype]
+        start[t.dtype] = first + t.numel()
+        found.append(flat[t.dtype][first : first + t.numel()].view(t.shape).clone())  # memory of its own
+    return found

@@ -1,0 +1,1 @@
+"""Directions of plain rules, from the gradient that they are given."""

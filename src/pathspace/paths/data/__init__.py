@@ -1,0 +1,1 @@
+"""The data-dependent measure of nodes and edges (D16)."""

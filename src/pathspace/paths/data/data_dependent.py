@@ -1,0 +1,364 @@
+"""kappa of the data-dependent path norm (D16 Section 4: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016).
+
+With the activation pattern held, half the second derivative of gamma_net^2 in w_uv is
+
+    kappa_uv = (1 - alpha) psi_v gamma_u^2 + alpha sum over non-input nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
+
+    psi = 1 at outputs, psi_u = (1 - alpha) sum_v psi_v w_uv^2;  v itself is one of the nodes o
+    stat = mean square over the examples (R = M) or variance (R = C)
+
+alpha = 0 is Path-SGD; alpha = 1 with R = M is the diagonal of the Gaussian Fisher information (D16 Theorem 2), without
+shared weights and for convolutions. (D16 Eq. (30) needs alpha/n and pairs over N_out(u1) x N_out(u2), and holds for
+layered networks only.) For a recurrent network half the Hessian is the Fisher plus E[z d2z/dp2], which can be negative;
+here it is always the square of the first derivative: that of the parameter (``"parameters"``, the Fisher), or that of
+each of its edges (``"edges"``).
+
+One backward pass estimates the second term: it seeds every node o of every example i with eps_o^i sqrt(psi_o),
+eps = +-1. For R = C the two examples of a random pair have the same signs, and their difference is squared. Both are
+unbiased (see ``signs``).
+
+Letters: u -> v an edge, o node, i example, n examples, h activation, z value before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, statistics
+from pathspace.paths.data.node_measure import Statistic, check_options, measure, spread
+from pathspace.paths.data.signs import random_part, sign_seeds
+from pathspace.paths.kernel.kappa import kappa_of
+from pathspace.paths.kernel.norm import all_widened
+from pathspace.paths.kernel.safe_type import Surveyed, survey
+from pathspace.replay.observed import Key
+from pathspace.replay.replay import Replay, replay
+from pathspace.squared.blend import Blend
+from pathspace.squared.squares import Outer, Square, dense
+
+Estimator = Literal["exact", "signs", "auto"]
+
+EXACT_UNITS = 8
+"""``"auto"`` takes one backward pass for each unit up to so many of them, and random signs beyond."""
+
+
+@in_full_precision
+def data_dependent_kappa(
+    network: Network,
+    inputs: Any,
+    *,
+    alpha: float = 0.5,
+    statistic: Statistic = "second_moment",
+    sharing: Sharing = "parameters",
+    estimator: Estimator = "exact",
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """The metric of data-dependent Path-SGD for every parameter of a network.
+
+    Args:
+        network: a traced network.
+        inputs: a batch, as for :func:`data_dependent_norm`.
+        alpha: share of the data, in [0, 1]; 0 is :func:`kappa`.
+        statistic: ``"second_moment"`` (R = M) or ``"covariance"`` (R = C).
+        sharing: whether a parameter's edges are added before the statistic is taken, ``"parameters"``: half the Hessian
+            of a feed-forward network, and the Fisher of any at alpha = 1; or after it, ``"edges"``.
+        estimator: ``"exact"``: one backward pass for every unit o that is no input (with alpha = 1, every output);
+            ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to ``EXACT_UNITS`` units.
+        generator: draws the signs; seeded with 0 if None. Torch's own random state is never used.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameters' own type, as for
+        :func:`kappa`; in float64 for all, if a largest value is too large or small for it.
+
+    Raises:
+        ValueError: an option is none of those, or the inputs have another shape than the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an operation that cannot
+            be followed on data.
+        FloatingPointError: a value is not finite even in float64.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1)
+        >>> network = ps.trace(model, torch.zeros(1, 2))
+        >>> x = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
+        >>> ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+        {'weight': tensor([[2., 8.]]), 'bias': tensor([1.])}
+    """
+    check_options(alpha, statistic)
+    check_estimation(sharing, estimator)
+    if alpha == 0:
+        network.check_current()
+        return kappa_of(network, list(network.parameters))
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
+
+
+def check_estimation(
+    sharing: str, estimator: str, averaging: float | None = None, examples: float | None = None
+) -> None:
+    """Refuse a way to find kappa that does not exist.
+
+    Raises:
+        TypeError: a number is none.
+        ValueError: an option is out of its range.
+    """
+    if sharing not in ("parameters", "edges"):
+        raise ValueError(f"sharing must be 'parameters' or 'edges', got {sharing!r}")
+    if estimator not in ("exact", "signs", "auto"):
+        raise ValueError(f"estimator must be 'exact', 'signs' or 'auto', got {estimator!r}")
+    for name, value in (("averaging", averaging), ("examples", examples)):
+        if value is not None and not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number or None, got {value!r}")
+    if averaging is not None and not 0 <= averaging < 1:
+        raise ValueError(f"averaging must be None or in [0, 1), got {averaging}")
+    if examples is not None and not (examples > 0 if examples < 1 else examples % 1 == 0):
+        raise ValueError(f"examples must be None, a number of them or a share below 1, got {examples}")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The two terms of kappa, path + alpha data, by parameter name; the first may share memory.
+
+    Attributes:
+        path: (1 - alpha) psi_v gamma_u^2; nothing where it is zero.
+        data: the sum over nodes o.
+        cross: the same sum for products with the derivative in another parameter, the bias.
+        bias_of: which other one.
+        drawn: whether the sums were estimated.
+    """
+
+    path: dict[str, Tensor | Outer]
+    data: dict[str, Tensor]
+    cross: dict[str, Tensor]
+    bias_of: dict[str, str]
+    drawn: bool
+
+    def kappa(self, name: str, data: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
+        """Path + factor data of a parameter, with data of any origin."""
+        path = self.path.get(name)
+        if path is None:
+            return torch.mul(data, factor, out=out)
+        if isinstance(path, Outer):
+            return torch.addr(
+                data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor, out=out
+            )
+        return torch.add(path, data, alpha=factor, out=out)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What :func:`kappa_shares` is to compute; see :func:`data_dependent_kappa`.
+
+    Attributes:
+        alpha: share of the data, positive.
+        statistic: mean square or variance.
+        sharing: edges added before or after it.
+        estimator: how the sum over nodes is found.
+        pairs: finds for which parameters, and with which others, products are wanted.
+        part: whether random signs may leave out a part of a large batch, because the caller averages over draws.
+    """
+
+    alpha: float
+    statistic: Statistic
+    sharing: Sharing
+    estimator: Estimator
+    pairs: Callable[[Network, Replay], dict[str, str]] | None = None
+    part: bool = False
+
+
+def kappa_shares(
+    network: Network,
+    found: Replay,
+    request: Request,
+    generator: torch.Generator,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> Shares:
+    """The two terms of :func:`data_dependent_kappa`, path + alpha data.
+
+    Args:
+        network: a traced network.
+        found: a forward pass of it on data.
+        request: what is wanted.
+        generator: draws the signs.
+        names: the parameters to return; all of the network's if None.
+        memory: memory for squares and statistics, kept by the caller from one call to the next, which may overwrite
+            what was returned.
+
+    Returns:
+        Both terms, not yet checked with :func:`check_finite`.
+    """
+    statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
+    wanted = list(network.parameters) if names is None else list(names)
+    path, psi = path_share(network, found, request.alpha, statistic, wanted, memory)
+    exact = estimator == "exact"
+    if estimator == "auto":
+        exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
+    bias_of = {}
+    if request.pairs is not None:
+        bias_of = {w: b for w, b in request.pairs(network, found).items() if w in wanted}
+    data: dict[str, Tensor] = {}
+    cross: dict[str, Tensor] = {}
+    for seeded, weight in (
+        _one_by_one(found, psi) if exact else _at_once(found, psi, request, generator, memory)
+    ):
+        _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
+        _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
+    if not data:  # nothing reaches an output
+        data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
+        cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
+    if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
+        data, cross = ({name: value.double() for name, value in each.items()} for each in (data, cross))
+    return Shares(path, data, cross, bias_of, not exact)
+
+
+def in_safe_type(
+    network: Network, inputs: Any, request: Request, generator: torch.Generator
+) -> tuple[dict[str, Tensor], Shares]:
+    """Kappa on a batch, and its two terms; again in float64 if the type of the parameters cannot hold it.
+
+    Raises:
+        FloatingPointError: it is not finite even there.
+    """
+    before, alpha = generator.get_state(), request.alpha
+    shares = kappa_shares(network, replay(network, inputs), request, generator)
+    found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+    types = {name: found.values[name].dtype for name in found.values}
+    if not fits(found, types, request):
+        generator.set_state(before)
+        shares = kappa_shares(network, in_float64(network, inputs), request, generator)
+        found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+        check_finite(found)
+        if fits(found, types, request):
+            found.values = {name: dense(value).to(types[name]) for name, value in found.values.items()}
+    check_finite(found)
+    return {name: dense(value).clamp_min_(0) for name, value in found.values.items()}, shares  # rounding
+
+
+def fits(found: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
+    """Whether some types hold kappa, so that it need not be computed in float64.
+
+    A kappa of zeros may have vanished; only output biases have it, for the covariance without a share of the paths.
+    """
+    may_be_zero = request.alpha == 1 and request.statistic == "covariance"
+    return all(
+        found.fits(name, dtype) or (found.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
+        for name, dtype in types.items()
+    )
+
+
+def in_float64(network: Network, inputs: Any, parameters: Mapping[str, Tensor] | None = None) -> Replay:
+    """A forward pass in float64, with the network's parameters or with given values.
+
+    Raises:
+        FloatingPointError: the model cannot run in it.
+    """
+    try:
+        return replay(network, inputs, wide=True, parameters=parameters)
+    except (RuntimeError, TypeError) as error:
+        raise FloatingPointError(
+            "the data-dependent kappa is too large or too small for the type of the parameters, and the model does not "
+            f"run in float64 ({error}): balance the network (ps.rescaling.balance_) or convert the model"
+        ) from error
+
+
+def check_finite(found: Surveyed) -> None:
+    """Refuse values that are not finite.
+
+    Raises:
+        FloatingPointError: one is.
+    """
+    worst = next((name for name in found.values if not math.isfinite(found.largest(name))), None)
+    if worst is not None:
+        raise FloatingPointError(
+            f"the data-dependent kappa of '{worst}' is not finite: weights or inputs are not finite, or too large (if "
+            "training diverged: lower the learning rate, raise the damping or clip)"
+        )
+
+
+def _add(total: dict[str, Tensor], values: dict[str, Tensor], weight: float) -> None:
+    for name, value in values.items():
+        if name in total:
+            total[name].add_(value, alpha=weight)
+        else:
+            total[name] = value if weight == 1 else value.mul_(weight)
+
+
+def path_share(
+    network: Network,
+    found: Replay,
+    alpha: float,
+    statistic: Statistic,
+    wanted: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
+    """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes, for one example; without what is zero."""
+    names = list(network.parameters) if wanted is None else list(wanted)
+    if any(len(key) > 1 for key in found.nodes):
+        return _path_share_by_steps(network, found, alpha, statistic, names)
+    with torch.inference_mode(False), torch.no_grad():
+        wide = all_widened(found.leaves, network.parameters)
+        q = {name: Square(p.detach(), memory, name) for name, p in wide.items()}
+        own = {key[0]: alpha * spread(node, statistic) for key, node in found.nodes.items()}
+        blend = Blend(alpha, own)
+        gradients = network.tape.gradient(q, network.live, names, blend)
+    psi = {(slot,): g for slot, g in blend.gradients.items()}
+    if alpha == 1:  # then psi is zero at all nodes but outputs
+        return {}, {key: g for key, g in psi.items() if key[0] in network.tape.outputs}
+    return dict(zip(names, gradients, strict=True)), psi
+
+
+def _path_share_by_steps(
+    network: Network, found: Replay, alpha: float, statistic: Statistic, names: Sequence[str]
+) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
+    """The same by autograd, which goes through the steps of recurrent layers."""
+    with torch.inference_mode(False), torch.enable_grad():
+        wide = all_widened(found.leaves, network.parameters)
+        q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
+        result = measure(network, q, found, alpha, statistic)
+        keys = list(result.nodes)
+        gradients = torch.autograd.grad(
+            result.net, [*(result.nodes[k] for k in keys), *(q[n] for n in names)], allow_unused=True
+        )
+    psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
+    return {n: g for n, g in zip(names, gradients[len(keys) :], strict=True) if g is not None}, psi
+
+
+Seeding = tuple[Seeded, float]
+"""Gradients of seeds, and the weight of what they give."""
+
+
+def _at_once(
+    found: Replay,
+    psi: dict[Key, Tensor],
+    request: Request,
+    generator: torch.Generator,
+    memory: dict[str, Tensor] | None,
+) -> Iterator[Seeding]:
+    """Random signs at all units."""
+    if psi:
+        seeds, pairs = sign_seeds(found, psi, request.statistic, generator, memory, part=request.part)
+        part = None
+        if pairs is None and request.part:
+            part = random_part(found.count, generator, next(iter(seeds.values())).device)
+        yield Seeded.of(found, seeds, pairs, part), 1.0
+
+
+def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
+    """A seed of one for every unit o by itself, with psi_o."""
+    for key, weights in psi.items():
+        node = found.nodes[key]
+        for position, weight in enumerate(weights.reshape(-1).tolist()):
+            if weight:
+                one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
+                one[position] = 1
+                seeds = {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}
+                yield Seeded.of(found, seeds), weight

@@ -1,0 +1,394 @@
+"""Second moments and variances, over examples, of what the edges of a parameter pass on.
+
+    J_p^i  = sum over the edges e = (u -> v) of p of h_u^i delta_v^i       delta_v^i = d(seeded values)/dz_v^i
+    "parameters": stat_i[J_p^i];      "edges": sum over e of stat_i[h_u^i delta_v^i]
+
+A variance is the second moment less the squared mean or, where examples were seeded in pairs (see ``signs``), the mean
+of (J^i - J^j)^2 / 2 over the pairs. For a matrix that is used once on every example no J is formed: with the half sums
+s, u and half differences t, v of delta and h in a pair,
+
+    mean square: (1/n) (delta o delta)^T (h o h)
+    pairs:       (J^i - J^j)^2 = 4 (s v + t u)^2 = 4 (s^2 v^2 + t^2 u^2 + 2 (s t) (u v))
+
+For others the J of single examples are formed, a chunk of them at a time.
+
+Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions or times, p parameter, J of all examples
+``[n, *p.shape]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.paths.data.example_gradients import UseOf, summed_gradients
+from pathspace.paths.data.layer_data import CONVOLUTIONS, Examples, sequences
+from pathspace.paths.data.node_measure import Statistic
+from pathspace.paths.data.signs import Pairs
+from pathspace.replay.observed import Use
+from pathspace.replay.replay import Replay
+from pathspace.squared.squares import memory_for
+
+Sharing = Literal["parameters", "edges"]
+
+_ROUNDING = 32  # in units of the last place: of a mean square, less the squared mean
+
+CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
+
+_BILINEAR = frozenset(
+    ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
+    + [
+        "add",
+        "add_",
+        "__add__",
+        "__radd__",
+        "__iadd__",
+        "mul",
+        "mul_",
+        "multiply",
+        "__mul__",
+        "__rmul__",
+        "__imul__",
+        "written",
+    ]
+    + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
+)  # linear in the data and in the parameters, so that squares of edges are the operation on squares
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """The uses of parameters with the gradients delta of one seeding of the nodes."""
+
+    found: Replay
+    deltas: list[Tensor | None]  # of each use's result
+    pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
+    part: Tensor | None = None  # the numbers of the examples that a mean square is taken over; None is all
+    # by the identity of delta: delta o delta, or sum and difference of delta in a pair, for the uses that share it
+    known: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many examples a mean square is taken over."""
+        return self.found.count if self.part is None else len(self.part)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Those examples of a tensor that has them in its first dimension."""
+        return x if self.part is None else x.index_select(0, self.part)
+
+    @staticmethod
+    def of(
+        found: Replay,
+        seeds: Mapping[tuple[int, ...], Tensor],
+        pairs: Pairs | None = None,
+        part: Tensor | None = None,
+    ) -> Seeded:
+        """Pull seeds at the nodes back to the results of all uses."""
+        edges: dict[GradientEdge, int] = {}
+        for use in found.uses:
+            for edge in use.edges:
+                edges.setdefault(edge, len(edges))
+        keys = list(seeds)
+        gradients = torch.autograd.grad(
+            [found.nodes[key].edge for key in keys],  # type: ignore[arg-type]
+            list(edges),  # type: ignore[arg-type]
+            [seeds[key] for key in keys],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        deltas: list[Tensor | None] = []
+        for use in found.uses:
+            parts = [gradients[edges[edge]] for edge in use.edges]
+            present = next((g for g in parts if g is not None), None)
+            if present is None:
+                deltas.append(None)
+            elif len(parts) == 1:
+                deltas.append(present.reshape(use.shape))
+            else:
+                zero = torch.zeros_like(present)
+                deltas.append(torch.stack([zero if g is None else g for g in parts]).reshape(use.shape))
+        return Seeded(found, deltas, pairs, part)
+
+
+def statistics(
+    seeded: Seeded,
+    statistic: Statistic,
+    sharing: Sharing,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Stat of every parameter's J, or the sum of stat over its edges.
+
+    Args:
+        seeded: uses of parameters, and the gradients at their results.
+        statistic: mean square or variance over the examples.
+        sharing: whether the edges of a parameter are added before or after the statistic.
+        names: the parameters to return; all if None.
+        memory: memory for matrices, kept by the caller from one call to the next.
+
+    Returns:
+        Parameter name -> tensor of its shape. Rounding may leave a variance just below zero.
+
+    Raises:
+        UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
+    """
+    leaves = seeded.found.leaves
+    names = list(leaves) if names is None else names
+    with torch.no_grad():
+        uses = _uses(seeded, names)
+        if sharing == "edges":
+            return {name: _of_edges(seeded, leaves[name], uses[name], statistic) for name in names}
+        return {name: _of_parameter(seeded, name, uses[name], statistic, memory) for name in names}
+
+
+def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
+    """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
+    found, pairs = seeded.found, seeded.pairs
+    n, leaf, bias = seeded.count, found.leaves[name], found.leaves[other]
+    rows = (-1,) + (1,) * (leaf.dim() - 1)
+    with torch.no_grad():
+        both = _uses(seeded, (name, other))
+        uses, biases = both[name], both[other]
+        if not uses or not biases:
+            return torch.zeros_like(leaf)
+        single = len(uses) == len(biases) == 1 and uses[0][1] is leaf and biases[0][1] is bias
+        once = _used_once(*uses[0]) if single else None
+        bias_once = _used_once(*biases[0]) if once is not None else None
+        if once is not None and bias_once is not None and once[0] is not None:
+            h, delta, delta_0 = seeded.rows(once[0]), seeded.rows(once[1]), seeded.rows(bias_once[1])
+            if pairs is not None:
+                i, j = pairs.first, pairs.second
+                difference = _halves(delta_0, pairs)[1]
+                left = torch.cat(
+                    [delta.index_select(0, i) * difference, delta.index_select(0, j) * -difference]
+                )
+                product = left.t() @ h.index_select(0, torch.cat([i, j]))
+                return product.mul_(pairs.weight).reshape(leaf.shape)
+            product = ((delta * delta_0).t() @ h).reshape(leaf.shape)
+            mean, bias_mean = (delta.t() @ h).reshape(leaf.shape), delta_0.sum(0)
+        else:
+            product, mean, bias_mean = torch.zeros_like(leaf), torch.zeros_like(leaf), torch.zeros_like(bias)
+            for examples in _chunks(seeded, leaf, uses):
+                J, J0 = (summed_gradients(of, p, examples, pairs) for of, p in ((uses, leaf), (biases, bias)))
+                product += (J * J0.reshape(len(J0), *rows)).sum(0)
+                mean += J.sum(0)
+                bias_mean += J0.sum(0)
+            if pairs is not None:
+                return product * pairs.weight
+        if statistic == "second_moment":
+            return product / n
+        return product / n - (mean / n) * (bias_mean / n).reshape(rows)
+
+
+def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
+    """The uses of some parameters, or of what is made of them."""
+    leaves = seeded.found.leaves
+    name_of = {id(leaves[name]): name for name in names}
+    result: dict[str, list[UseOf]] = {name: [] for name in names}
+    makers: dict[int, list[str]] = {}
+    for use, delta in zip(seeded.found.uses, seeded.deltas, strict=True):
+        if delta is None:
+            continue
+        for weight in use.weights:
+            if weight.is_leaf:
+                name = name_of.get(id(weight))
+                of = [] if name is None else [name]
+            else:
+                if id(weight) not in makers:
+                    makers[id(weight)] = [name for name in names if _depends(weight, leaves[name])]
+                of = makers[id(weight)]
+            for name in of:
+                result[name].append((use, weight, delta))
+    return result
+
+
+def _depends(made: Tensor, leaf: Tensor) -> bool:
+    return (
+        torch.autograd.grad(made, leaf, torch.zeros_like(made), retain_graph=True, allow_unused=True)[0]
+        is not None
+    )
+
+
+# -- edges added first --------------------------------------------------------------------------------------------
+
+
+def _of_parameter(
+    seeded: Seeded, name: str, uses: list[UseOf], statistic: Statistic, memory: dict[str, Tensor] | None
+) -> Tensor:
+    leaf, n, pairs = seeded.found.leaves[name], seeded.count, seeded.pairs
+    if not uses:
+        return torch.zeros_like(leaf)
+    if len(uses) == 1 and uses[0][1] is leaf:
+        once = _used_once(*uses[0])
+        if once is not None:
+            out = None if memory is None or leaf.dim() != 2 else memory_for(leaf, memory, f"{name}, data")
+            return _from_product(seeded, uses[0][2], *once, statistic, out).reshape(leaf.shape)
+    square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
+    for examples in _chunks(seeded, leaf, uses):
+        J = summed_gradients(uses, leaf, examples, pairs)
+        if statistic == "covariance" and pairs is None:
+            mean += J.sum(0)
+        square += J.square_().sum(0)
+    if pairs is not None:
+        return square.mul_(pairs.weight)
+    return _combined(square / n, mean / n, statistic)
+
+
+def _combined(second: Tensor, mean: Tensor, statistic: Statistic) -> Tensor:
+    return second if statistic == "second_moment" else _without_rounding(second - mean.square(), second)
+
+
+def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
+    """Zero where a variance is no more than the rounding of the mean square: a step divided by it has any length."""
+    return torch.where(variance > _ROUNDING * torch.finfo(second.dtype).eps * second, variance, 0.0)
+
+
+def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
+    """H ``[n, in]`` and delta ``[n, out]`` where J is their outer product; None where it is not."""
+    if weight is use.args[1] and use.name != "linear" and delta.shape[2:].numel() > 1:
+        return None  # a convolution: no need to look at what it reads
+    found = sequences(use, weight, delta)
+    if found is None:
+        return None
+    h, d = found
+    if h is None:
+        return None, d[:, 0] if d.shape[1] == 1 else d.sum(1)
+    return (h[:, 0], d[:, 0]) if d.shape[1] == 1 else None
+
+
+def _from_product(
+    seeded: Seeded, whole: Tensor, h: Tensor | None, delta: Tensor, statistic: Statistic, out: Tensor | None
+) -> Tensor:
+    """Stat of delta h^T, as one product of matrices; ``whole`` is the tensor that delta is a view of."""
+    n, pairs = seeded.count, seeded.pairs
+    if pairs is not None:
+        if id(whole) not in seeded.known:
+            seeded.known[id(whole)] = _halves(delta, pairs)
+        s, t = seeded.known[id(whole)]
+        u, v = (None, None) if h is None else _halves(h, pairs)
+        return of_pairs(u, v, s, t, pairs.weight, out)
+    if id(whole) not in seeded.known:
+        seeded.known[id(whole)] = (seeded.rows(delta).square().div_(n),)
+    square = seeded.known[id(whole)][0]
+    second = square.sum(0) if h is None else torch.mm(square.t(), seeded.rows(h).square(), out=out)
+    if statistic == "second_moment":
+        return second
+    mean = (delta.sum(0) if h is None else delta.t() @ h).div_(n)
+    return _combined(second, mean, statistic)
+
+
+def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Twice the half sum and the half difference of pairs of rows."""
+    a, b = x.index_select(0, pairs.first), x.index_select(0, pairs.second)
+    return a + b, a.sub_(b)
+
+
+def of_pairs(
+    u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float, out: Tensor | None = None
+) -> Tensor:
+    """The sum of (J^i - J^j)^2 over pairs, times a weight."""
+    if u is None or v is None:
+        return t.square().sum(0).mul_(weight)
+    # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
+    left, right = _products(s, t), _products(v, u)
+    left[-len(s) :].mul_(2)
+    out = left.new_empty(left.shape[1], right.shape[1]) if out is None else out
+    return torch.addmm(out, left.t(), right, beta=0, alpha=weight / 4, out=out)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """The rows of a^2, b^2 and a b, one below the other."""
+    made = a.new_empty(3, *a.shape)
+    for place, (x, y) in zip(made, ((a, a), (b, b), (a, b)), strict=True):
+        torch.mul(x, y, out=place)
+    return made.flatten(0, 1)
+
+
+def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
+    """Examples, or numbers of pairs, a chunk at a time."""
+    total = seeded.count if seeded.pairs is None else len(seeded.pairs.first)
+    # what a convolution reads is written out, too
+    read = [
+        use.shape[2:].numel() * leaf[0].numel()
+        for use, w, _ in uses
+        if w is leaf and use.name in CONVOLUTIONS
+    ]
+    size = max(1, CHUNK // max(1, leaf.numel() + max(read, default=0)))
+    for first in range(0, total, size):
+        chunk = slice(first, min(first + size, total))
+        yield chunk if seeded.part is None else seeded.part[chunk]
+
+
+# -- every edge by itself -----------------------------------------------------------------------------------------
+
+
+def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
+    result = torch.zeros_like(leaf)
+    for use, weight, delta in uses:
+        found = sequences(use, weight, delta)
+        if found is not None:
+            value = _edges_of_layer(seeded, *found, statistic).reshape(weight.shape)
+        elif statistic == "second_moment" and use.name in _BILINEAR:
+            value = _squared_operation(use, weight, _only(delta, use.batch, seeded.part)) / seeded.count
+        else:
+            raise UnmatchedForwardError(
+                f"sharing='edges' with statistic={statistic!r} is not known for '{use.name}'; use sharing='parameters'"
+            )
+        if weight is not leaf:
+            if id(weight) not in seeded.found.views:
+                raise UnmatchedForwardError(
+                    f"sharing='edges' needs parameters as they are, or rearranged; '{use.name}' takes one that was "
+                    "computed with; use sharing='parameters'"
+                )
+            value = torch.autograd.grad(weight, leaf, value, retain_graph=True)[0]
+        result += value
+    return result
+
+
+def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: Statistic) -> Tensor:
+    """Sum over positions of stat of delta h^T."""
+    n, pairs = seeded.count, seeded.pairs
+    if pairs is not None:  # a pair at every position
+        s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
+        u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
+        return of_pairs(u, v, s, t, pairs.weight)
+    delta = seeded.rows(delta)
+    h = delta.new_ones(*delta.shape[:2], 1) if h is None else seeded.rows(h)
+    second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)
+    if statistic == "second_moment":
+        return second
+    means = torch.einsum("npo,npi->poi", delta, h).div_(n)
+    return _without_rounding(second - means.square().sum(0), second)
+
+
+def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:
+    """Delta with zeros at all other examples."""
+    if batch is None or part is None:
+        return delta
+    made = torch.zeros_like(delta)
+    return made.index_copy_(batch, part, delta.index_select(batch, part))
+
+
+def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:
+    """Sum over examples and edges of (h delta)^2: the gradient of the operation on squares."""
+
+    def squared(x: object) -> object:
+        return x.detach().square() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    # add, addmm and index_add multiply by these
+    factors = {name: use.kwargs[name] ** 2 for name in ("alpha", "beta") if name in use.kwargs}
+    leaves, spec = pytree.tree_flatten((use.args, {**use.kwargs, **factors}))
+    place = next(i for i, x in enumerate(leaves) if x is weight)
+    given = [squared(x) for x in leaves]
+
+    def operation(w: Tensor) -> Tensor:
+        args, kwargs = pytree.tree_unflatten([*given[:place], w, *given[place + 1 :]], spec)
+        return use.function(*args, **kwargs)
+
+    return torch.func.vjp(operation, weight.detach())[1](delta.square())[0]

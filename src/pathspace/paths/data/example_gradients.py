@@ -1,0 +1,122 @@
+"""Gradients of a parameter for single examples, J_p^i = sum over its edges (u -> v) of h_u^i delta_v^i.
+
+Letters: i and j examples, p parameter, h what enters a use of it, delta the gradient at the use's result, J of m
+examples ``[m, *p.shape]``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.paths.data.layer_data import Examples, lead, sequences, some
+from pathspace.paths.data.signs import Pairs
+from pathspace.replay.observed import Use
+
+UseOf = tuple[Use, Tensor, Tensor]
+"""A use of a parameter, which of its arguments the parameter is (or is made into), and delta at its result."""
+
+
+def summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
+    """J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``; memory of its own."""
+    parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _gradients(
+    use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, examples: Examples, pairs: Pairs | None
+) -> Tensor:
+    if pairs is None:
+        J = _of_examples(use, weight, delta, examples)
+    else:
+        J = _of_examples(use, weight, delta, pairs.first[examples])
+        _of_examples(use, weight, delta, pairs.second[examples], minuend=J)
+    if weight is leaf:
+        return J
+    return torch.autograd.grad(
+        weight, leaf, J.reshape(-1, *weight.shape), retain_graph=True, is_grads_batched=True
+    )[0]
+
+
+def _of_examples(
+    use: Use, weight: Tensor, delta: Tensor, examples: Examples, minuend: Tensor | None = None
+) -> Tensor:
+    """J of some examples, ``[m, *weight.shape]``; taken from ``minuend``, in place, if there is one."""
+    found = sequences(use, weight, delta, examples)
+    if found is not None:
+        h, d = found
+        if h is not None:
+            d = d.transpose(1, 2)
+            if minuend is not None:
+                return minuend.view(*d.shape[:2], -1).baddbmm_(d, h, alpha=-1)
+            return torch.bmm(d, h).reshape(-1, *weight.shape)
+        J = d.sum(1)
+    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
+        J = some(delta, examples)
+        if weight is use.args[1]:
+            J = J * some(use.args[0], examples)
+        J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
+    elif _has_rows(use, weight):
+        J = _by_masks(use, weight, delta, examples)
+    else:
+        J = _by_operation(use, weight, delta, examples)
+    return J if minuend is None else minuend.sub_(J)
+
+
+def _has_rows(use: Use, weight: Tensor) -> bool:
+    """Whether the argument repeats its parameter for every example, as ``p.expand(len(x), -1)`` does.
+
+    It may only look so, where a dimension is as long as the batch: that costs time, except for convolutions memory.
+    """
+    place = use.batch
+    if place is None or use.name.startswith("conv") or weight.dim() != len(use.shape):
+        return False
+    return weight.shape[place] == use.shape[place] > 1
+
+
+def _by_masks(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
+    """J of any operation that cannot be done on one example alone: its gradient with the others' delta erased."""
+    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
+    place, batch = next(i for i, x in enumerate(leaves) if x is weight), use.batch
+    assert batch is not None
+
+    def operation(w: Tensor) -> Tensor:
+        given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+        given[place] = w
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return use.function(*args, **kwargs)
+
+    back = torch.func.vjp(operation, weight.detach())[1]
+    mask = torch.eye(delta.shape[batch], dtype=delta.dtype, device=delta.device)
+    shape = [-1 if i == batch else 1 for i in range(delta.dim())]
+    return torch.func.vmap(lambda one: back(delta * one.view(shape))[0])(some(mask, examples))
+
+
+def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
+    """J of any operation: its own gradient, one example at a time, all at once."""
+    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
+    data = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and id(x) in use.batches]
+    batches = [use.batches[id(leaves[i])] for i in data]
+    place = next(i for i, x in enumerate(leaves) if x is weight)
+
+    def one(d: Tensor, *values: Tensor) -> Tensor:
+        def operation(w: Tensor) -> Tensor:
+            given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+            for i, value, batch in zip(data, values, batches, strict=True):
+                given[i] = value.unsqueeze(batch)
+            given[place] = w
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            return use.function(*args, **kwargs)
+
+        return torch.func.vjp(operation, weight.detach())[1](
+            d if use.batch is None else d.unsqueeze(use.batch)
+        )[0]
+
+    chosen = [some(lead(leaves[i], b), examples) for i, b in zip(data, batches, strict=True)]
+    if use.batch is None:
+        return one(delta).unsqueeze(0)
+    return torch.func.vmap(one)(some(lead(delta, use.batch), examples), *chosen)

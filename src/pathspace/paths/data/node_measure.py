@@ -1,0 +1,230 @@
+"""The data-dependent measure of nodes (D16 Section 2: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016).
+
+    gamma_v^2 = w_v^T R_v w_v = alpha stat_i[z_v^i] + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
+    stat      = mean square over the examples (R = M) or variance (R = C);  alpha = 0 is R = D, the path norm
+    gamma^2   = 1 at inputs and at the bias node;  gamma_net^2 = sum over the outputs
+
+Letters: v node, z_v its value before its activation, i example, n examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.kernel.norm import all_widened, widened
+from pathspace.replay.observed import Key, Node
+from pathspace.replay.replay import Replay, replay
+from pathspace.squared.blend import check_shape
+from pathspace.squared.tape import Tap
+
+Statistic = Literal["second_moment", "covariance"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The node measure as a function of the squared parameters, the statistics held.
+
+    Attributes:
+        net: gamma_net^2, 0-dim.
+        nodes: gamma_v^2 of every node, for one example.
+        recurrent: names of the recurrent parameters, cell by cell, in the order of the tape.
+    """
+
+    net: Tensor
+    nodes: dict[Key, Tensor]
+    recurrent: list[str]
+
+
+def check_options(alpha: float, statistic: str) -> None:
+    """Refuse a mix or a statistic that does not exist.
+
+    Raises:
+        TypeError: alpha is no number.
+        ValueError: alpha is outside [0, 1], or the statistic is unknown.
+    """
+    if not isinstance(alpha, (Real, Tensor)):
+        raise TypeError(f"alpha must be a number, got {alpha!r}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+    if statistic not in ("second_moment", "covariance"):
+        raise ValueError(f"statistic must be 'second_moment' or 'covariance', got {statistic!r}")
+
+
+def spread(node: Node, statistic: Statistic) -> Tensor:
+    """stat_i[z^i] of a node's values, with one example in the batch dimension."""
+    return spread_of(node.value, node.batch, statistic) if node.spread is None else node.spread
+
+
+_WIDE = 4096  # values of an example, from which on it is worth while to go through memory example by example
+
+
+def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
+    """stat_i[z^i] over a dimension, which is kept; of values that all examples share, if there is none."""
+    if batch is None:
+        return z.square() if statistic == "second_moment" else torch.zeros_like(z)
+    centred = statistic == "covariance"
+    n, on_cpu = z.shape[batch], z.device.type == "cpu"
+    if batch == 0 and on_cpu and not z.requires_grad and z.is_contiguous() and z.numel() >= n * _WIDE:
+        rows = z.view(n, -1)
+        mean = torch.mv(rows.t(), rows.new_full((n,), 1 / n)) if centred else None
+        total = rows.new_zeros(rows.shape[1])
+        for row in rows:  # what lies between stays in the cache
+            own = row if mean is None else row - mean
+            total.addcmul_(own, own)
+        return total.div_(n).view(1, *z.shape[1:])
+    if centred:
+        z = z - z.mean(batch, keepdim=True)
+    return z.square().mean(batch, keepdim=True)
+
+
+def measure(
+    network: Network, squared: Mapping[str, Tensor], found: Replay, alpha: float, statistic: Statistic
+) -> Measure:
+    """gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
+    nodes: dict[Key, Tensor] = {}
+
+    def mix(key: Key, path: Tensor) -> Tensor:
+        node = found.nodes.get(key)
+        if node is None:
+            return path
+        if len(key) == 1:
+            check_shape(node.shape_of_one(), path.shape)
+        # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
+        nodes[key] = alpha * spread(node, statistic).to(path.dtype).reshape(path.shape) + (1 - alpha) * path
+        return nodes[key]
+
+    taps: list[Tap] = []
+    net = network.tape.run(squared, network.live, taps=taps, mix=mix)[0]
+    if len(nodes) != len(found.nodes):
+        raise ValueError(
+            "the inputs have another number of steps than the traced ones: use inputs of the traced shape (but for the "
+            "number of examples), or trace again"
+        )
+    return Measure(net, nodes, [tap.recurrent for tap in taps])
+
+
+@in_full_precision
+def data_dependent_norm(
+    network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
+) -> Tensor:
+    r"""The squared data-dependent path norm gamma_net^2 of D16, which interpolates between path norm and data.
+
+    .. code-block:: text
+
+        gamma_v^2 = alpha stat_i[z_v^i] + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
+        gamma^2 = 1 at inputs and at the bias node, gamma_net^2 = sum over the outputs
+
+    It does not change under node-wise rescaling. The model runs once in its evaluation form, on a copy: neither it nor
+    its buffers or the random state change.
+
+    Args:
+        network: a traced network.
+        inputs: a batch as the model is called with it: a tensor, a tuple or list of positional arguments, or a dict
+            of keyword arguments; of the traced shape, but for the number of examples.
+        alpha: share of the data, in [0, 1]; 0 is :func:`squared_path_norm`.
+        statistic: ``"second_moment"``: the mean square over the examples (R = M); ``"covariance"``: the variance
+            (R = C).
+
+    Returns:
+        A 0-dim tensor, differentiable in the model's parameters: a regularizer.
+
+    Raises:
+        ValueError: alpha or statistic is none, or the inputs have another shape than the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+        >>> network = ps.trace(model, torch.zeros(1, 2))
+        >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        >>> ps.paths.data_dependent_norm(network, x, alpha=0.5).item()  # (36 / 2 + 18) / 2
+        18.0
+    """
+    check_options(alpha, statistic)
+    found = replay(network, inputs, differentiable=True)
+    squared = {n: p.square() for n, p in all_widened(network.parameters, network.parameters).items()}
+    return measure(network, squared, found, alpha, statistic).net
+
+
+@dataclass(frozen=True)
+class UnitMeasure:
+    """gamma^2 of every unit class, the mean over its nodes (positions, time steps).
+
+    A unit that is rescaled by s has s^2 gamma^2; only gamma_net^2 does not change.
+
+    Attributes:
+        names: where each class was made.
+        squared: gamma^2, shape ``[num_classes]``.
+        net: gamma_net^2.
+    """
+
+    names: tuple[str, ...]
+    squared: Tensor
+    net: float
+    layers: dict[str, list[int]] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        """A table with one row a layer: how many units, and the least, the median and the largest gamma."""
+        width = max([5, *(len(name) for name in self.layers)])
+        lines = [f"{'layer':<{width}}  units     least    median   largest"]
+        for name, members in self.layers.items():
+            gamma = self.squared[members].sqrt()
+            row = "".join(f"{v:10.3g}" for v in (gamma.min(), gamma.median(), gamma.max()))
+            lines.append(f"{name:<{width}}{len(members):7d}{row}")
+        return "\n".join(lines)
+
+
+@in_full_precision
+def unit_measure(
+    network: Network, inputs: Any, *, alpha: float = 0.5, statistic: Statistic = "second_moment"
+) -> UnitMeasure:
+    """The node measure gamma of every unit class, to look at.
+
+    Args:
+        network: a traced network.
+        inputs: a batch, as for :func:`data_dependent_norm`.
+        alpha: share of the data.
+        statistic: ``"second_moment"`` or ``"covariance"``.
+
+    Returns:
+        gamma^2 by unit class; printed, it is a table of layers.
+
+    Raises:
+        ValueError: alpha or statistic is none, or the inputs have another shape than the traced ones.
+        UnmatchedForwardError: the forward pass on these inputs is not the traced one.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> network = ps.trace(model, torch.zeros(1, 2))
+        >>> ps.paths.unit_measure(network, torch.randn(8, 2)).squared.shape
+        torch.Size([3])
+    """
+    check_options(alpha, statistic)
+    with torch.no_grad():
+        found = replay(network, inputs)
+        squared = {name: widened(p.detach()).double().square() for name, p in network.parameters.items()}
+        result = measure(network, squared, found, alpha, statistic)
+        total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
+        count = torch.zeros_like(total)
+        cells = sorted({key[:2] for key in result.nodes if len(key) == 3})
+        recurrent: dict[Key, str] = dict(zip(cells, result.recurrent, strict=True))
+        for key, value in result.nodes.items():
+            inside = recurrent.get(key[:2])
+            labels = network.edges[inside].target.reshape(-1) if inside else network.program.nodes[key[0]]
+            flat = labels.expand(value.shape).reshape(-1).abs().to(total.device)
+            total.index_add_(0, flat, value.reshape(-1))
+            count.index_add_(0, flat, torch.ones_like(value.reshape(-1)))
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(network.class_names):
+        layers.setdefault(name.rsplit("[", 1)[0], []).append(i)
+    return UnitMeasure(network.class_names, (total / count.clamp_min(1))[1:], float(result.net), layers)

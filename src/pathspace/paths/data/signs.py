@@ -1,0 +1,165 @@
+"""Random signs at the nodes, by which one backward pass estimates a sum over nodes.
+
+A seed eps_o^i sqrt(psi_o) at every node o of every example i gives J^i = sum_o eps_o^i sqrt(psi_o) J_o^i, and
+
+    E[(J^i)^2] = sum_o psi_o (J_o^i)^2                                 R = M: the mean over the examples
+    E[1/2 (J^i - J^j)^2] = sum_o psi_o 1/2 (J_o^i - J_o^j)^2           R = C: i and j have the same signs
+
+The second, averaged over random pairs of examples, is the variance, but for the factor (n - 1) / n. Signs that differ
+from pair to pair make it far better than signs that all examples share.
+
+The signs of two examples need to be uncorrelated, not independent: eps^i = a^(i div k) o b^(i mod k) with a few random
+rows a and b costs a tenth of n random rows, and the estimate has the same variance.
+
+Letters: n examples, m pairs, o node, D units of all nodes together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathspace.paths.data.node_measure import Statistic
+from pathspace.replay.observed import Key
+from pathspace.replay.replay import Replay
+from pathspace.squared.squares import memory_for
+
+SHARE, MANY = 1 / 2, 64
+"""The share of a batch whose products are taken, and from how many examples on. The other half would tell less than its
+time is worth, as the averages over refreshes in docs/data-dependent.md show."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Disjoint pairs of examples, first[k] with second[k]; the others are left out."""
+
+    first: Tensor  # [m]
+    second: Tensor  # [m]
+    left_out: Tensor  # [n - 2 m]
+    count: int  # n
+
+    @property
+    def weight(self) -> float:
+        """What the sum of (J^i - J^j)^2 over the pairs is multiplied with to become a variance."""
+        return weight_of_pairs(len(self.first), self.count)
+
+
+def random_pairs(
+    count: int, generator: torch.Generator, device: torch.device, *, part: bool = False
+) -> Pairs:
+    """A random matching of n examples, or for ``part`` of ``SHARE`` of them if there are many; each equally likely."""
+    order = torch.randperm(count, generator=generator, device=generator.device).to(device)
+    half = count_of_pairs(count, part)
+    return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
+
+
+def count_of_pairs(count: int, part: bool) -> int:
+    """How many pairs ``random_pairs`` makes of n examples."""
+    return count // 2 if count < MANY or not part else int(count * SHARE / 2)
+
+
+def weight_of_pairs(half: int, count: int) -> float:
+    """What the sum of (J^i - J^j)^2 over so many pairs of n examples is multiplied with to become a variance."""
+    return (count - 1) / count / (2 * half) if half else 0.0
+
+
+def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
+    """The numbers of ``SHARE`` of n examples, each equally likely; None, for all, if there are few."""
+    size = size_of_part(count)
+    if size == count:
+        return None
+    return torch.randperm(count, generator=generator, device=generator.device)[:size].to(device)
+
+
+def size_of_part(count: int, part: bool = True) -> int:
+    """How many of n examples a mean square is taken over, if a part is enough."""
+    return int(count * SHARE) if part and count >= MANY else count
+
+
+def sign_seeds(
+    found: Replay,
+    psi: Mapping[Key, Tensor],
+    statistic: Statistic,
+    generator: torch.Generator,
+    memory: dict[str, Tensor] | None = None,
+    *,
+    part: bool = False,
+) -> tuple[dict[Key, Tensor], Pairs | None]:
+    """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
+
+    An example that is in no pair has zeros; ``part`` leaves out a part of a large batch. ``memory`` is kept by the
+    caller; the next call overwrites the seeds.
+    """
+    nodes = {key: found.nodes[key] for key in psi}
+    if not nodes:
+        return {}, None
+    value = next(iter(nodes.values())).value
+    device, dtype = value.device, value.dtype
+    pairs, rows, row_of = None, found.count, None
+    if statistic == "covariance":
+        pairs = random_pairs(found.count, generator, device, part=part)
+        rows = len(pairs.first)
+        # the row of signs of each example
+        row_of = torch.zeros(found.count, dtype=torch.long, device=device)
+        row_of[pairs.first] = row_of[pairs.second] = torch.arange(rows, device=device)
+    flat = [p.reshape(-1).to(dtype) for p in psi.values()]
+    sizes = [len(p) for p in flat]
+    # all nodes side by side: one row of seeds for every example
+    memory = {} if memory is None else memory
+    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory)
+    if pairs is not None and row_of is not None:
+        made = memory_for(seed.new_empty(1).expand(found.count, sum(sizes)), memory, "seeds of pairs")
+        seed = torch.index_select(seed, 0, row_of, out=made) if rows else made.zero_()
+        if len(pairs.left_out):
+            seed[pairs.left_out] = 0
+    seeds: dict[Key, Tensor] = {}
+    for (key, node), own in zip(nodes.items(), seed.split(sizes, 1), strict=True):
+        own = own.to(node.value.dtype)
+        if node.batch is None:
+            seeds[key] = own.reshape(node.value.shape)
+            continue
+        shape = list(node.value.shape)
+        del shape[node.batch]
+        own = own.reshape(-1, *shape)
+        seeds[key] = own.movedim(0, node.batch) if node.batch else own
+    return seeds, pairs
+
+
+def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, memory: dict[str, Tensor]) -> Tensor:
+    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds, which are overwritten."""
+    wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
+    tall = -(-rows // wide)
+    count = len(sizes)
+    signs = random_signs((tall + wide, count), generator, sizes.dtype).to(sizes.device)
+    a = signs[:tall].mul_(sizes)
+    made = memory_for(sizes.expand(tall * wide, count), memory, "seeds")
+    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, count))
+    return made[:rows]
+
+
+def random_signs(
+    shape: tuple[int, int], generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Independent signs +-1; a random byte makes eight of them."""
+    count = shape[0] * shape[1]
+    drawn = random_bytes(count, generator)
+    return _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
+
+
+def random_bytes(count: int, generator: torch.Generator) -> Tensor:
+    """Numbers from 0 to 255 that hold so many signs, the first one in the lowest bit."""
+    return torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
+
+
+@functools.cache
+def _signs_of_bytes(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The eight signs that each byte stands for, ``[256, 8]``."""
+    with torch.inference_mode(False):
+        byte, place = torch.arange(256, device="cpu"), torch.arange(8, device="cpu")
+        bits = byte[:, None].bitwise_right_shift(place).bitwise_and(1)
+        return bits.mul(2).sub(1).to(dtype).to(device)

@@ -1,0 +1,1 @@
+"""Sums over paths in the squared network: the path norm and kappa."""

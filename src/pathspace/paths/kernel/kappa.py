@@ -1,0 +1,148 @@
+"""kappa, the metric of Path-SGD: half the second derivative of the squared path norm (P16 Section 3).
+
+    kappa_i  = 1/2 d^2 gamma_net^2 / dp_i^2 = kappa1_i + kappa2_i
+    kappa1_i = dG / d(p_i^2)                  G(p^2) = gamma_net^2, the squared network
+    kappa2_i = 2 p_i^2 d^2 G / d(p_i^2)^2
+
+kappa1 counts every edge of a parameter by itself; kappa2 the ordered pairs of distinct edges of one parameter on
+one path, twice (P16 Eq. (10) lacks that factor 2, and Eq. (11), read as a sum over pairs with e before e', lacks a
+factor 4). kappa2 is zero for parameters that occur at most once on every path.
+
+Letters: p parameter, q = p^2, G squared network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.network import current_values
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.kernel.norm import all_widened
+from pathspace.paths.kernel.pairs import pairs_term
+from pathspace.paths.kernel.safe_type import Measure, Surveyed, in_safe_type
+from pathspace.squared.squares import Outer, Square, dense
+
+
+def kappa(
+    network: Network, second_term: bool = False, parameters: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The metric of Path-SGD for every parameter of a network.
+
+    Args:
+        network: a traced network.
+        second_term: add kappa2, which is large for recurrent weights near the identity (4 (T-2)/3 times kappa1 on
+            the diagonal for W_rec = I) and costs more.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape, non-negative. In the parameter's own type (float32 for
+        half-precision parameters; float64 for all, if a model mixes it with others). Where that overflows, the
+        computation is repeated in float64, and if a value exceeds what the type can hold, all of kappa is returned
+        in float64.
+
+    Raises:
+        FloatingPointError: kappa is not finite even in float64.
+        KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of ``parameters`` has another shape than the network's.
+        TypeError: ``network`` is no traced network.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Linear(2, 1)
+        >>> ps.paths.kappa(ps.trace(model, torch.zeros(1, 2)))
+        {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
+    """
+    current_values(network, parameters)
+    return kappa_of(network, list(network.parameters), second_term=second_term, parameters=parameters)
+
+
+def kappa_of(
+    network: Network,
+    names: Sequence[str],
+    *,
+    second_term: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """:func:`kappa` of some parameters of a network; for ``memory`` see :func:`first_term`."""
+    found = surveyed_kappa(network, names, second_term=second_term, parameters=parameters, memory=memory)
+    return own_memory(found.values)
+
+
+@in_full_precision
+def surveyed_kappa(
+    network: Network,
+    names: Sequence[str],
+    *,
+    second_term: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+    memory: dict[str, Tensor] | None = None,
+    measure: Measure | None = None,
+) -> Surveyed:
+    """:func:`kappa_of` with outer products left as their factors, tensors that may share memory, and their bounds.
+
+    For ``measure`` see :func:`pathspace.paths.kernel.safe_type.survey`.
+    """
+
+    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
+        first = factored_first_term(network, given, names, memory)
+        if not second_term:
+            return first
+        second = pairs_term(network, given)
+        return {name: dense(first[name]) + second[name] if name in second else first[name] for name in first}
+
+    return in_safe_type(network, parameters, compute, measure)
+
+
+def first_term(
+    network: Network,
+    parameters: Mapping[str, Tensor] | None = None,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+        names: the parameters to return; all of the network's if None.
+        memory: memory to square parameters in, kept by the caller from one call to the next; results may lie in it.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape; inf where the type overflows.
+    """
+    return own_memory(factored_first_term(network, parameters, names, memory))
+
+
+@in_full_precision
+def factored_first_term(
+    network: Network,
+    parameters: Mapping[str, Tensor] | None = None,
+    names: Sequence[str] | None = None,
+    memory: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor | Outer]:
+    """:func:`first_term`, with outer products left as their factors, and tensors that may share memory."""
+    source = network.parameters if parameters is None else parameters
+    names = list(network.parameters) if names is None else names
+    with torch.inference_mode(False), torch.no_grad():
+        wide = all_widened(source, network.parameters)
+        once = network.tape.read_once
+        q = {name: Square(p, memory, name, read_once=name in once) for name, p in wide.items()}
+        return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
+
+
+def own_memory(values: Mapping[str, Tensor | Outer]) -> dict[str, Tensor]:
+    """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in values.items():
+        own = dense(value).contiguous()
+        if own.data_ptr() in seen:
+            own = own.clone()
+        seen.add(own.data_ptr())
+        result[name] = own
+    return result

@@ -1,0 +1,82 @@
+"""Path mass into and out of unit classes, the gauge that makes scale-dependent quantities comparable.
+
+For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time steps and positions), gamma_out,c the sum
+of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise rescaling they become s_c^2 gamma_in and
+gamma_out / s_c^2, so their product is invariant, and (gamma_in / gamma_out)^(1/4) tells how far c is from balance.
+
+Letters: c unit class, h value of a node in the squared network, delta = dG/dh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.network import current_values
+from pathspace.paths.kernel.norm import widened
+from pathspace.squared.squares import Square
+
+
+@dataclass(frozen=True)
+class NodeMass:
+    """Path mass of every unit class, float64, shape ``[num_classes]`` each."""
+
+    into: Tensor
+    out_of: Tensor
+
+    def gauge(self) -> Tensor:
+        """The scales b_c = (gamma_in / gamma_out)^(1/4) at which each class stands, covariant: b_c becomes s_c b_c.
+
+        A class that no path leaves (or none enters) still has the scale of its other side, sqrt(gamma_in) (or
+        1 / sqrt(gamma_out)); one without any path has no scale, and 1 stands for it.
+        """
+        enters, leaves = self.into > 0, self.out_of > 0
+        into, out_of = torch.where(enters, self.into, 1.0), torch.where(leaves, self.out_of, 1.0)
+        balance = (into / out_of).sqrt()
+        return torch.where(enters & leaves, balance.sqrt(), balance)
+
+
+def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
+    """Path mass into and out of every unit class.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        The two masses.
+
+    Raises:
+        FloatingPointError: a mass is not finite in float64.
+    """
+    source = current_values(network, parameters)
+    with torch.inference_mode(False), torch.no_grad():
+        q = {n: Square(widened(source[n]), dtype=torch.float64) for n in network.parameters}
+        slots = [node.slot for node in network.nodes]
+        nodes, cells = network.tape.masses(q, network.live, slots)
+        device = next(iter(q.values())).like().device
+    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=device)
+    out_of = torch.zeros_like(into)
+    masses = [(node.labels, *mass) for node, mass in zip(network.nodes, nodes, strict=True)]
+    for cell in cells:
+        for name, states, delta in zip(cell.recurrent, cell.states, cell.deltas, strict=True):
+            masses.append((network.edges[name].target.T, states, delta))
+    for label, value, delta in masses:
+        flat = label.to(device).expand(value.shape).reshape(-1)
+        h = value.reshape(-1)
+        d = torch.zeros_like(h) if delta is None else delta.reshape(-1)
+        inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
+        into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
+        out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
+    into, out_of = into[1:], out_of[1:]
+    if not bool(torch.isfinite(into.sum() + out_of.sum())):
+        worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
+        raise FloatingPointError(
+            "the path mass of a unit class is not finite in float64: "
+            + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
+        )
+    return NodeMass(into, out_of)

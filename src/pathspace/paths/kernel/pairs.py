@@ -1,0 +1,124 @@
+"""The second term of kappa: pairs of distinct edges of one parameter on one path (P16 Section 3, Eq. (10), (11)).
+
+    kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 = 2 p_i^2 * (sum over ORDERED pairs of distinct edges of i on one path)
+
+P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form (see ``recurrent``); other parameters that
+occur more than once on a path take the diagonal of the Hessian of G, one Hessian-vector product an element.
+
+Letters: q = p^2, G squared network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.network.network import current_values
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.kernel.norm import all_widened, widened
+from pathspace.paths.kernel.recurrent import recurrent_second_term
+from pathspace.paths.kernel.safe_type import in_safe_type
+from pathspace.squared.squares import Outer, dense
+from pathspace.squared.tape import Tap
+
+_CHUNK = 64  # Hessian-vector products at a time
+
+
+def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 for every parameter.
+
+    Args:
+        network: a traced network.
+        parameters: values to use instead of the model's own, by name.
+
+    Returns:
+        Parameter name -> tensor of the parameter's shape; zeros where no path meets a parameter twice. Exact. The
+        recurrent matrix of an ``nn.RNN`` costs T products of H x H matrices; a parameter of n elements that a
+        hand-written loop reuses costs n Hessian-vector products. In float64 where the type overflows (see
+        :func:`pathspace.paths.kappa`).
+
+    Raises:
+        FloatingPointError: a value is not finite even in float64.
+        KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of ``parameters`` has another shape than the network's.
+        TypeError: ``network`` is no traced network.
+    """
+    current_values(network, parameters)
+
+    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
+        found = pairs_term(network, given)
+        return {name: found.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
+
+    return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
+
+
+@in_full_precision
+def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
+    with torch.inference_mode(False), torch.enable_grad():
+        uses = parameter_uses(network)
+        wide = all_widened(source, network.parameters)
+        q = {n: p.detach().square().requires_grad_() for n, p in wide.items()}
+        # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave the type though q
+        # times it does not
+        repeated = {n: torch.ones_like(q[n]).requires_grad_() for n in q if uses[n] > 1}
+        scaled = {n: square.detach() * repeated[n] if n in repeated else square for n, square in q.items()}
+        taps: list[Tap] = []
+        total, _ = network.tape.run(scaled, network.live, taps=taps)
+        result: dict[str, Tensor] = {}
+        closed = [tap for tap in taps if uses[tap.recurrent] == 1]
+        if closed:
+            deltas = torch.autograd.grad(total, [tap.entering for tap in closed], retain_graph=True)
+            for tap, delta in zip(closed, deltas, strict=True):
+                S, before = q[tap.recurrent].detach(), tap.before.detach()
+                if tap.backwards:
+                    before, delta = before.flip(0), delta.flip(0)
+                result[tap.recurrent] = recurrent_second_term(S, before, delta)
+        if repeated:
+            first = torch.autograd.grad(
+                total, list(repeated.values()), create_graph=True, materialize_grads=True
+            )
+            for (name, factor), gradient in zip(repeated.items(), first, strict=True):
+                if gradient.requires_grad:
+                    diagonal = _hessian_diagonal(gradient, factor, batched=not taps)
+                    if diagonal is not None:
+                        # 2 q d^2G/dq^2 = 2 (d^2G/df^2) / q, and nothing where q = 0
+                        own = q[name].detach()
+                        result[name] = torch.where(own > 0, 2 * diagonal / own, 0.0)
+    return result
+
+
+def parameter_uses(network: Network) -> Counter[str]:
+    """How many operations use each parameter; views of it are followed."""
+    names = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
+    count: Counter[str] = Counter()
+    for instruction in network.tape.instructions:
+        for slot in instruction.inputs:
+            if slot in names:
+                if instruction.of_parameter:
+                    names.update(dict.fromkeys(instruction.outputs, names[slot]))
+                else:
+                    count[names[slot]] += 1
+    return count
+
+
+def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor | None:
+    """D gradient_i / d f_i for every element; None for zero. ``batched`` takes several at a time."""
+    flat = gradient.reshape(-1)
+    diagonal = torch.zeros_like(flat)
+    (probe,) = torch.autograd.grad(flat.sum(), f, retain_graph=True, allow_unused=True)
+    if probe is None or not bool(probe.any()):  # not negative: no path has a pair of edges of this parameter
+        return None
+    chunk = _CHUNK if batched else 1
+    for start in range(0, flat.numel(), chunk):
+        index = torch.arange(start, min(start + chunk, flat.numel()), device=flat.device)
+        rows = torch.zeros(len(index), flat.numel(), dtype=flat.dtype, device=flat.device)
+        rows[torch.arange(len(index), device=flat.device), index] = 1
+        rows = rows if batched else rows[0]
+        (products,) = torch.autograd.grad(flat, f, rows, retain_graph=True, is_grads_batched=batched)
+        diagonal[index] = products.reshape(len(index), -1).gather(1, index[:, None])[:, 0]
+    return diagonal.reshape(f.shape)

@@ -1,0 +1,1 @@
+"""The network written out, path by path."""

@@ -1,0 +1,191 @@
+"""An operation as an affine function of its activations and of its parameters, found by running it.
+
+    f(h, w)_o = k_o + sum_i c_oi h_i + sum_e c_oe w_e + sum_{i,e} c_oie h_i w_e
+
+Letters: h activations, one vector for each operand a; w weights, one vector for each parameter b; o an element of the
+result; k constant, c factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError
+from pathspace.paths.listing.probing import Reads, reads, reads_of_each
+
+_AGREES = 1e-9
+_WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
+NOT_WRITTEN = "Paths of this network cannot be written down; its path norm and kappa can"
+
+
+class Operation:
+    """A torch function of some of its tensors, flattened; writes into none of them.
+
+    Args:
+        func: the function.
+        args: the positional arguments it was called with.
+        kwargs: the keyword arguments.
+        places: which leaves of the arguments are variables.
+        writes: whether the function changes its first argument and that is its result.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        places: Sequence[int],
+        *,
+        writes: bool,
+    ) -> None:
+        self.func, self.places, self.writes = func, tuple(places), writes
+        self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
+
+    def __call__(self, values: Sequence[Tensor]) -> Tensor:
+        """The result, all its tensors in one vector, for other values ``[n]`` of the variables."""
+        leaves = list(self.leaves)
+        # an operation in place needs the batch of a probe in what it writes to
+        probe = sum((v.sum() for v in values), torch.zeros((), dtype=torch.float64)) * 0
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                leaves[place] = leaf.detach() + probe if self.writes else leaf.detach()
+        for place, value in zip(self.places, values, strict=True):
+            new = value.reshape(self.leaves[place].shape)
+            leaves[place] = new + probe if self.writes else new
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        result = self.func(*args, **kwargs)
+        return torch.cat([t.reshape(-1) for t in floats(args[0] if self.writes else result)])
+
+    def form(self) -> tuple[Any, ...] | None:
+        """What the terms of the operation depend on: everything but the values of its variables.
+
+        None for a function that changes its argument. Constants go by identity, so they must be kept alive.
+        """
+        if self.writes:
+            return None
+        parts: list[Any] = [self.func, repr(self.spec), self.places]
+        for place, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                parts.append(leaf.shape if place in self.places else id(leaf))
+            else:
+                parts.append(repr(leaf))
+        return tuple(parts)
+
+
+def floats(tree: Any) -> list[Tensor]:
+    """The floating-point tensors in nested tuples, lists and dicts."""
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector that some tensors of those shapes were made into."""
+    parts = vector.split([t.numel() for t in like])
+    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
+
+
+def changes(name: str) -> bool:
+    """Whether a torch function writes into its first argument."""
+    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of an affine operation.
+
+    Attributes:
+        constant: k, ``[outputs]``.
+        fixed: (a, reads of operand a).
+        biased: (b, reads of parameter b alone).
+        mixed: (a, b, reads of operand a, ``member`` being the element of parameter b).
+    """
+
+    constant: Tensor
+    fixed: tuple[tuple[int, Reads], ...]
+    biased: tuple[tuple[int, Reads], ...]
+    mixed: tuple[tuple[int, int, Reads], ...]
+
+
+def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Terms:
+    """Find the terms of an operation.
+
+    Args:
+        operation: a function of the operands, then of the parameters.
+        given: the values it was called with, flattened.
+        operands: how many of them are activations.
+
+    Returns:
+        The terms; meaningless for an operation that is not affine, see :func:`check_terms`.
+
+    Raises:
+        UntraceableError: there are too many of them.
+    """
+    zeros = [torch.zeros_like(g) for g in given]
+
+    def at(**changed: Tensor) -> Tensor:
+        return operation([changed.get(f"v{i}", z) for i, z in enumerate(zeros)])
+
+    constant = at()
+
+    def alone(i: int) -> Callable[[Tensor], Tensor]:
+        return lambda v: at(**{f"v{i}": v}) - constant
+
+    single = [reads(alone(i), len(g)) for i, g in enumerate(given)]
+    mixed = []
+    for a in range(operands):
+        for b in range(operands, len(given)):
+
+            def product(h: Tensor, w: Tensor, a: int = a, b: int = b) -> Tensor:
+                return at(**{f"v{a}": h, f"v{b}": w}) - alone(a)(h) - alone(b)(w) - constant
+
+            generator = torch.Generator().manual_seed(0)
+            h, w = (torch.rand(len(given[i]), generator=generator, dtype=torch.float64) + 1 for i in (a, b))
+            size = at(**{f"v{a}": h, f"v{b}": w}).abs().amax() if constant.numel() else torch.zeros(())
+            if bool((product(h, w).abs() <= 1e-12 * size).all()):
+                continue  # they only add up
+
+            found = reads_of_each(product, len(h), len(w), len(constant))
+            mixed.append((a, b - operands, found))
+    return Terms(
+        constant,
+        tuple((a, single[a]) for a in range(operands) if len(single[a].target)),
+        tuple((b - operands, single[b]) for b in range(operands, len(given)) if len(single[b].target)),
+        tuple(mixed),
+    )
+
+
+def check_terms(name: str, terms: Terms, given: Sequence[Tensor], operands: int, actual: Tensor) -> None:
+    """Make sure that terms add up to what the operation really returned.
+
+    Args:
+        name: what the operation is called, for the error.
+        terms: from :func:`terms_of`.
+        given: the values it was called with, flattened.
+        operands: how many of them are activations.
+        actual: what it returned.
+
+    Raises:
+        UntraceableError: the operation is not affine in its activations and in its parameters.
+    """
+    result = terms.constant.clone()
+    for a, r in terms.fixed:
+        result.index_add_(0, r.target, r.factor * given[a][r.source])
+    for b, r in terms.biased:
+        result.index_add_(0, r.target, r.factor * given[operands + b][r.source])
+    for a, b, r in terms.mixed:
+        result.index_add_(0, r.target, r.factor * given[a][r.source] * given[operands + b][r.member])
+    shown = ~torch.isinf(actual)  # an infinity that a mask put there is moved, and passed over by a maximum
+    actual, result = actual[shown], result[shown]
+    scale = 1 + actual.abs().amax() if actual.numel() else 1.0
+    if not bool(((result - actual).abs() <= _AGREES * scale).all()):
+        raise UntraceableError(
+            name,
+            "",
+            "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum",
+            NOT_WRITTEN,
+        )

@@ -1,0 +1,272 @@
+"""Operations that open and close edges depending on the data: ReLU and its kin, and maxima.
+
+A gate g is 0 or 1, or the slope of a leaky ReLU: the output is g times the input (for a maximum, the sum over the
+window, with ties shared). So an output of the network is a sum over paths of input, gates, fixed factors and weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jacrev
+from torch.utils import _pytree as pytree
+
+from pathspace.network.rules.order import RULES as ORDERED
+from pathspace.network.rules.order import dimension
+from pathspace.network.trace.functions import CLAMPS
+from pathspace.paths.listing.probing import each
+
+_UNARY = frozenset(
+    [
+        *("relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "prelu", "abs", "absolute"),
+        *("threshold", "threshold_"),
+    ]
+)
+_POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
+_SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
+_DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
+_PRODUCTS = frozenset(
+    ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__", "einsum", "tensordot"]
+)
+
+
+ACCUMULATED = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"])
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A gated operation as a function of its operands."""
+
+    operands: tuple[Tensor, ...]
+    edges: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    """(o, i, g): elements of the result and of the operands, one after the other, and the gates between them."""
+
+
+def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gated | None:
+    """What is gated in a call of a torch function; None for a function that is affine."""
+    if not args and "input" not in kwargs:
+        return None
+    x = args[0] if args else kwargs["input"]
+
+    def on(value: Tensor) -> Tensor:
+        if args:
+            return func(value, *args[1:], **kwargs)
+        return func(**{**kwargs, "input": value})
+
+    if name in _UNARY or name in CLAMPS:
+        return Gated((x,), lambda: _slopes(on, x))
+    if name in ORDERED and (name != "median" or len(args) > 1 or kwargs):
+        dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
+        return Gated(
+            (x,), lambda: _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum"))
+        )
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    if name in ("maximum", "max") and isinstance(other, Tensor):
+        return Gated((x, other), lambda: _larger(x, other))
+    if name in ("minimum", "min") and isinstance(other, Tensor):
+        return Gated((x, other), lambda: _larger(-x, -other))
+    if _POOLS.fullmatch(name) or "median" in name:
+        sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
+
+        def largest(value: Tensor) -> Tensor:
+            found = on(sign * value)
+            return sign * (found if isinstance(found, Tensor) else found[0])
+
+        return Gated((x,), lambda: _windows(largest, sign * x))
+    return None
+
+
+def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a clamp with these arguments is a ReLU, or what a ReLU leaves."""
+    given = [*args[1:3], kwargs.get("min"), kwargs.get("max")]
+    bounds = [bound for bound in given if bound is not None]
+    return len(bounds) == 1 and not bool(torch.as_tensor(bounds[0]).any())
+
+
+def gated_by_data(
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    units: Container[int],
+    data: Container[int],
+) -> Gated | None:
+    """What data alone opens and closes, such as a mask; None for any other function.
+
+    Args:
+        name: the function's name.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        units: ids of tensors of activations.
+        data: ids of tensors that depend on the inputs alone.
+    """
+    given: list[Any] = list(args)
+    if name == "where" and id(given[0]) in data:
+        return _chosen(given[0], *given[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
+    if name in ("masked_fill", "masked_fill_") and len(given) > 1 and id(given[1]) in data:
+        fill = [*given, kwargs.get("value")][2]
+        return _chosen(given[1], fill, given[0])
+    if name == "gather" and id(given[2]) in data:
+        return Gated(
+            (given[0],), lambda: _picked(lambda h: func(h, *given[1:]), given[0], given[1], keep=True)
+        )
+    if name == "__getitem__":
+        items = given[1] if isinstance(given[1], tuple) else (given[1],)
+        dims = [d for d, item in enumerate(items) if id(item) in data]
+        if dims and sum(isinstance(item, Tensor) for item in items) > 1:
+            return Gated((given[0],), lambda: _picked(lambda h: h[given[1]], given[0], dims[0], keep=False))
+        if dims:
+            return Gated((given[0],), lambda: _chosen_along(lambda h: h[given[1]], given[0], dims[0]))
+    if name == "index_select" and id(given[2]) in data:
+        return Gated((given[0],), lambda: _chosen_along(lambda h: func(h, *given[1:]), given[0], given[1]))
+    if name in ACCUMULATED and id(given[2]) in data:
+        source = given[3] if len(given) > 3 else kwargs.get("source", kwargs.get("src"))
+        return _added(name, func, given[:3], source, kwargs)
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    # an input that was read before has nodes, and is in both
+    acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
+    factors = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in data]
+    if name not in _SCALINGS | _DIVISIONS | _PRODUCTS or len(acts) != 1 or len(factors) != 1:
+        return None
+    (act,), (factor,) = acts, factors
+
+    def product(h: Tensor, d: Tensor) -> Tensor:
+        new = list(leaves)
+        new[act], new[factor] = h.reshape(leaves[act].shape), d
+        args, kwargs = pytree.tree_unflatten(new, form)
+        return func(*args, **kwargs).reshape(-1)
+
+    return Gated((leaves[act],), lambda: _weighed(product, leaves[act], leaves[factor].detach().double()))
+
+
+def _weighed(
+    product: Callable[[Tensor, Tensor], Tensor], h: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges where there would be some if no data were zero; the gate is what the data makes of them."""
+    units = torch.eye(h.numel(), dtype=torch.float64)
+    edges = each(lambda unit: product(unit, torch.ones_like(d)), units)
+    i, o = edges.nonzero(as_tuple=True)
+    return o, i, (each(lambda unit: product(unit, d), units) / edges)[i, o]
+
+
+def _picked(
+    pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all that might be picked along a dimension; open is the one that is."""
+    units = torch.eye(x.numel(), dtype=torch.float64)
+    shape = pick(x).shape
+    part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
+
+    def any_of(unit: Tensor) -> Tensor:
+        return unit.reshape(x.shape).sum(dim, keepdim=keep)[part].expand(shape).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+
+
+def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all along a dimension to each that is picked, in the same place of the other dimensions."""
+    units = torch.eye(x.numel(), dtype=torch.float64)
+    size = pick(x).numel() // max(1, x.numel() // x.shape[dim])
+    after = x.shape[dim % x.dim() + 1 :].numel()
+
+    def any_of(unit: Tensor) -> Tensor:
+        t = unit.reshape(x.shape).sum(dim).reshape(-1, 1, after)
+        return t.expand(-1, size, -1).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+
+
+def _added(
+    name: str, func: Callable[..., Any], given: list[Any], source: Any, kwargs: dict[str, Any]
+) -> Gated:
+    """Edges from every summand to all places along a dimension; open is the place that it is added to."""
+    base, dim, index = given
+    out_of_place = torch.scatter_add if name.startswith("scatter") else torch.index_add
+    options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
+    del func
+
+    def edges() -> tuple[Tensor, Tensor, Tensor]:
+        zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
+        units = torch.eye(source.numel(), dtype=torch.float64)
+
+        def added(unit: Tensor) -> Tensor:
+            return out_of_place(zero, dim, index, unit.reshape(source.shape), **options)
+
+        def anywhere(unit: Tensor) -> Tensor:
+            return added(unit).sum(dim, keepdim=True).expand(base.shape)
+
+        reach = each(lambda unit: anywhere(unit).reshape(-1), units)
+        i, o = reach.nonzero(as_tuple=True)
+        own, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
+        opened = (each(lambda unit: added(unit).reshape(-1), units) / reach)[i, o]
+        return torch.cat([own, o]), torch.cat([own, i + n]), torch.cat([one, opened])
+
+    return Gated((base, source), edges)
+
+
+def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
+    """Two values of which a condition opens one."""
+    operands = [t if isinstance(t, Tensor) else torch.tensor(float(t), dtype=torch.float64) for t in (x, y)]
+    shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
+    opened = condition.detach().double().expand(shape).flatten()
+    parts, before = [], 0
+    for t, given, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
+        if isinstance(given, Tensor) or given not in (0, torch.inf, -torch.inf):  # these have no path
+            members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
+            parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
+        before += t.numel()
+    o, i, g = torch.cat(parts, 1)
+    return Gated(tuple(operands), lambda: (o.long(), i.long(), g))
+
+
+def _ordered(
+    function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
+    units, made = torch.eye(x.numel(), dtype=torch.float64), function(x.detach())
+    places = torch.sort(x.detach(), 0)[1] if isinstance(made, Tensor) else made[1]
+    places = places if places.dim() == x.dim() else places.unsqueeze(dim)
+
+    def any_of(unit: Tensor) -> Tensor:
+        t = unit.reshape(x.shape)
+        return (t.cumsum(dim) if running else t.sum(dim, keepdim=True).expand(places.shape)).reshape(-1)
+
+    def picked(unit: Tensor) -> Tensor:
+        return unit.reshape(x.shape).gather(dim, places).reshape(-1)
+
+    i, o = each(any_of, units).nonzero(as_tuple=True)
+    return o, i, each(picked, units)[i, o]
+
+
+def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = function(x.detach().clone())
+    place = torch.arange(x.numel())
+    return place, place, torch.where(x != 0, y / torch.where(x != 0, x, 1.0), 0.0).flatten().detach()
+
+
+def _larger(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    place = torch.arange(shape.numel())
+    first = torch.arange(x.numel()).reshape(x.shape).expand(shape).flatten()
+    second = torch.arange(y.numel()).reshape(y.shape).expand(shape).flatten() + x.numel()
+    wins = ((x > y).double() + 0.5 * (x == y).double()).expand(shape).flatten().detach()
+    return torch.cat([place, place]), torch.cat([first, second]), torch.cat([wins, 1 - wins])
+
+
+def _windows(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def flat(v: Tensor) -> Tensor:
+        return function(v.reshape(x.shape)).reshape(-1)
+
+    # one at element i and zero elsewhere: the largest of a window is one if i is in it
+    member = each(flat, torch.eye(x.numel(), dtype=torch.float64)) > 0
+    i, o = member.nonzero(as_tuple=True)
+    chosen = jacrev(flat)(x.detach().reshape(-1))
+    return o, i, chosen[o, i]  # type: ignore[index]

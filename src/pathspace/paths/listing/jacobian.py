@@ -1,0 +1,208 @@
+"""The path-Jacobian, degrees of freedom, and units that data leave dead (D16 Section 5, S19 Section 3).
+
+J = dv/dw with v the values of all paths: J_pe = n_pe v_p / w_e. Node-wise rescaling moves the weights in num_classes
+directions that no path value sees, so the rank of J is generically (number of weights) - (number of unit classes); S19
+takes as many paths as a basis of path space.
+
+d_G(w), the degrees of freedom at w, is the rank of the derivative of the network's outputs over the data in the
+weights, df/dw = (df/dv) J. It is at most the rank of J, reaches it in typical networks on enough data, and drops with
+dead units. (The two biases of an ``nn.RNN`` are two paths of which the function sees the sum: one degree less for each
+pair.)
+
+Letters: P paths, E weights, n examples, K outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import expect_weights
+from pathspace.network.network import current_values
+from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
+from pathspace.paths.listing.unrolled import examples, in_float64
+from pathspace.paths.space.reduction import reduction_graph
+from pathspace.paths.space.usage import used_edges
+
+
+@with_tables_on_the_cpu
+def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
+    """The derivative of path values in the weights, J_pe = dv_p/dw_e.
+
+    Args:
+        network: a traced network.
+        paths: the paths; all of the network's if None.
+        limit: how many paths may be listed then.
+
+    Returns:
+        ``[P, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Exact where weights are zero.
+
+    Raises:
+        TooManyPathsError: there are more than ``limit`` paths.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+        >>> for p, value in zip(model.parameters(), (2.0, 3.0)):
+        ...     _ = torch.nn.init.constant_(p, value)
+        >>> ps.paths.path_jacobian(ps.trace(model, torch.zeros(1, 1)))
+        tensor([[3., 2.]], dtype=torch.float64)
+    """
+    current_values(network)
+    paths = enumerate_paths(network, limit) if paths is None else paths
+    w = paths.reduction.flatten({n: p.detach().double().cpu() for n, p in network.parameters.items()})
+    factors = torch.cat([w, w.new_ones(1)])[paths.weights]  # [P, L]
+    ones = factors.new_ones(len(paths), 1)
+    before = torch.cat([ones, factors.cumprod(1)[:, :-1]], 1)
+    after = torch.cat([factors.flip(1).cumprod(1).flip(1)[:, 1:], ones], 1)
+    # dv_p/dw_e = sum over the places of e on p of the product of the other weights
+    result = w.new_zeros(len(paths), len(w) + 1)
+    where = torch.where(paths.weights < 0, len(w), paths.weights)
+    width = factors.shape[1]
+    result.scatter_add_(1, where, before[:, :width] * after[:, :width])
+    return result[:, :-1]
+
+
+def path_rank(jacobian: Tensor) -> int:
+    """The rank of a path-Jacobian, or of the derivative of outputs in the weights.
+
+    Columns and rows are brought to length one first: their lengths say how a network is scaled, not its rank.
+
+    Args:
+        jacobian: ``[P, E]``, float64.
+
+    Returns:
+        The rank, up to rounding.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> ps.paths.path_rank(ps.paths.path_jacobian(ps.trace(model, torch.zeros(1, 2))))  # 17 weights, 3 classes
+        14
+    """
+    matrix = jacobian
+    for _ in range(4):
+        for dim in (0, 1):
+            length = matrix.norm(dim=dim, keepdim=True)
+            matrix = matrix / torch.where(length > 0, length, 1.0)
+    return int(torch.linalg.matrix_rank(matrix)) if matrix.numel() else 0
+
+
+@with_tables_on_the_cpu
+def degrees_of_freedom(network: Network, data: Any = None) -> int:
+    """How many directions of weight space change the network's function.
+
+    Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
+    size of the network; more than the rank where shared weights allow more than the classes do (docs/network.md).
+    With data: d_G(w), the rank of the outputs' derivative in the weights over these examples.
+
+    Args:
+        network: a traced network.
+        data: examples, as the example input of :func:`pathspace.trace` was; None for the generic number. The derivative
+            is a matrix of (examples x outputs) x weights in float64, so take small networks.
+
+    Returns:
+        The number of degrees of freedom.
+
+    Raises:
+        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 2))
+        >>> ps.paths.degrees_of_freedom(network)
+        14
+        >>> _ = torch.nn.init.constant_(model[0].bias, -100.0)  # all units dead: the two output biases remain
+        >>> ps.paths.degrees_of_freedom(network, torch.randn(50, 2))
+        2
+    """
+    current_values(network)
+    if data is not None:
+        return path_rank(_output_jacobian(network, data))
+    graph = reduction_graph(network)
+    used = used_edges(network, graph)
+    ends = torch.cat([graph.source[used].abs(), graph.target[used].abs()])
+    return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
+
+
+@with_tables_on_the_cpu
+def dead_units(network: Network, data: Any) -> Tensor:
+    """Unit classes through which nothing flows to an output on any of the examples.
+
+    A class is dead when its units are inactive on all examples, at all time steps and positions, or when what they say
+    meets inactive units alone. Weights into and out of it have no gradient then, whatever the loss.
+
+    Args:
+        network: a traced network.
+        data: examples, as the example input of :func:`pathspace.trace` was.
+
+    Returns:
+        bool ``[num_classes]``.
+
+    Raises:
+        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> with torch.no_grad():
+        ...     _ = model[0].bias.copy_(torch.tensor([-100.0, 0.0, 100.0]))
+        >>> ps.paths.dead_units(ps.trace(model, torch.zeros(1, 2)), torch.randn(50, 2))
+        tensor([ True, False, False])
+    """
+    graph = reduction_graph(network)
+    outputs, parameters = _outputs(network, data)
+    # random weights for the outputs of every example: what flows cancels with probability zero
+    generator = torch.Generator().manual_seed(0)
+    total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
+    gradients = torch.autograd.grad(torch.as_tensor(total), list(parameters.values()), materialize_grads=True)
+    flows = graph.flatten(dict(zip(parameters, gradients, strict=True))) != 0
+    alive = torch.zeros(graph.num_classes + 1, dtype=torch.bool)
+    leaving = torch.cat([graph.source[flows].clamp(min=0), (-graph.target[flows]).clamp(min=0)])
+    alive[leaving] = True
+    return ~alive[1:]
+
+
+def _output_jacobian(network: Network, data: Any) -> Tensor:
+    """df/dw over the data: ``[examples x outputs, E]``, float64."""
+    graph = reduction_graph(network)
+    rows = []
+    for example in examples(network.call, data):  # a backward pass of one example is the cheapest
+        outputs, parameters = _outputs(network, example)
+        for value in torch.cat([o.reshape(-1) for o in outputs]).unbind():
+            gradients = torch.autograd.grad(
+                value, list(parameters.values()), retain_graph=True, materialize_grads=True
+            )
+            rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
+    return torch.stack(rows) if rows else torch.zeros(0, graph.num_edges, dtype=torch.float64)
+
+
+def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs of a float64 copy of the model in evaluation form, and the copy's parameters."""
+    expect_weights(network)
+    current_values(network)
+    if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
+        raise ValueError("the data are not of the form of the example input that the network was traced with")
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
+    given = pytree.tree_map_only(
+        Tensor, lambda t: t.detach().to("cpu", torch.float64 if t.is_floating_point() else None), data
+    )
+    args = () if isinstance(given, dict) else given if isinstance(given, (tuple, list)) else (given,)
+    parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), in_float64():
+        result = model(*args, **(given if isinstance(given, dict) else {}))
+        outputs = [t for t in network.returned(result) if t.requires_grad]
+    if not sum(t.numel() for t in outputs):
+        raise ValueError("the batch is empty: give one example at least")
+    if not all(bool(t.isfinite().all()) for t in outputs):
+        raise ValueError(
+            "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
+        )
+    return outputs, parameters

@@ -1,0 +1,298 @@
+"""The network written out: every unit at every time step and position a node of its own (S19 Section 3).
+
+A copy of the model runs once in float64, in evaluation form, on one example. Every operation it calls is either *gated*
+(ReLU and its kin, maxima: an edge is open, closed, or open by a slope, depending on the data) or affine in the
+activations and in the parameters. The edges of the latter are found by probing it (see ``probing``), and the result is
+checked against what the operation really returned, so that an operation that is neither raises an error.
+
+Letters: u -> v an edge of the written-out graph, w_e the weight it uses, c its fixed factor, g its gate; node 0 is the
+bias node; nodes are numbered so that u < v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.rules import RULES
+from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
+from pathspace.network.trace.functions import CLAMPS, ENDINGS, SHAPED_FACTORIES, short_name
+from pathspace.paths.listing.affine import (
+    NOT_WRITTEN,
+    Operation,
+    Terms,
+    changes,
+    check_terms,
+    floats,
+    split,
+    terms_of,
+)
+from pathspace.paths.listing.edge_list import NONE
+from pathspace.paths.listing.gates import Gated, gated, gated_by_data, is_relu
+from pathspace.paths.listing.known_tensors import KnownTensors, Weights
+from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
+from pathspace.paths.listing.probing import reads
+from pathspace.paths.space.reduction import ReductionGraph
+
+
+class Unroller(KnownTensors, TorchFunctionMode):
+    """Writes down edges, gates and inputs while a model runs on one example."""
+
+    def __init__(self, graph: ReductionGraph, *, with_edges: bool) -> None:
+        super().__init__(graph, with_edges=with_edges)
+        self.num_gates = 0
+        self.gates: list[Tensor] = []
+        self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
+        self.paused = False
+        self._packed = PackedSequences()
+        self._known: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = short_name(func)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        units = any(self.is_unit(t) for t in tensors)
+        weights = any(id(t) in self._weights for t in tensors)
+        data = any(id(t) in self._data for t in tensors)
+        if any(self.is_tail(t) for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
+            if weights:
+                raise UntraceableError(
+                    name,
+                    "",
+                    "a parameter meets what is no sum of paths, such as a weight made by relu or abs",
+                    NOT_WRITTEN,
+                )
+            self.entered += [self._units[id(t)] for t in tensors if self.is_unit(t)]
+            return self._keep(self._tails, func(*args, **kwargs))
+        if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
+            fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
+            with self:
+                return (self._packed.pack if fixed else self._packed.pad)(*args, **fixed)
+        if not (units or weights) and self._moves_inputs(name, tensors):
+            result = self._affine(name, func, args, kwargs)
+            self._keep(self._data, args[0] if changes(name) else result)
+            return result
+        if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
+            result = func(*args, **kwargs)
+            constant = name in SHAPED_FACTORIES  # x.new_zeros(...): no input, though x is one
+            if not data or units or weights or constant:
+                return result
+            if changes(name):
+                self._forget_nodes(args[0])
+            return self._keep(self._data, result)
+        if name in ("rnn_relu", "rnn_relu_cell"):
+            with self:
+                return self._recurrent(name, *args, **kwargs)
+        if name in COMPARISONS or name in SIGNS:  # what they open and close is known from the example
+            return self._keep(self._data, func(*args, **kwargs))
+        if name == "__setitem__" and data and id(args[1]) in self._data:
+            return self._masked_write(*args)
+        if name == "batch_norm" and args[1] is None:
+            raise UntraceableError(
+                name,
+                "",
+                "it has no running statistics, so what it computes depends on the other examples of a batch",
+                "Build it with track_running_stats=True",
+            )
+        if name == "embedding_bag" and data:
+            with self:
+                return bags(*args, **kwargs)
+        if name == "embedding" and data:
+            return self._embedding(func, args, kwargs)
+        if name == "__getitem__" and data and self._weight(args[0]):
+            return self._embedding(functional.embedding, (args[1], args[0]), {})
+        gate = gated(name, func, args, kwargs)
+        if gate is None and data and not weights:
+            gate = gated_by_data(name, func, args, kwargs, self._units, self._data)
+        if gate is not None:
+            return self._gated(gate, func, args, kwargs)
+        if not units and not data and name not in _PRODUCTS:
+            return self._of_weights(name, func, args, kwargs)
+        return self._affine(name, func, args, kwargs)
+
+    def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """Whether the function has a place after the last parameter only."""
+        if name in CLAMPS:
+            return not is_relu(args, kwargs)
+        if name in ENDINGS and name in RULES:  # a product of activations, or a division by one
+            acts = [id(t) in self._units and id(t) not in self._data for t in tensors]
+            return sum(acts) > 1 or ("div" in name and acts[-1] and args[0] is not tensors[-1])
+        return name in ENDINGS or name in ("softmax", "log_softmax")
+
+    def _recurrent(self, name: str, *args: Any) -> Any:
+        """``nn.RNN`` and ``nn.RNNCell`` as the loops that they stand for."""
+        if name == "rnn_relu_cell":
+            return cell(args[0], self._start(args[1]), *args[2:])
+        if isinstance(args[2], Tensor):
+            return self._packed.run(*args[:2], lambda number: self._start(args[2], number), *args[3:])
+        return layers(args[0], lambda number: self._start(args[1], number), *args[2:])
+
+    def _masked_write(self, x: Tensor, mask: Tensor, item: Any) -> None:
+        """``x[mask] = item`` as the choice that it is."""
+        with self:
+            chosen = torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), item, x)
+        x.copy_(chosen)
+        self._bind(x, self._units[id(chosen)][1])
+        self._spread(x)
+
+    def _start(self, hx: Tensor, number: int | None = None) -> Tensor | None:
+        """The initial state of a recurrent cell; None for zero."""
+        if self.nodes_of(hx) is None and not self._weight(hx):
+            if id(hx) in self._data and bool(hx.any()):
+                raise ValueError(
+                    "a state carried over from earlier data must be zero where paths are written down"
+                )
+            if not bool(hx.any()):
+                return None
+        return hx if number is None else hx[number]
+
+    def _embedding(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        """Rows of a table: a linear map of one-hot inputs."""
+        tokens, table = args[0], args[1]
+        result = func(*args, **kwargs)
+        numbers, factors = self._weights[id(table)][1].numbers, self._weights[id(table)][1].factors
+        words, width = table.shape
+        sources = self._new_nodes(torch.Size([tokens.numel(), words]))
+        nodes = self._new_nodes(result.shape)
+        self.inputs.append(sources.flatten())
+        self.input_values.append(functional.one_hot(tokens.flatten(), words).flatten().double())
+        shape = (tokens.numel(), words, width)
+        self._edges(
+            sources[:, :, None].expand(shape),
+            nodes.reshape(-1, 1, width).expand(shape),
+            numbers.expand(shape),
+            factors.expand(shape),
+        )
+        return self._bind(result, nodes)
+
+    def _gated(self, gate: Gated, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """ReLU and its kin, and maxima."""
+        sources = torch.cat([self._sources(t).flatten() for t in gate.operands])
+        o, i, opened = gate.edges()
+        result = func(*args, **kwargs)
+        nodes = self._new_nodes((result if isinstance(result, Tensor) else result[0]).shape)
+        numbers = torch.arange(self.num_gates, self.num_gates + len(o))
+        self.num_gates += len(o)
+        self.gates.append(opened)
+        self._edges(sources[i], nodes.flatten()[o], NONE, torch.ones(len(o), dtype=torch.float64), numbers)
+        self._bind(result if isinstance(result, Tensor) else result[0], nodes)  # a maximum and its indices
+        if any(result is t for t in gate.operands):
+            self._spread(result)
+        return result
+
+    def _of_weights(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A view of a parameter, or a parameter times a constant."""
+        place, operand = next(
+            (place, t) for place, t in enumerate(pytree.tree_leaves((args, kwargs))) if self._weight(t)
+        )
+        weights = self._weights[id(operand)][1]
+        result = func(*args, **kwargs)
+        pieces = floats(result)
+        if not pieces:
+            return result  # a shape, a type
+        apply = Operation(func, args, kwargs, [place], writes=False)
+        found = reads(lambda w: apply([w]), operand.numel())
+        constant = apply([torch.zeros(operand.numel(), dtype=torch.float64)])
+        if found.target.unique().numel() != len(found.target) or bool(constant.any()):
+            raise UntraceableError(name, "", "its result is no view of a parameter")
+        numbers, factors = torch.zeros(len(constant), dtype=torch.long), torch.zeros_like(constant)
+        numbers[found.target] = weights.numbers.flatten()[found.source]
+        factors[found.target] = found.factor * weights.factors.flatten()[found.source]
+        for piece, n, f in zip(pieces, split(numbers, pieces), split(factors, pieces), strict=True):
+            self._weights[id(piece)] = (piece, Weights(n, f))
+        return result
+
+    def _affine(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Everything else: affine in the activations and in the parameters."""
+        leaves = list(enumerate(pytree.tree_leaves((args, kwargs))))
+        weighted = [(p, t) for p, t in leaves if self._weight(t)]
+        acts = [
+            (p, t)
+            for p, t in leaves
+            if isinstance(t, Tensor)
+            and (id(t) in self._units or (id(t) in self._data and t.is_floating_point()))
+        ]
+        if name in _PRODUCTS and not acts:  # a parameter in the place of activations
+            acts, weighted = weighted[:1], weighted[1:]
+        sources = [self._sources(t).flatten() for _, t in acts]
+        weights = [self._weights[id(t)][1] for _, t in weighted]
+        given = [t.detach().double().flatten().clone() for _, t in (*acts, *weighted)]
+        writes = changes(name)
+        operation = Operation(func, args, kwargs, [p for p, _ in (*acts, *weighted)], writes=writes)
+        if writes:  # before the function changes its argument
+            operation.leaves = [t.detach().clone() if isinstance(t, Tensor) else t for t in operation.leaves]
+        result = func(*args, **kwargs)
+        pieces = floats(args[0] if writes else result)
+        if not pieces:
+            return result
+        actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
+        if self.with_edges:
+            terms = self._terms(operation, given, len(acts))
+            check_terms(name, terms, given, len(acts), actual)
+            nodes = self._place(terms, sources, weights)
+        else:
+            nodes = self._new_nodes(actual.shape)
+        for piece, part in zip(pieces, split(nodes, pieces), strict=True):
+            self._bind(piece, part)
+        if writes:
+            self._spread(args[0])
+        return result
+
+    def _terms(self, operation: Operation, given: list[Tensor], operands: int) -> Terms:
+        """The terms of an operation; found once for all steps of a loop."""
+        form = operation.form()
+        if form is None:
+            return terms_of(operation, given, operands)
+        if form not in self._known:
+            self._known[form] = terms_of(operation, given, operands), operation
+        return self._known[form][0]
+
+    def _place(self, terms: Terms, sources: list[Tensor], weights: list[Weights]) -> Tensor:
+        """Nodes for the result of an affine operation: the old ones where it only moves them."""
+        size = len(terms.constant)
+        if terms.fixed and not terms.mixed and not terms.biased and not bool(terms.constant.any()):
+            target = torch.cat([r.target for _, r in terms.fixed])
+            factor = torch.cat([r.factor for _, r in terms.fixed])
+            if len(target) == size and target.unique().numel() == size and bool((factor == 1).all()):
+                nodes = torch.empty(size, dtype=torch.long)
+                nodes[target] = torch.cat([sources[a][r.source] for a, r in terms.fixed])
+                return nodes
+        nodes = self._new_nodes(torch.Size([size]))
+        (where,) = terms.constant.nonzero(as_tuple=True)
+        self._edges(torch.zeros_like(where), nodes[where], NONE, terms.constant[where])
+        for a, r in terms.fixed:
+            self._edges(sources[a][r.source], nodes[r.target], NONE, r.factor)
+        for b, r in terms.biased:
+            used, factors = (t.flatten()[r.source] for t in (weights[b].numbers, weights[b].factors))
+            self._edges(torch.zeros_like(used), nodes[r.target], used, r.factor * factors)
+        for a, b, r in terms.mixed:
+            used, factors = (t.flatten()[r.member] for t in (weights[b].numbers, weights[b].factors))
+            self._edges(sources[a][r.source], nodes[r.target], used, r.factor * factors)
+        return nodes
+
+    def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A module left to the plain rule: what enters it is an output, what leaves it an input."""
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and self.is_unit(tensor):
+                self.entered.append(self._units[id(tensor)])
+        paused, self.paused = self.paused, True
+        try:
+            return self._keep(self._data, forward(*args, **kwargs))
+        finally:
+            self.paused = paused
+
+
+_PRODUCTS = frozenset(
+    ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]
+)

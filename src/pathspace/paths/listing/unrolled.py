@@ -1,0 +1,264 @@
+"""The written-out graph of a network, and what is open in it for given data.
+
+Letters: P paths, E weights, n examples, I inputs, G gates, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.errors import UntraceableError, expect_network, expect_weights
+from pathspace.network.network import Call, current_values
+from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.paths.listing.unroll import Unroller
+from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
+from pathspace.squared.precision import AtLeast
+
+
+@dataclass(frozen=True, eq=False)
+class UnrolledGraph:
+    """Every unit at every time step and position as a node; made by :func:`unroll`.
+
+    Node 0 is the bias node; an edge goes from a smaller to a larger number.
+
+    Attributes:
+        reduction: the graph of unit classes that it covers.
+        num_nodes: how many nodes there are.
+        inputs: nodes of the inputs, ``[I]``.
+        outputs: nodes of the outputs, ``[O]``.
+        source: node where each edge starts.
+        target: node where it ends.
+        weight: number of its weight in ``reduction``; -1 for a fixed edge.
+        factor: what it multiplies with besides.
+        gate: number of its gate; -1 for an edge that is always open.
+        num_gates: G.
+    """
+
+    reduction: ReductionGraph
+    num_nodes: int
+    inputs: Tensor
+    outputs: Tensor
+    source: Tensor
+    target: Tensor
+    weight: Tensor
+    factor: Tensor
+    gate: Tensor
+    num_gates: int
+
+    @cached_property
+    def leaving(self) -> list[list[int]]:
+        """Numbers of the edges that leave each node."""
+        result: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for edge, node in enumerate(self.source.tolist()):
+            result[node].append(edge)
+        return result
+
+    @cached_property
+    def ways_out(self) -> list[int]:
+        """For every node, how many paths lead from it to an output."""
+        ends = Counter(self.outputs.tolist())
+        targets = self.target.tolist()
+        ways = [0] * self.num_nodes
+        for node in reversed(range(self.num_nodes)):
+            ways[node] = ends[node] + sum(ways[targets[edge]] for edge in self.leaving[node])
+        return ways
+
+    @property
+    def num_paths(self) -> int:
+        """How many paths lead from an input or the bias node to an output; exact, without listing them."""
+        return self.ways_out[0] + sum(self.ways_out[node] for node in self.inputs.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """What flows through a written-out graph for each example.
+
+    Attributes:
+        inputs: values of the inputs, ``[n, I]``.
+        gates: how far each gate is open, ``[n, G]``: 0 or 1, or a slope.
+        outputs: what the model returned, ``[n, O]``.
+    """
+
+    inputs: Tensor
+    gates: Tensor
+    outputs: Tensor
+
+
+@with_tables_on_the_cpu
+def unroll(network: Network) -> UnrolledGraph:
+    """Write a traced network out: one node for every unit at every time step and position.
+
+    The graph has the number of steps and positions of the example input that the network was traced with.
+
+    Args:
+        network: a traced network.
+
+    Returns:
+        The graph, on the CPU. It holds no weights but those outside the network, running statistics and constants.
+
+    Raises:
+        UntraceableError: an operation cannot be written out, or the graph is too large.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths
+        10
+    """
+    expect_network(network)
+    try:
+        unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
+    except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
+        unroller, nodes, _ = _run(network, _example(network.call, 1), with_edges=True)
+    edges = unroller.edges
+    empty = torch.zeros(0, dtype=torch.long)
+    return UnrolledGraph(
+        reduction=unroller.graph,
+        num_nodes=unroller.num_nodes,
+        inputs=torch.cat([empty, *unroller.inputs]),
+        outputs=nodes,
+        source=torch.cat([empty, *edges.source]),
+        target=torch.cat([empty, *edges.target]),
+        weight=torch.cat([empty, *edges.weight]),
+        factor=torch.cat([torch.zeros(0, dtype=torch.float64), *edges.factor]),
+        gate=torch.cat([empty, *edges.gate]),
+        num_gates=unroller.num_gates,
+    )
+
+
+def _example(call: Call, whole: int) -> Any:
+    """Something of the form of the example input: random numbers, and the same whole number everywhere."""
+    generator = torch.Generator().manual_seed(0)
+
+    def real(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, dtype=torch.float64, generator=generator)
+        return torch.full(tensor.shape, whole, dtype=tensor.dtype)
+
+    return pytree.tree_map_only(torch.Tensor, real, next(examples(call, call.arguments)))
+
+
+@with_tables_on_the_cpu
+def activity(network: Network, data: Any) -> Activity:
+    """Which gates of the written-out graph are open, example by example.
+
+    Args:
+        network: a traced network.
+        data: what its model is called with, as the example input of :func:`pathspace.trace` was: as many steps and
+            positions, any number of examples.
+
+    Returns:
+        Inputs, gates and outputs, in float64 on the CPU.
+
+    Raises:
+        ValueError: the data are not of the form of the example input.
+    """
+    expect_network(network)
+    inputs, gates, outputs = [], [], []
+    for example in examples(network.call, data):
+        unroller, _, values = _run(network, example, with_edges=False)
+        none = torch.zeros(0, dtype=torch.float64)
+        inputs.append(torch.cat([none, *unroller.input_values]))
+        gates.append(torch.cat([none, *unroller.gates]))
+        outputs.append(values)
+    return Activity(torch.stack(inputs), torch.stack(gates), torch.stack(outputs))
+
+
+def examples(call: Call, data: Any) -> Iterator[Any]:
+    """The examples of a batch, each a batch of one, in float64."""
+    known, form = pytree.tree_flatten(call.arguments)
+    given, other = pytree.tree_flatten(data)
+    if form != other or any(
+        isinstance(k, Tensor) != isinstance(g, Tensor)
+        or (isinstance(k, Tensor) and (k.dim() != g.dim() or k.is_floating_point() != g.is_floating_point()))
+        for k, g in zip(known, given, strict=False)
+    ):
+        raise ValueError("the data are not of the form of the example input that the network was traced with")
+    first = next(k for k in known if isinstance(k, Tensor))
+    dims: list[int | None] = [None] * len(known)
+    if call.batch_dim is not None:
+        for i, k in enumerate(known):
+            if isinstance(k, Tensor):
+                order = [d for d in (call.batch_dim, *range(k.dim())) if d < k.dim()]
+                dims[i] = next((d for d in order if k.shape[d] == first.shape[call.batch_dim]), None)
+    lengths = {g.shape[d] for g, d in zip(given, dims, strict=True) if d is not None}
+    if len(lengths) > 1:
+        raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
+    if lengths == {0}:
+        raise ValueError("the batch is empty: give one example at least")
+    for k, g, d in zip(known, given, dims, strict=True):
+        if isinstance(k, Tensor) and any(k.shape[j] != g.shape[j] for j in range(k.dim()) if j != d):
+            raise ValueError(
+                f"the data have the shape {tuple(g.shape)}, the network was traced with {tuple(k.shape)}: steps and "
+                "positions must agree; trace it with such an input"
+            )
+    for n in range(next(iter(lengths), 1)):
+        one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(given, dims, strict=True)]
+        yield pytree.tree_unflatten(one, form)
+
+
+def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller, Tensor, Tensor]:
+    """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
+    expect_weights(network)
+    current_values(network)
+    call = network.call
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
+    unroller = Unroller(reduction_graph(network), with_edges=with_edges)
+    for name in network.parameters:
+        unroller.bind_parameter(name, model.get_parameter(name))
+    for name in call.outside:
+        module = model.get_submodule(name)
+        module.forward = partial(unroller.run_outside, module.forward)  # type: ignore[method-assign]
+
+    def prepare(key: int | str, value: Any) -> Any:
+        def one(tensor: Tensor) -> Tensor:
+            own = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
+            if key not in call.states:
+                return unroller.bind_data(own)
+            if bool(own.any()) and not with_edges:
+                raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
+            return torch.zeros_like(own)
+
+        return pytree.tree_map_only(Tensor, one, value)
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(example, dict):
+        kwargs = {key: prepare(key, value) for key, value in example.items()}
+    elif isinstance(example, (tuple, list)):
+        args = tuple(prepare(i, value) for i, value in enumerate(example))
+    else:
+        args = (prepare(0, example),)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_float64(), unroller:
+        returned = network.returned(model(*args, **kwargs))
+    found = list({id(t): t for t in returned}.values())
+    known = [(t, unroller.nodes_of(t)) for t in found if unroller.is_unit(t) and not unroller.is_tail(t)]
+    outputs = [(t, n) for t, n in known if n is not None] + unroller.entered
+    outputs = list({id(t): (t, n) for t, n in outputs}.values())
+    if not outputs:
+        raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
+    nodes = torch.cat([n.flatten() for _, n in outputs])
+    return unroller, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Tensors that the model makes itself, such as a start of zeros, and its casts fit its float64 copy."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with AtLeast(torch.float64):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,1 @@
+"""Path space: skeletons, basis paths, and steps in their values (S19)."""

@@ -1,0 +1,249 @@
+"""Charts of path space: which weights move how when the values of basis paths are the coordinates.
+
+The weights O of a skeleton are held. Then the values v_e = A_u w_e B_v of the basis paths are coordinates, and every
+step of them is one step of the weights (see ``frame``). A chart is the part of this that does not
+change while a network is trained: numbers of nodes, classes and elements.
+
+Some classes cannot move along. Their products are constants to a chart: those without a skeleton edge, those with
+units of the inverse scale (tied input and output embeddings), and those where a weight that would have to change takes
+no part.
+
+Letters: c a unit class, C their number, e = (u -> v) an edge. Nodes are those of the double cover (see
+``condensation``): 0, 1 + c with the product A_c, 1 + C + c with B_c. P is the number of classes that
+move, K = 2 P that of their skeleton edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.paths.space.condensation import cover
+from pathspace.paths.space.skeleton import Skeleton
+from pathspace.paths.space.slots import Index, Slots
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ends:
+    """The nodes at one end of all elements of a parameter.
+
+    Attributes:
+        nodes: one for every element of ``shape``.
+        shape: compact shape, broadcastable to the parameter's.
+        last: whether they vary along the last dimension only, so that a vector of them is broadcastable.
+    """
+
+    nodes: Index
+    shape: tuple[int, ...]
+    last: bool
+
+    @staticmethod
+    def of(nodes: Tensor, dims: int, device: torch.device) -> Ends | None:
+        """Their ends, or None where all are node 0, whose product is 1."""
+        if not bool((nodes > 0).any()):
+            return None
+        nodes = nodes.reshape((1,) * (dims - nodes.dim()) + tuple(nodes.shape))
+        for dim, size in enumerate(nodes.shape):  # a dimension along which nothing varies
+            if size > 1 and bool((nodes == nodes.narrow(dim, 0, 1)).all()):
+                nodes = nodes.narrow(dim, 0, 1)
+        last = nodes.dim() > 0 and nodes.shape[-1] == nodes.numel()  # a scalar parameter has no dimension
+        return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
+
+    def at(self, slots: Slots) -> Tensor:
+        """The entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
+        entries = slots.at(self.nodes)
+        return entries if self.last else entries.view(self.shape)
+
+    def sum_to(self, terms: Tensor) -> Tensor:
+        """The sums of ``terms``, of the parameter's shape, over all elements with one node at this end, ``[n]``."""
+        return terms.sum_to_size(self.shape).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """Where one parameter stands in a chart.
+
+    Attributes:
+        sources: nodes whose product is A_u; None where it is 1 for all elements.
+        targets: nodes whose product is B_v; likewise.
+        skeleton: flat indices of those of its elements that are skeleton edges; None if there are none.
+        among: where these are among the K.
+    """
+
+    sources: Ends | None
+    targets: Ends | None
+    skeleton: Tensor | None
+    among: Index
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Level:
+    """Skeleton edges whose products can be computed together: which of the K, their nodes, the nodes before them."""
+
+    edges: Index
+    nodes: Index
+    starts: Index | None  # None where all start at node 0
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """The classes that move, their skeleton edges, and where every parameter stands; made by :func:`chart`.
+
+    Attributes:
+        places: name -> place of the parameters that take part.
+        levels: the skeleton edges in the order in which products are computed.
+        classes: nodes of the P classes that move.
+        inverses: their inverse nodes.
+        into: which of the K is I(c).
+        out_of: which of the K is O(c).
+        starts: node where I(c) starts; None if it is 0 for all.
+        moved: which of the P have a coordinate at I(c), because it is in no O; None if all.
+        single: 1 where O(c) is no I(c'), 0 where it is, float64; None if all are 1.
+        links: which of the P have O(c) = I(c'), and the places of c', the last before an output first.
+        like: which of the P gives each its R; None if each has its own.
+    """
+
+    places: Mapping[str, Place]
+    levels: tuple[Level, ...]
+    classes: Index
+    inverses: Index
+    into: Index
+    out_of: Index
+    starts: Index | None
+    moved: Tensor | None
+    single: Tensor | None
+    links: tuple[tuple[Tensor, Tensor], ...]
+    like: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """What steps are measured in, and the products that do not move: float64 ``[1 + 2 C]`` each.
+
+    Attributes:
+        fixed: products of all nodes; those of the classes that move are not looked at.
+        units: a and b of every node.
+        pace: at classes, the factor of a_e for the coordinates at I(c): a_e = pace a_u b_c.
+    """
+
+    fixed: Tensor
+    units: Tensor
+    pace: Tensor
+
+    def rates(self, chart: Chart) -> Tensor:
+        """The constant part of a_e / v_e at e = I(c) = (u -> c), for the P classes: pace a_u / a_c."""
+        result = chart.classes.take(self.pace) / chart.classes.take(self.units)
+        return result if chart.starts is None else result * chart.starts.take(self.units)
+
+
+def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device) -> Chart:
+    """The chart around a skeleton.
+
+    Args:
+        network: a traced network.
+        skeleton: a skeleton of it.
+        names: the parameters that take part; the network's others are to stay as they are.
+        device: where the numbers are kept.
+
+    Returns:
+        The chart.
+    """
+    graph, c = skeleton.graph, network.num_classes
+    moving = _moving(network, skeleton, names)
+    classes = moving.nonzero().flatten() + 1
+    nodes = torch.cat([classes, classes + c])
+    bounds = torch.tensor([0, *(shape.numel() for shape in graph.shapes)]).cumsum(0)
+    numbers = skeleton.edges[nodes]
+    owner = torch.bucketize(numbers, bounds[1:], right=True)
+    order = torch.argsort(owner, stable=True)
+    nodes, numbers, owner = nodes[order], numbers[order], owner[order]
+    position = torch.zeros(1 + 2 * c, dtype=torch.long)
+    position[nodes] = torch.arange(len(nodes))
+
+    places = {}
+    known: dict[tuple[int, tuple[int, ...]], Ends] = {}
+
+    def ends(labels: Tensor, dims: int) -> Ends | None:
+        """Parameters with the same nodes at an end share them, so that a frame looks these up once."""
+        found = Ends.of(cover(labels.cpu(), c), dims, device)
+        if found is None or found.nodes.first < 0:
+            return found
+        return known.setdefault((found.nodes.first, found.shape), found)
+
+    for place, name in enumerate(graph.names):
+        if name not in names:
+            continue
+        of_it = (owner == place).nonzero().flatten()
+        labels, dims = network.edges[name], network.parameters[name].dim()
+        places[name] = Place(
+            sources=ends(labels.source, dims),
+            targets=ends(-labels.target, dims),
+            skeleton=(numbers[of_it] - bounds[place]).to(device) if len(of_it) else None,
+            among=Index.of(of_it, device),
+        )
+
+    levels = []
+    kept = torch.zeros(1 + 2 * c, dtype=torch.bool)
+    kept[nodes] = True
+    for level in skeleton.levels:
+        at = level[kept[level]]
+        if len(at):
+            starts = _starts(skeleton.starts[at], device)
+            levels.append(Level(Index.of(position[at], device), Index.of(at, device), starts))
+
+    # O(c) = I(c'): the same edge number at node 1 + C + c and at node 1 + c'
+    enters = torch.full((graph.num_edges + 1,), -1)
+    enters[skeleton.edges[classes]] = torch.arange(len(classes))
+    after = enters[skeleton.edges[classes + c]]  # c' among the P, or -1
+    like = torch.arange(len(classes))
+    like[after[after >= 0]] = (after >= 0).nonzero().flatten()
+    moved = like == torch.arange(len(classes))
+    while not torch.equal(like, like[like]):
+        like = like[like]
+    linked = bool((after >= 0).any())
+    return Chart(
+        places=places,
+        levels=tuple(levels),
+        classes=Index.of(classes, device),
+        inverses=Index.of(classes + c, device),
+        into=Index.of(position[classes], device),
+        out_of=Index.of(position[classes + c], device),
+        starts=_starts(skeleton.starts[classes], device),
+        moved=moved.nonzero().flatten().to(device) if linked else None,
+        single=(after < 0).double().to(device) if linked else None,
+        links=tuple((a.to(device), b.to(device)) for a, b in _links(after)),
+        like=like.to(device) if linked else None,
+    )
+
+
+def _starts(nodes: Tensor, device: torch.device) -> Index | None:
+    return Index.of(nodes, device) if bool(nodes.any()) else None
+
+
+def _moving(network: Network, skeleton: Skeleton, names: Collection[str]) -> Tensor:
+    """Which classes can be moved: R_c changes I(c) and every weight that leaves c."""
+    moving = torch.cat([torch.zeros(1, dtype=torch.bool), skeleton.complete])
+    missing = [name for name in network.parameters if name not in names]
+    for name in missing:
+        leaving = network.edges[name].source.cpu().unique()
+        moving[leaving[leaving > 0]] = False
+    if missing:
+        graph = skeleton.graph
+        shapes = zip(graph.names, graph.shapes, strict=True)
+        still = torch.cat([torch.full((shape.numel(),), name in missing) for name, shape in shapes])
+        into = skeleton.edges[: 1 + network.num_classes]
+        moving &= ~((into >= 0) & still[into])
+    return moving[1:]
+
+
+def _links(after: Tensor) -> list[tuple[Tensor, Tensor]]:
+    links, done = [], after < 0
+    while not bool(done.all()):
+        ready = (~done & done[after]).nonzero().flatten()
+        links.append((ready, after[ready]))
+        done[ready] = True
+    return links

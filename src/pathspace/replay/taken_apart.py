@@ -1,0 +1,210 @@
+"""Operations that a replay takes apart, because nodes of the network lie inside them.
+
+BatchNorm is fixed edges to the normalized unit, then one edge gamma and a bias; a recurrent layer is a loop; a bag is
+the rows of an embedding, and what is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import UnmatchedForwardError
+from pathspace.replay.observed import Key, Use
+
+if TYPE_CHECKING:
+    from pathspace.replay.follower import Follower
+
+
+_WRITES = {
+    **dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1),
+    "__setitem__": 2,
+}  # into a tensor, and which argument is written
+_EMBEDDING_BAG = (
+    *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+    *("per_sample_weights", "include_last_offset", "padding_idx"),
+)
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+
+
+def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is a BatchNorm in its evaluation form."""
+    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+    return name == "batch_norm" and not given.get("training", False) and given.get("running_var") is not None
+
+
+def batch_norm(
+    follower: Follower, func: Callable[..., Any], args: Any, kwargs: Any, result: Tensor | None = None
+) -> Tensor:
+    """Fixed edges to the normalized unit, then one edge gamma and a bias.
+
+    Args:
+        follower: what follows the pass.
+        func: the operation.
+        args: its arguments.
+        kwargs: likewise.
+        result: what it returned, in the evaluation form, if it ran already.
+    """
+    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+    x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
+    if mean is None or var is None:
+        raise UnmatchedForwardError(
+            "a BatchNorm without running statistics mixes the examples of a batch; use track_running_stats=True"
+        )
+    call = follower.next("batch_norm")
+    normal = func(
+        x if result is None else x.detach(), mean, var, None, None, False, 0.0, given.get("eps", 1e-5)
+    )
+    weight, bias = given.get("weight"), given.get("bias")
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+
+    def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
+        y = x if gamma is None else x * gamma.reshape(shape)
+        return y if beta is None else y + beta.reshape(shape)
+
+    result = affine(normal, weight, bias) if result is None else result
+    weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
+    if weights:
+        batch = follower.batch_of(result, call.batch)
+        kept = normal.detach()
+        batches = {} if batch is None else {id(kept): batch}
+        edge = get_gradient_edge(result)
+        given = (kept, weight, bias)
+        follower.uses.append(
+            Use("batch_norm", affine, given, {}, weights, batches, [edge], batch, result.shape)
+        )
+    follower.data[id(result)] = result
+    follower.note_nodes(call, [result])
+    return result
+
+
+def written(follower: Follower, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a write of a parameter into a tensor, with what is written as a tensor of its own.
+
+    The tensor written to shows neither what it held before nor, if it is a part of another one, the gradient after; the
+    tensor in between has for its gradient what the parameter's edges pass on.
+    """
+    place, operations = _WRITES.get(name), follower.program.operations
+    if place is None or len(args) <= place or not isinstance(args[place], Tensor):
+        return args
+    x, item = args[0], args[place]
+    if not follower.is_weight(item) or follower.was_weight(x) or follower.position >= len(operations):
+        return args
+    call = operations[follower.position]
+    batch = follower.batch_of(x, call.arguments[0] if call.arguments else None)
+    index = args[1] if name == "__setitem__" else ...
+    by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
+    if call.name != name or batch is None or by_data:
+        return args  # refused when the operation is noted
+
+    def spread(like: Tensor, w: Tensor) -> Tensor:
+        whole = w.new_zeros(like.shape) + 0 * w.sum()  # which may be differentiated in w
+        whole[index] = w
+        return whole
+
+    like = item.detach().new_zeros(()).expand(x.shape)
+    whole = spread(like, item)
+    part, edges = whole[index], [get_gradient_edge(whole)]
+    batches = {id(like): batch}
+    follower.uses.append(Use("written", spread, (like, item), {}, [item], batches, edges, batch, x.shape))
+    follower.data.update({id(whole): whole, id(part): part})
+    return (*args[:place], part, *args[place + 1 :])
+
+
+def embedding_bag(
+    follower: Follower, tensors: list[Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """The rows that bags name, which are nodes, then their sum, mean or maximum."""
+    call = follower.next("embedding_bag")
+    given = dict(zip(_EMBEDDING_BAG, args, strict=False)) | kwargs
+    mode, padding = given.get("mode", "mean"), given.get("padding_idx")
+    looked_up = rows = F.embedding(input, weight, padding)
+    if padding is not None:  # bags pass over it
+        rows = rows * (input != padding).unsqueeze(-1)
+    result = rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+    if follower.is_weight(weight):
+        follower.note_use(call, "embedding", F.embedding, (input, weight), {}, tensors, [weight], looked_up)
+    follower.data.update((id(t), t) for t in (looked_up, rows, result))
+    follower.note_nodes(call, [result, rows])
+    return result
+
+
+def recurrent(follower: Follower, name: str, args: tuple[Any, ...]) -> Any:
+    """A recurrent layer, step by step, so that its nodes show."""
+    call = follower.next(name)
+    if name == "rnn_relu_cell":
+        x, h, *cell = args
+        cell = [p for p in cell if p is not None]
+        (state,) = _steps(follower, x.unsqueeze(0), h, cell, 0, lambda _: (call.results[0],), call.batch)
+        follower.data[id(state)] = state
+        return state
+    x, hx, params, has_biases, layers, _dropout, _train, bidirectional, batch_first = args
+    if follower.is_weight(hx):
+        raise UnmatchedForwardError(
+            "an initial state that is a parameter cannot be followed on data; write the loop by hand"
+        )
+    batched = x.dim() == 3
+    if batched and batch_first:
+        x = x.transpose(0, 1)
+    each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
+    slot = call.results[0]
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            cell = list(params[at * each : (at + 1) * each])
+            states = _steps(
+                follower, x, hx[at], cell, direction, lambda t, at=at: (slot, at, t), 0 if batched else None
+            )
+            last.append(states[0] if direction else states[-1])
+            outputs.append(torch.stack(states))
+        x = torch.cat(outputs, -1)
+    h_n = torch.stack(last)
+    out = x.transpose(0, 1) if batched and batch_first else x
+    follower.data.update({id(out): out, id(h_n): h_n})
+    for s, tensor, place in zip(call.results, (out, h_n), (call.batch, 1 if batched else None), strict=False):
+        if s in follower.program.nodes:
+            follower.note_node((s,), tensor, place)
+    return out, h_n
+
+
+def _steps(
+    follower: Follower,
+    x: Tensor,
+    h: Tensor,
+    cell: list[Tensor],
+    direction: int,
+    key: Callable[[int], Key],
+    batch: int | None,
+) -> list[Tensor]:
+    """States h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
+    w_in, w_rec, *biases = cell
+    bias = biases[0] + biases[1] if biases else None
+    u = F.linear(x, w_in, bias)
+    states: list[Tensor] = [h] * len(u)
+    before, edges = list(states), list[GradientEdge]()
+    order = reversed(range(len(u))) if direction else range(len(u))
+    for t in order:
+        before[t] = h
+        z = u[t] + F.linear(h, w_rec)
+        edges.append(get_gradient_edge(z))
+        follower.note_node(key(t), z, batch)
+        h = states[t] = F.relu(z)
+    edges = edges[::-1] if direction else edges
+    place = None if batch is None else batch + 1
+    inputs, previous = x.detach(), torch.stack(before).detach()
+    for data, weights in ((inputs, (w_in, *biases)), (previous, (w_rec,))):
+        batches = {} if place is None else {id(data): place}
+        use = Use("linear", _linear, (data, *weights), {}, list(weights), batches, edges, place, u.shape)
+        follower.uses.append(use)
+    return states
+
+
+def _linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
+    return F.linear(x, weight, sum(biases[1:], biases[0]) if biases else None)
