@@ -86,7 +86,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
     optimizer.step()
 
 
-def cost(name: str, statistic: Statistic, method: str, rounds: int, *, fused: bool = False) -> dict[str, Any]:
+def cost(name: str, statistic: Statistic, method: str, rounds: int) -> dict[str, Any]:
     """Median and quartiles of paired ratios; the time of ten steps a pair, so that a refresh is in each."""
     build, shape, _ = CASES[name]
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def cost(name: str, statistic: Statistic, method: str, rounds: int, *, fused: bo
     x, y = torch.randn(BATCH[name], *shape), torch.randint(0, 10, (BATCH[name],))
     plain = copy.deepcopy(model)
     network = ps.trace(model, x)
-    options = {"refresh_every": 1, "estimator": "signs", "fused": fused, **METHODS[method]}
+    options = {"refresh_every": 1, "estimator": "signs", **METHODS[method]}
     ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
     theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
     group = options["refresh_every"]
@@ -119,7 +119,6 @@ def cost(name: str, statistic: Statistic, method: str, rounds: int, *, fused: bo
         "case": name,
         "statistic": statistic,
         "method": method,
-        **({"fused": True} if fused else {}),
         "ratio": round(middle, 3),
         "quartiles": [round(low, 3), round(high, 3)],
         "sgd_ms": round(statistics.median(times) * 1e3, 2),
@@ -171,7 +170,6 @@ def main() -> None:
     parser.add_argument("--error", action=argparse.BooleanOptionalAction, default=True, help="the errors too")
     parser.add_argument("--statistics", nargs="*", default=["second_moment", "covariance"])
     parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--fused", action="store_true", help="with compiled loops")
     given = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
@@ -187,7 +185,7 @@ def main() -> None:
         for name in given.cases:
             for method in METHODS:
                 rounds = max(3, int(CASES[name][2] * given.rounds / (4 if "every" in method else 1)))
-                found.append(partial(cost, name, statistic, method, rounds, fused=given.fused))
+                found.append(partial(cost, name, statistic, method, rounds))
         for compute in found:
             lines.append(compute())
             print(json.dumps(lines[-1]), flush=True)

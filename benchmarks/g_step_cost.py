@@ -6,7 +6,6 @@ little as possible. Prints one JSON line per figure.
 
     python benchmarks/g_step_cost.py
     python benchmarks/g_step_cost.py --cases mlp rnn-100x28 --pairs 400
-    python benchmarks/g_step_cost.py --fused --optimizers GSGD GAdam
     python benchmarks/g_step_cost.py --output benchmarks/results/g_step_cost-cpu.json
 """
 
@@ -76,9 +75,7 @@ def step_function(
     return paired.timed(train, clock, cuda=x.is_cuda)
 
 
-def measure(
-    name: str, device: str, pairs: int | None, optimizer: str = "GSGD", *, fused: bool = False
-) -> dict[str, object]:
+def measure(name: str, device: str, pairs: int | None, optimizer: str = "GSGD") -> dict[str, object]:
     """The median of paired ratios for one case."""
     build, shape, usual = CASES[name]
     torch.manual_seed(0)
@@ -89,14 +86,13 @@ def measure(
     network = ps.trace(other, x[:2])
     # so small a rate that both stay near the start: neither copy may diverge while it is timed
     plain = step_function(model, PLAIN[optimizer](model.parameters(), lr=1e-6), x, y)
-    rule = getattr(ps.optim, optimizer)(other.parameters(), network, lr=1e-6, fused=fused)
+    rule = getattr(ps.optim, optimizer)(other.parameters(), network, lr=1e-6)
     ours = step_function(other, rule, x, y)
     ratios, seconds = paired.alternate(ours, plain, pairs or usual)
     return {
         "benchmark": "g_step_cost",
         "case": name,
         "optimizer": optimizer,
-        "fused": fused,
         "device": device,
         "threads": torch.get_num_threads(),
         "pairs": len(ratios),
@@ -112,7 +108,6 @@ def main() -> None:
     )
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["GSGD"])
-    parser.add_argument("--fused", action="store_true", help="give our optimizer fused=True")
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -122,7 +117,7 @@ def main() -> None:
     figures = []
     for optimizer in options.optimizers:
         for name in options.cases:
-            figures.append(measure(name, options.device, options.pairs, optimizer, fused=options.fused))
+            figures.append(measure(name, options.device, options.pairs, optimizer))
             print(json.dumps(figures[-1]), flush=True)
     paired.write(figures, options.output)
 

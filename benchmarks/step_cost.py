@@ -6,7 +6,6 @@ the time is the process's own, which others on the machine do not count in. Memo
 tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
 
     python benchmarks/step_cost.py
-    python benchmarks/step_cost.py --fused --refresh-every 1 10
     python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
     python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
@@ -200,9 +199,7 @@ def peak_bytes(case: Case, optimizer: str, options: dict[str, Any], device: str)
     with LiveBytes() as counted:
         for _ in range(3):
             made.step()
-    # what a plan of the compiled loops keeps was there before, or is no tensor
-    plan = getattr(made.rule, "_plan", None)
-    return counted.peak + (0 if plan is None else plan.bytes), made.parameters
+    return counted.peak, made.parameters
 
 
 def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> float:
@@ -220,12 +217,11 @@ def measure(
     pairs: int | None = None,
     optimizer: str = "PathSGD",
     variant: str = "eager",
-    fused: bool = False,
     clock: str = "wall",
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
     case, plain_name = CASES[name], PLAIN[optimizer].__name__
-    options = {"refresh_every": refresh_every, **({"fused": True} if fused else {})}
+    options = {"refresh_every": refresh_every}
     plain = trial(case, plain_name, {}, device, variant, clock).step
     ours = trial(case, optimizer, options, device, variant, clock).step
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
@@ -238,7 +234,6 @@ def measure(
         "optimizer": optimizer,
         "plain": plain_name,
         "variant": variant,
-        "fused": fused,
         "refresh_every": refresh_every,
         "device": device,
         "clock": clock,
@@ -259,7 +254,6 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["PathSGD"])
     parser.add_argument("--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
     parser.add_argument("--refresh-every", nargs="+", type=int, default=[1])
-    parser.add_argument("--fused", action="store_true", help="give our optimizer fused=True")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
@@ -276,7 +270,7 @@ def main() -> None:
             for refresh in options.refresh_every:
                 for name in options.cases:
                     if options.memory_only:
-                        given = {"refresh_every": refresh, **({"fused": True} if options.fused else {})}
+                        given = {"refresh_every": refresh}
                         figure = memory(name, optimizer, given, options.device)
                         print(f"{name} {optimizer} refresh_every={refresh}: {figure}", flush=True)
                         continue
@@ -288,7 +282,6 @@ def main() -> None:
                             options.pairs,
                             optimizer,
                             variant,
-                            options.fused,
                             options.clock,
                         )
                     )

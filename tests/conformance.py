@@ -10,7 +10,6 @@ import copy
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -47,13 +46,8 @@ class Entry:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no options but learning rates, and compiled loops."""
-        return self.name in (self.kind, f"{self.kind} fused")
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether it asks for compiled loops."""
-        return "fused" in self.name
+        """Whether it has no options but learning rates."""
+        return self.name == self.kind
 
     def __str__(self) -> str:
         return self.name
@@ -185,83 +179,6 @@ REGISTRY = [
         second_term=True,
         damping=1e-3,
         normalization="frozen",
-    ),
-    *(
-        [
-            _path_sgd(
-                "fused", fused=True, plain={}
-            ),  # other networks than the small ones are left to the tape
-            _path_sgd(
-                "fused, everything",
-                fused=True,
-                lr=0.02,
-                momentum=0.5,
-                nesterov=True,
-                weight_decay=0.05,
-                clip_norm=0.5,
-                refresh_every=3,
-                normalization="frozen",
-                steps=40,
-            ),
-            _adam_like("PathAdam", "fused", fused=True, plain={}),
-            _adam_like(
-                "PathAdam",
-                "fused, everything",
-                fused=True,
-                betas=(0.8, 0.95),
-                eps=1e-6,
-                weight_decay=0.1,
-                refresh_every=3,
-                normalization="frozen",
-                clip_norm=0.5,
-            ),
-            _sgd_like("DDPSGD", "fused", fused=True, plain={}, lr=0.02, steps=8, estimator="signs"),
-            _sgd_like(
-                "DDPSGD",
-                "fused, everything",
-                fused=True,
-                steps=8,
-                lr=0.01,
-                momentum=0.5,
-                nesterov=True,
-                weight_decay=0.05,
-                clip_norm=0.5,
-                refresh_every=3,
-                alpha=0.7,
-                statistic="covariance",
-                averaging=0.8,
-                normalization="frozen",
-            ),
-            _adam_like("DDPAdam", "fused", fused=True, plain={}, steps=8, refresh_every=2),
-            _g_sgd("fused", fused=True, plain={}, steps=25),
-            _g_sgd(
-                "fused, everything",
-                fused=True,
-                lr=0.005,
-                momentum=0.5,
-                nesterov=True,
-                weight_decay=0.05,
-                clip_norm=0.5,
-                clamp=1.5,
-                units="none",
-                steps=20,
-            ),
-            _adam_like("GAdam", "fused", fused=True, plain={}, steps=25),
-            _adam_like(
-                "GAdam",
-                "fused, everything",
-                fused=True,
-                betas=(0.8, 0.95),
-                eps=1e-6,
-                weight_decay=0.1,
-                clip_norm=0.5,
-                clamp=1.2,
-                units="none",
-                steps=20,
-            ),
-        ]
-        if find_spec("numba")  # an optional dependency
-        else []
     ),
     _adam_like("PathAdam", plain={}, thorough=True, steps=100),
     _adam_like("PathAdam", "raw", normalization="none", plain={}),

@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from pathspace.experiments import methods
 from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.settings import Settings, settings_from
@@ -114,13 +113,3 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
         parse_settings(["momentum"])
     with pytest.raises(ConfigurationError, match="'task_options' is given both"):
         parse_settings(["task_options=3", "task_options.steps=98"])
-
-
-def test_compiled_methods_without_numba_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(methods, "find_spec", {"numba": None}.get)
-    settings_from(("a test", {"methods": ["g-sgd"]}))
-    says = r"'g-sgd-fused' needs Numba: pip install 'pathspace\[fused\]'"
-    with pytest.raises(ConfigurationError, match=says):
-        settings_from(("a test", {"methods": ["g-sgd-fused"]}))

@@ -34,7 +34,7 @@ SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
 # takes over without clipping. One rule of each class is enough for what no option has a part in.
 FULL = [entry for entry in REGISTRY if entry.name.endswith("everything")]
 MANY = [entry for entry in REGISTRY if entry.is_plain or entry in FULL or entry.name == "PathSGD stale"]
-ONE_OF_EACH = list({e.kind: e for e in sorted(MANY, key=lambda e: e.is_fused, reverse=True)}.values())
+ONE_OF_EACH = list({e.kind: e for e in reversed(MANY)}.values())
 
 ALL = pytest.mark.parametrize("entry", REGISTRY, ids=str)
 MOST = pytest.mark.parametrize("entry", MANY, ids=str)
@@ -44,20 +44,11 @@ EACH = pytest.mark.parametrize("entry", ONE_OF_EACH, ids=str)
 def on_networks(entries):
     """Rules as they are, and those with many options, on all networks; others on the small ones.
 
-    Options act on the gradient and the metric of one parameter, whatever network these come from; and compiled loops
-    for kappa leave all but the small networks to the tape.
+    Options act on the gradient and the metric of one parameter, whatever network these come from.
     """
-    known = [e for e in (*THOROUGH, *FULL) if not (e.is_fused and e.kind in ("PathSGD", "PathAdam"))]
+    known = [*THOROUGH, *FULL]
     pairs = [(e, case) for e in entries for case in INVARIANCE if e in known or case in SMALL]
     return pytest.mark.parametrize(("entry", "case"), pairs, ids=str)
-
-
-@pytest.mark.parametrize("case", INVARIANCE, ids=str)
-def test_compiled_loops_leave_other_networks_to_the_tape(case):
-    pytest.importorskip("numba")
-    model = case.model()
-    fused = ps.optim.PathSGD(model.parameters(), trace(case, model), fused=True).fused
-    assert fused == (case.name in ("mlp", "rnn"))
 
 
 def test_every_class_and_every_variant_takes_part():

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import nn, optim
@@ -57,7 +56,6 @@ class Method:
         model_options: Laid over those of the settings.
         normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
             start is normalized as it is.
-        compiled: Whether its loops are compiled by Numba, an optional package.
     """
 
     label: str
@@ -70,7 +68,6 @@ class Method:
     model: str = ""
     model_options: Mapping[str, Any] = field(default_factory=dict)
     normalizes: Mapping[str, Any] = field(default_factory=dict)
-    compiled: bool = False
 
     @property
     def needs_network(self) -> bool:
@@ -198,18 +195,6 @@ METHODS = {
 }
 
 
-def _compiled(label: str, name: str, build: Any) -> Method:
-    return replace(METHODS[name], label=f"{label}, compiled", build=build, compiled=True)
-
-
-METHODS |= {
-    # The same steps, to rounding, in compiled loops.
-    "path-sgd-fused": _compiled("Path-SGD", "path-sgd", _in_path_space("PathSGD", fused=True)),
-    "path-adam-fused": _compiled("Path-Adam", "path-adam", _in_path_space("PathAdam", fused=True)),
-    "g-sgd-fused": _compiled("G-SGD", "g-sgd", _in_basis_paths("GSGD", fused=True)),
-    "g-adam-fused": _compiled("G-Adam", "g-adam", _in_basis_paths("GAdam", fused=True)),
-}
-
 _IDENTITY = {"start": "identity"}
 METHODS |= {
     # Other models and starts that papers compare with, trained by the methods above.
@@ -268,11 +253,8 @@ def method(name: str, where: str = "--methods") -> Method:
     """Return the method called `name`.
 
     Raises:
-        ConfigurationError: There is none, with the names there are; `where` is the option that asked for it. Or a
-            package that it needs is missing.
+        ConfigurationError: There is none, with the names there are; `where` is the option that asked for it.
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, where)
-    if METHODS[name].compiled and find_spec("numba") is None:
-        raise ConfigurationError(f"The method {name!r} needs Numba: pip install 'pathspace[fused]'.")
     return METHODS[name]

@@ -51,10 +51,8 @@ class DDPAdam(NearbyDataMetric, PathAdam):
         damping: likewise; with alpha = 1 some is needed.
         clip_norm: likewise.
         maximize: ascend instead.
-        fused: use compiled loops, see :class:`DDPSGD`; for the step too if power = 1, without AMSGrad.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, if no batch was seen, or for sparse gradients.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
@@ -94,7 +92,6 @@ class DDPAdam(NearbyDataMetric, PathAdam):
         damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_options(alpha, statistic)
         self.alpha = alpha
@@ -112,7 +109,6 @@ class DDPAdam(NearbyDataMetric, PathAdam):
             damping=damping,
             clip_norm=clip_norm,
             maximize=maximize,
-            fused=fused,
         )
         self._start(
             alpha=alpha,

@@ -71,12 +71,8 @@ class DDPSGD(NearbyDataMetric, PathSGD):
             With alpha = 1 it is needed: a weight that no example of a batch used has kappa = 0, and so have output
             biases for the covariance; a zero kappa stands for a zero step.
         maximize: ascend instead.
-        fused: make kappa of what data shows, and take the step, by compiled loops (Numba, one thread) where the
-            network's parameters are float32 or float64 on the CPU; ``optimizer.fused`` tells whether they are. The
-            same to rounding. Damping and ``clip_step`` take the general way.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, if no batch was seen, or for sparse gradients.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
@@ -117,7 +113,6 @@ class DDPSGD(NearbyDataMetric, PathSGD):
         normalization: Normalization = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_options(alpha, statistic)
         self.alpha = alpha
@@ -136,7 +131,6 @@ class DDPSGD(NearbyDataMetric, PathSGD):
             normalization=normalization,
             damping=damping,
             maximize=maximize,
-            fused=fused,
         )
         self._start(
             alpha=alpha,

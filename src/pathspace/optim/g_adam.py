@@ -44,10 +44,8 @@ class GAdam(PathSpaceOptimizer):
         skeleton: a skeleton, or the rule by which one is chosen at the first step; None: the largest.
         seed: decides the skeleton of the rule ``"random"``.
         maximize: ascend instead.
-        fused: use compiled loops, see :class:`GSGD`; not with AMSGrad.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at the first step, if the path mass of a class is not finite.
@@ -80,7 +78,6 @@ class GAdam(PathSpaceOptimizer):
         skeleton: Skeleton | Rule | None = None,
         seed: int = 0,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_betas(betas)
         check_not_negative(eps=eps)
@@ -102,10 +99,7 @@ class GAdam(PathSpaceOptimizer):
             skeleton_rate=skeleton_rate,
             skeleton=skeleton,
             seed=seed,
-            fused=fused,
         )
-
-    _adaptive = True
 
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])

@@ -57,12 +57,8 @@ class GSGD(PathSpaceOptimizer):
             :func:`pathspace.paths.skeleton`); None: the largest.
         seed: decides the skeleton of the rule ``"random"``.
         maximize: ascend instead.
-        fused: take the steps, all but the first, by compiled loops (Numba, one thread), where the network's parameters
-            are float32 or float64 on the CPU; ``optimizer.fused`` tells whether they are taken so. The same to
-            rounding.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at the first step, if the path mass of a class is not finite.
@@ -94,7 +90,6 @@ class GSGD(PathSpaceOptimizer):
         skeleton: Skeleton | Rule | None = None,
         seed: int = 0,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_not_negative(momentum=momentum)
         if nesterov and not momentum:
@@ -116,7 +111,6 @@ class GSGD(PathSpaceOptimizer):
             skeleton_rate=skeleton_rate,
             skeleton=skeleton,
             seed=seed,
-            fused=fused,
         )
 
     def _descends(self, group: dict[str, Any]) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.base.compiled import fused_step
 from pathspace.optim.base.coordinates import CoordinateOptimizer
 from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_not_negative
 from pathspace.optim.base.path_optimizer import Normalization
@@ -57,10 +56,8 @@ class PathAdam(CoordinateOptimizer):
             in the balanced network to lr / sqrt(damping) times the direction. None is 0.01, or 0 where
             ``normalization`` is ``"none"``, the raw rule.
         maximize: ascend instead.
-        fused: use compiled loops, see :class:`PathSGD`; for the step too if power = 1, without AMSGrad.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -91,7 +88,6 @@ class PathAdam(CoordinateOptimizer):
         damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_betas(betas)
         check_not_negative(eps=eps)
@@ -113,10 +109,7 @@ class PathAdam(CoordinateOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
-            fused=fused,
         )
-        other = power != 1 or amsgrad  # what the loops do not do
-        self._direct = None if self._plan is None or other else fused_step(self, self._plan, "FusedAdam")
 
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.optim.base.compiled import fused_step
 from pathspace.optim.base.kept_step import KeptStep, Together
 from pathspace.optim.base.metric_state import Metric, gauge_of
 from pathspace.optim.base.network_optimizer import Active, Parameters, check_bounds, check_not_negative
@@ -64,11 +63,8 @@ class PathSGD(PathOptimizer):
         damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
             (of the first step's mean, unless c is refreshed); stays invariant, unlike a constant.
         maximize: ascend instead.
-        fused: compute kappa and the step by compiled loops (Numba, on the CPU) where the network is a chain of linear
-            layers and ``nn.RNN`` layers; ``optimizer.fused`` tells whether it is. The same to rounding.
 
     Raises:
-        ImportError: ``fused`` is set and Numba is not installed.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -100,7 +96,6 @@ class PathSGD(PathOptimizer):
         normalization: Normalization = "refreshed",
         damping: float = 0.0,
         maximize: bool = False,
-        fused: bool = False,
     ) -> None:
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
         check_not_negative(power=power)
@@ -126,12 +121,9 @@ class PathSGD(PathOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
-            fused=fused,
         )
-        other = damping > 0 or clip_step is not None or power != 1  # what the loops do not do
-        self._direct = None if self._plan is None or other else fused_step(self, self._plan, "FusedDescent")
         # subclasses with another rule have other steps between two refreshes
-        plain = self._direct is None and type(self)._advance is PathSGD._advance
+        plain = type(self)._advance is PathSGD._advance
         self._between = KeptStep(self) if plain else None
 
     def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:

@@ -53,7 +53,6 @@ class CoordinateOptimizer(PathOptimizer):
         second_term: bool,
         normalization: Normalization,
         damping: float | None,
-        fused: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"], power=power)
         self.power = power
@@ -68,7 +67,6 @@ class CoordinateOptimizer(PathOptimizer):
             second_term=second_term,
             normalization=normalization,
             damping=damping,
-            fused=fused,
         )
 
     @abstractmethod

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pathspace.optim.base.chain_refresh import ChainRefresh
-from pathspace.optim.base.compiled import data_plan_of
 from pathspace.optim.base.data_average import AVERAGED, averaged
 from pathspace.optim.base.data_shares import DataShares, Prepared
 from pathspace.optim.base.replicas import mean_over_replicas, rank_and_size
@@ -140,19 +139,6 @@ class DataMetric(DataShares):
                 cross, weight = averaged(state, new, "cross", shares.cross[name], decay)
                 new |= {"bias": order[shares.bias_of[name]], "cross": cross * (self.alpha / weight)}
         return survey(dict(kappa), measure), kept
-
-    # -- for compiled loops ---------------------------------------------------------------------------------------
-
-    def _compiled_kappa(self) -> tuple[Any, str]:
-        return data_plan_of(self) if self.alpha > 0 else super()._compiled_kappa()
-
-    def shares_at_hand(self, names: Sequence[str]) -> tuple[Shares, int] | None:
-        """The terms of kappa, to be overwritten, and how often signs were drawn; None where others must look."""
-        one = rank_and_size(self.process_group)[1] == 1
-        if self.alpha == 0 or self._latest.inputs is None or self._is_wide() or not one:
-            return None
-        draws = self._draws(names)
-        return self._shares_found(names, draws), draws
 
     def decay_of(self, shares: Shares) -> float:
         """The decay of the average of data."""

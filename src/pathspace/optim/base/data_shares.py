@@ -88,19 +88,16 @@ class DataShares(PathOptimizer):
         """What looks at the calls of a model, for this optimizer or for a copy of it."""
         short: Short | None = None
         if self._layers is not None and self._is_for_chains():
-            own = self._summary_of(len(self._layers))  # the memory of one call
+            own = self._summary_of()
             short = functools.partial(ChainWitness, network, self._layers, own)
         elif self._recurrent is not None and self._is_for_recurrent_chains():
             short = functools.partial(RecurrentWitness, network, self._recurrent)
         hooks = owner._is_due, owner._how_many, owner._prepare
         return LatestBatch(network, *hooks, self._summary_of(), short, look=look)
 
-    def _summary_of(self, count: int | None = None) -> Summary:
-        """What is wanted of the values of a node; of so many the results are kept, None: of all."""
-        compiled = getattr(self._plan, "summaries", None)
-        if compiled is None:
-            return functools.partial(spread_of, statistic=self.statistic)
-        return compiled(self.statistic, count)
+    def _summary_of(self) -> Summary:
+        """What is wanted of the values of a node."""
+        return functools.partial(spread_of, statistic=self.statistic)
 
     def _is_for_chains(self) -> bool:
         """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
@@ -237,14 +234,12 @@ class DataShares(PathOptimizer):
         if isinstance(found, ChainPass):
             if not self._is_for_chains():
                 return None  # an option was changed
-            compute = getattr(self._plan, "chain_shares", chain_shares)
-            shares = compute(found, self._request(draws), self._generator(draws), self._memory)
+            shares = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
         elif isinstance(found, RecurrentPass):
             if not self._is_for_recurrent_chains():
                 return None
-            compute = getattr(self._plan, "recurrent_shares", recurrent_shares)
             request, names = self._request(draws), self._own_names()
-            shares = compute(found, request, self._generator(draws), names, self._memory)
+            shares = recurrent_shares(found, request, self._generator(draws), names, self._memory)
         else:
             shares = self._shares(found, self._own_names(), draws)
         return Prepared(shares, draws, self._versions())

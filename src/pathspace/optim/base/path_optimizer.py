@@ -12,14 +12,13 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.errors import expect_values
-from pathspace.optim.base.compiled import plan_of
 from pathspace.optim.base.metric_state import Metric, check_places, drop, forget_start, gauge_of, keep, kept
 from pathspace.optim.base.near_member import Nearby, far_scales
 from pathspace.optim.base.network_optimizer import (
@@ -39,9 +38,6 @@ from pathspace.paths.kernel.safe_type import Measure, Surveyed
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer
 
-if TYPE_CHECKING:
-    from pathspace.compiled.fused_step import FusedStep
-
 Normalization = Literal["refreshed", "frozen", "none"]
 
 
@@ -57,7 +53,6 @@ class PathOptimizer(NetworkOptimizer):
         second_term: use kappa1 + kappa2 instead of kappa1 alone.
         normalization: which c.
         damping: fraction of kappa's mean that is added to kappa in the balanced member of the rescaling class.
-        fused: whether to compute kappa by compiled loops, where the network has a plan for them.
     """
 
     def __init__(
@@ -71,7 +66,6 @@ class PathOptimizer(NetworkOptimizer):
         second_term: bool,
         normalization: Normalization,
         damping: float,
-        fused: bool = False,
     ) -> None:
         check_not_negative(damping=damping)
         check_bounds(clip_norm=clip_norm)
@@ -89,17 +83,6 @@ class PathOptimizer(NetworkOptimizer):
         )
         super().__init__(params, network, defaults)
         self._rescalings = network.rescalings["done"]
-        self._direct: FusedStep | None = None  # the step by compiled loops, where a rule has one
-        self._plan, self.not_fused_because = self._compiled_kappa() if fused else (None, "fused=False")
-
-    def _compiled_kappa(self) -> tuple[Any, str]:
-        """What computes kappa by compiled loops, or None and why nothing does."""
-        return plan_of(self.network, self.second_term)
-
-    @property
-    def fused(self) -> bool:
-        """Whether compiled loops compute kappa; ``not_fused_because`` says why not."""
-        return self._plan is not None
 
     steps_nearby = True
     """Whether a far network's step is taken in another member: the rule is invariant, its metric needs no data."""
@@ -114,17 +97,6 @@ class PathOptimizer(NetworkOptimizer):
     @abstractmethod
     def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
         """Move the parameters; those without a metric are outside the network."""
-
-    def _taken(self, active: Active) -> bool:
-        """Whether compiled loops took the step."""
-        if self._direct is None:
-            return False
-        taken = self._direct.take(active)
-        if taken:
-            self._stale = None
-        else:
-            self._direct.forget()
-        return taken
 
     def _taken_between(self) -> bool:
         """Whether the step was one between two refreshes, and was taken by what was remembered."""
@@ -150,7 +122,7 @@ class PathOptimizer(NetworkOptimizer):
         if self._taken_between():
             return loss
         active = self._active()
-        if active and not self._taken(active):
+        if active:
             expect_values(active[0][0])
             with full_precision(active[0][0]):
                 stale = self._stale
@@ -298,10 +270,6 @@ class PathOptimizer(NetworkOptimizer):
 
     def _surveyed(self, names: dict[Tensor, str]) -> tuple[Surveyed, list[float]]:
         """Kappa, and the mean of each parameter's in the gauge."""
-        if self._plan is not None and self._near is None:
-            found = self._plan.run({name: self._gauges[p] for p, name in names.items()})
-            if found is not None:
-                return found
         factors: list[float] = []
         counts: list[int] = []
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
-from pathspace.optim.base.compiled import path_space_step
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import (
     Active,
@@ -62,7 +61,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
         skeleton_rate: float,
         skeleton: Skeleton | Rule | None,
         seed: int,
-        fused: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         check_bounds(clip_norm=clip_norm)
@@ -81,22 +79,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, defaults)
-        found = path_space_step(self, adaptive=self._adaptive) if fused else (None, "fused=False")
-        self._direct, self.not_fused_because = found
         if isinstance(self._wanted, Skeleton):
             _check_skeleton(self._wanted, network)
         elif self._wanted not in RULES:
             raise ValueError(
                 f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
             )
-
-    @property
-    def fused(self) -> bool:
-        """Whether compiled loops take the steps; ``not_fused_because`` says why not."""
-        return self._direct is not None
-
-    _adaptive = False
-    """Whether the rule is Adam's, to the loops."""
 
     @abstractmethod
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
@@ -194,18 +182,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         loss = evaluated(closure)
         self.network.check_current()  # parameters that were replaced have no gradients any more
         active = self._active()
-        if active and not self._taken(active):
+        if active:
             self._advance(active)
         return loss
-
-    def _taken(self, active: Active) -> bool:
-        """Whether compiled loops took the step; the first one chooses the skeleton and is not theirs."""
-        if self._direct is None or self.skeleton is None or self._is_far():
-            return False
-        count = self._direct.take(active, self._start)
-        if count:
-            self._start["flipped" if self.clamp is None else "clamped"] += count
-        return count is not None
 
     def _advance(self, active: Active) -> None:
         names = self.network.names_by_id

@@ -1,1 +1,0 @@
-"""kappa and a training step by compiled loops, where calls into PyTorch cost more than the arithmetic; needs Numba."""
