@@ -98,10 +98,10 @@ def cost(name: str, statistic: Statistic, method: str, rounds: int) -> dict[str,
     ours = ps.optim.DDPSGD(model.parameters(), network, lr=1e-3, momentum=0.9, statistic=statistic, **options)
     theirs = torch.optim.SGD(plain.parameters(), lr=1e-3, momentum=0.9)
     group = options["refresh_every"]
-    ours.refresh_every = 1
+    ours.metric.refresh_every = 1
     for _ in range(12):  # draws in the average, without which all products are taken
         step(model, ours, x, y)
-    ours.refresh_every = group
+    ours.metric.refresh_every = group
     ratios, times = [], []
     for i in range(-2, rounds):
         took = []

@@ -32,8 +32,8 @@ class Entry:
     plain_rule: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     # the same update whether the parameters come in one group or in several
     separable: bool = True
-    # length of the runs that show invariance
-    steps: int = 100
+    # length of the runs that show invariance: two refreshes of the metric at their usual distance, and a few steps more
+    steps: int = 24
     # whether invariance is checked on every network, or only on the small ones
     thorough: bool = True
     # how far rounding may be amplified there
@@ -53,15 +53,19 @@ class Entry:
         return self.name
 
 
+def _steps(options: dict[str, Any]) -> int:
+    return 2 * options.get("refresh_every", 10) + 4
+
+
 def _path_sgd(
     name: str,
     *,
     plain: dict[str, Any] | None = None,
     thorough: bool = False,
-    steps: int = 100,
     **fixed: Any,
 ) -> Entry:
     fixed = {"lr": 0.05, **fixed}
+    steps = _steps(fixed)
 
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
         return ps.optim.PathSGD(parameters, network, **{**fixed, **options})
@@ -79,7 +83,7 @@ def _sgd_like(
     *,
     plain: dict[str, Any] | None = None,
     thorough: bool = False,
-    steps: int = 100,
+    steps: int | None = None,
     rounding: float = 1e-10,
     **fixed: Any,
 ) -> Entry:
@@ -96,7 +100,7 @@ def _sgd_like(
         make,
         plain_rule=None if plain is None else plain_rule,
         thorough=thorough,
-        steps=steps,
+        steps=_steps(fixed) if steps is None else steps,
         rounding=rounding,
     )
 
@@ -108,7 +112,7 @@ def _adam_like(
     plain: dict[str, Any] | None = None,
     invariant: bool = True,
     thorough: bool = False,
-    steps: int = 40,
+    steps: int | None = None,
     rounding: float = 1e-10,
     **fixed: Any,
 ) -> Entry:
@@ -127,7 +131,7 @@ def _adam_like(
         invariant=invariant,
         plain_rule=None if plain is None else plain_rule,
         thorough=thorough,
-        steps=steps,
+        steps=_steps(fixed) if steps is None else steps,
         rounding=rounding,
     )
 
@@ -152,6 +156,25 @@ def _g_sgd(
     return Entry(f"GSGD {name}".strip(), make, plain_rule=rule, thorough=thorough, steps=steps, rounding=1e-9)
 
 
+def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: Any) -> Entry:
+    """`Invariant` with one of torch's rules."""
+    ours = {"power", "damping", "refresh_every", "second_term", "normalization"}
+    metric = {key: fixed[key] for key in fixed.keys() & ours}
+    clip = {key: fixed[key] for key in fixed.keys() & {"clip_norm"}}
+    rules = {key: value for key, value in fixed.items() if key not in metric | clip}
+
+    def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
+        kind, geometry = getattr(torch.optim, rule), ps.metrics.Path(**metric)
+        return ps.optim.Invariant(parameters, network, kind, metric=geometry, **clip, **{**rules, **options})
+
+    def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return getattr(torch.optim, rule)(parameters, **rules)
+
+    plain = None if clip else plain_rule
+    title = f"Invariant {rule} {name}".strip()
+    return Entry(title, make, plain_rule=plain, thorough=thorough, steps=_steps(metric), rounding=1e-6)
+
+
 REGISTRY = [
     _path_sgd("", plain={}, thorough=True),
     _path_sgd("raw", normalization="none", lr=0.01, plain={}, thorough=True),
@@ -159,16 +182,15 @@ REGISTRY = [
     _path_sgd("momentum", momentum=0.9, lr=0.02, plain={"momentum": 0.9}),
     _path_sgd("nesterov", momentum=0.9, nesterov=True, lr=0.02, plain={"momentum": 0.9, "nesterov": True}),
     _path_sgd("weight decay", weight_decay=0.1),
-    _path_sgd("path decay", path_decay=1e-3, steps=40),
+    _path_sgd("path decay", path_decay=1e-3),
     _path_sgd("clipped", clip_norm=0.05),
     _path_sgd("short steps", clip_step=0.05, momentum=0.9, lr=0.02, refresh_every=3),
     _path_sgd("stale", refresh_every=7),
-    _path_sgd("second term", second_term=True, steps=40),
-    _path_sgd("damped", damping=1e-2, steps=40),
+    _path_sgd("second term", second_term=True),
+    _path_sgd("damped", damping=1e-2),
     _path_sgd(
         "everything",
         thorough=True,
-        steps=40,
         lr=0.02,
         momentum=0.5,
         nesterov=True,
@@ -180,7 +202,7 @@ REGISTRY = [
         damping=1e-3,
         normalization="frozen",
     ),
-    _adam_like("PathAdam", plain={}, thorough=True, steps=100),
+    _adam_like("PathAdam", plain={}, thorough=True),
     _adam_like("PathAdam", "raw", normalization="none", plain={}),
     _adam_like("PathAdam", "power 0.3", power=0.3, plain={}),
     _adam_like(
@@ -196,6 +218,29 @@ REGISTRY = [
         normalization="frozen",
         damping=1e-3,
         clip_norm=0.5,
+    ),
+    _invariant("AdamW", thorough=True, lr=0.01, weight_decay=0.1),
+    _invariant(
+        "AdamW",
+        "everything",
+        lr=0.01,
+        betas=(0.8, 0.95),
+        weight_decay=0.1,
+        amsgrad=True,
+        power=0.5,
+        refresh_every=3,
+        second_term=True,
+        normalization="frozen",
+        clip_norm=0.5,
+    ),
+    _invariant(
+        "SGD", lr=0.02, momentum=0.9, weight_decay=0.01, refresh_every=3
+    ),  # which looks at the coordinates
+    _invariant("ASGD", lr=0.02, refresh_every=3),  # which keeps a point
+    _invariant("Adafactor", lr=0.01, refresh_every=3),
+    *(
+        _invariant(rule, refresh_every=4)
+        for rule in ("Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
     ),
     _adam_like("PathGradientAdam", invariant=False, plain={}),
     _adam_like(
@@ -246,7 +291,6 @@ REGISTRY = [
         weight_decay=0.1,
         adjust_lr="original",
         ns_steps=3,
-        ns_dtype=torch.bfloat16,
         power=0.5,
         refresh_every=3,
         second_term=True,
@@ -415,15 +459,16 @@ def start(
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest difference between two runs, in outputs and in weights after undoing the rescaling."""
+    """Largest difference between two runs, in outputs, in weights after undoing the rescaling, and in states."""
 
     outputs: float
     weights: float
+    states: float
     finite: bool
 
     @property
     def none(self) -> bool:
-        return self.outputs == 0 and self.weights == 0
+        return self.outputs == 0 and self.weights == 0 and self.states == 0
 
 
 def power_of_two_factors(number: int, seed: int = 0) -> Tensor:
@@ -454,8 +499,32 @@ def difference(
     return Difference(
         outputs=_relative(ours, theirs),
         weights=max(_relative(p, q) for p, q in weights),
+        states=max((_relative(a, b) for a, b in _states(plain, rescaled, factors)), default=0.0),
         finite=bool(torch.isfinite(ours).all()) and all(bool(torch.isfinite(p).all()) for p, _ in weights),
     )
+
+
+def _states(plain: Run, rescaled: Run, factors: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What two optimizers keep of gradients: velocities follow the weights, moments in coordinates stay."""
+    found = []
+    pairs = zip(plain.optimizer.param_groups, rescaled.optimizer.param_groups, strict=True)
+    for p, q in (pair for one, other in pairs for pair in zip(one["params"], other["params"], strict=True)):
+        name = plain.network.names_by_id.get(id(p))
+        if rule := getattr(plain.optimizer, "rule", None):
+            ours, theirs = (
+                rule.state[plain.optimizer._shadows[p]],
+                rescaled.optimizer.rule.state[rescaled.optimizer._shadows[q]],
+            )
+            found += [(ours[k], theirs[k]) for k in ours if isinstance(ours[k], Tensor) and ours[k].numel()]
+        elif (
+            name
+            and isinstance(plain.optimizer, ps.optim.PathSGD)
+            and "momentum_buffer" in plain.optimizer.state[p]
+        ):
+            moved = plain.network.edge_factors(name, factors).to(p.dtype)
+            ours, theirs = plain.optimizer.state[p], rescaled.optimizer.state[q]
+            found.append((ours["momentum_buffer"], theirs["momentum_buffer"] / moved))
+    return found
 
 
 def _relative(ours: Tensor, theirs: Tensor) -> float:

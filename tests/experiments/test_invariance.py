@@ -79,4 +79,4 @@ def test_every_optimizer_is_among_the_candidates() -> None:
     assert {"sgd", "adam", "path-sgd", "path-sgd-momentum", "path-sgd-nesterov", "path-sgd-decay"} <= set(
         CANDIDATES
     )
-    assert {"path-sgd-clipping", "path-sgd-stale"} <= set(CANDIDATES)
+    assert {"path-sgd-clipping", "path-sgd-fresh"} <= set(CANDIDATES)

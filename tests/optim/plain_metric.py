@@ -9,7 +9,8 @@ from cases import oracle, trace
 
 
 class PlainMetric:
-    """D = (kappa + damping m r^2) / c with r = (weight in the balanced network) / (weight) at the first step.
+    """D = (kappa + damping m r^2) / c, fresh for the first ``refresh_every`` steps and then every so many, with r =
+    (weight in the balanced network) / (weight) at the first step.
 
     m = mean of kappa / r^2, now or at the first step, and c = m or 1. With a power p other than 1,
     D = (D of p = 1)^p (r^2)^(1 - p).
@@ -18,9 +19,9 @@ class PlainMetric:
     def __init__(self, case, model, options):
         self.case, self.model = case, model
         self.options = {
-            "refresh_every": 1,
+            "refresh_every": 10,
             "second_term": False,
-            "damping": 0.0,
+            "damping": 0.0 if options.get("normalization") == "none" else 0.01,
             "normalization": "refreshed",
             "power": 1.0,
         } | options
@@ -29,7 +30,8 @@ class PlainMetric:
 
     def advance(self):
         """D for the next step, parameter name -> tensor."""
-        if self.steps % self.options["refresh_every"] == 0:
+        every = self.options["refresh_every"]
+        if self.steps < every or self.steps % every == 0:
             with torch.enable_grad():
                 self.refresh()
         self.steps += 1

@@ -13,8 +13,9 @@ import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
-from pathspace.optim.base import data_metric
-from pathspace.paths.kernel.safe_type import survey
+from pathspace.metrics import data_dependent, path
+from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.squared.squares import dense
 
 
 def small(seed=0):
@@ -110,14 +111,15 @@ def test_alpha_one_is_bitwise_invariant_with_its_damping(name, sharing):
 def test_suite_tells_a_constant_added_to_the_metric():
     """A planted fault: damping that does not transform like kappa."""
 
-    class Faulty(ps.optim.DDPSGD):
-        def _surveyed(self, names):
-            found, means = super()._surveyed(names)
-            return survey({name: value + 1e-3 for name, value in found.values.items()}), means
+    class Faulty(ps.metrics.DataDependent):
+        def _in_frame(self, values):
+            return super()._in_frame({name: dense(value) + 1e-3 for name, value in values.items()})
 
     case = BY_NAME["mlp"]
-    entry = Entry("faulty", lambda params, network: Faulty(params, network, lr=0.02))
-    assert not difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=3).none
+    for kind, tells in ((ps.metrics.DataDependent, False), (Faulty, True)):
+        entry = Entry("faulty", lambda p, n, kind=kind: ps.optim.DDPSGD(p, n, lr=0.02, metric=kind()))
+        apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes), steps=3)
+        assert apart.none != tells
 
 
 # --- where the data comes from -------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_hook_leaves_with_the_optimizer_and_copies_do_not_carry_it():
     torch.save(model, io.BytesIO())
     twin(x * 5)
     train(model, optimizer, x, y, 1)
-    assert torch.equal(optimizer._latest.inputs.args[0], x)
+    assert torch.equal(optimizer.metric._latest.inputs.args[0], x)
     optimizer.close()
     assert not model._forward_pre_hooks
     other = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x))
@@ -203,7 +205,7 @@ def test_hook_leaves_with_the_optimizer_and_copies_do_not_carry_it():
     del other
     gc.collect()
     assert not model._forward_pre_hooks
-    assert not ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), alpha=0.0)._latest.looks
+    assert not ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), alpha=0.0).metric._latest.looks
 
 
 # --- state ---------------------------------------------------------------------------------------------
@@ -252,7 +254,7 @@ def test_average_comes_near_the_exact_metric():
             train(model, optimizer, x, y, 1)
             if step > 30 and step % 2:
                 total += sum(
-                    (optimizer.state[p]["kappa"] - exact[n]).square().sum()
+                    (1 / optimizer.state[p]["factor"] - exact[n]).square().sum()
                     for n, p in model.named_parameters()
                 )
         errors.append(total)
@@ -324,7 +326,7 @@ def test_batches_of_autocast_are_followed_in_full_precision():
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             model(x).float().square().mean().backward()
             optimizer.step()
-        runs.append([optimizer.state[p]["kappa"] for p in model.parameters()])
+        runs.append([optimizer.state[p]["factor"] for p in model.parameters()])
     assert_close(runs[0], runs[1], rtol=0, atol=0)
 
 
@@ -395,7 +397,8 @@ def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, powe
 
     Networks that were balanced at their first step, and came there since, step where they are.
     """
-    monkeypatch.setattr(kind, "steps_nearby", nearby)
+    if not nearby:
+        monkeypatch.setattr(path, "far_scales", lambda *_: None)
     runs = []
     for scale in (0, power):
         model, x, y = small()
@@ -416,8 +419,8 @@ def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, powe
 
 
 def test_planted_fault_without_float64_is_seen(monkeypatch):
-    monkeypatch.setattr(data_metric, "fits", lambda *_: True)
-    monkeypatch.setattr(ps.optim.DDPSGD, "_moderate", lambda *_: True)
+    monkeypatch.setattr(data_dependent, "fits", lambda *_: True)
+    monkeypatch.setattr(Surveyed, "moderate", True)
     with pytest.raises((AssertionError, FloatingPointError)):
         test_metric_beyond_float32_is_that_of_a_balanced_network(ps.optim.DDPSGD, "M", 60, False, monkeypatch)
 
@@ -476,7 +479,7 @@ def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
         )
         losses = []
         for step in range(14):
-            assert optimizer._request(step).part == (step >= 10)
+            assert optimizer.metric._request(step).part == (step >= 10)
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
             loss.backward()
@@ -491,5 +494,5 @@ def test_whole_batches_are_looked_at_without_an_average():
     model, x, _ = small()
     for averaging, part in ((0.0, False), (0.5, False), (0.9, True), (None, True)):
         optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), averaging=averaging)
-        assert optimizer._request(10).part == part
-        assert not optimizer._request(9).part
+        assert optimizer.metric._request(10).part == part
+        assert not optimizer.metric._request(9).part

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace.optim.base import path_optimizer
+from pathspace.metrics import path
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.05, momentum=0.9),
@@ -117,7 +117,7 @@ def test_far_members_resume_and_take_more_parameters(way):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_without_it_they_part(rule, monkeypatch):
-    monkeypatch.setattr(path_optimizer, "far_scales", lambda *_: None)
+    monkeypatch.setattr(path, "far_scales", lambda *_: None)
     near = train(RULES[rule], "recurrent", 0)
     try:
         far = train(RULES[rule], "recurrent", 40)
@@ -137,11 +137,6 @@ def test_random_signs_are_the_same_there(options, exponent):
     assert alike(train(make, "deep", 0), train(make, "deep", exponent))
     near, far = (train(make, "recurrent", e) for e in (0, exponent))  # by autograd there, to rounding
     torch.testing.assert_close(near[0], far[0], rtol=1e-6, atol=1e-6)
-
-
-def test_a_rule_that_is_not_invariant_stays_where_it_is():
-    *_, optimizer = train(lambda p, n: ps.optim.PathGradientAdam(p, n, lr=1e-6), "deep", 30, steps=2)
-    assert not any("scales" in state for state in optimizer.state.values())
 
 
 def test_a_failed_step_changes_nothing():

@@ -69,7 +69,9 @@ def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule)
         assert torch.equal(ours, other)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule != "PathSGD raw"]
+)  # whose steps are too short to tell
 def test_they_would_not_if_each_chose_its_type_by_itself(rule, monkeypatch):
     monkeypatch.setattr(Surveyed, "moderate", True)
     (_, weights, _), (_, their_weights, _) = both(rule)

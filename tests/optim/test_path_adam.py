@@ -48,8 +48,7 @@ class Plain:
         } | options
         raw = kind is ps.optim.PathGradientAdam
         normalization = options.get("normalization", "none" if raw else "refreshed")
-        damping = 0.0 if normalization == "none" else 0.01 * (not raw)
-        self.metric = PlainMetric(case, model, {"normalization": normalization, "damping": damping} | options)
+        self.metric = PlainMetric(case, model, {"normalization": normalization} | options)
         self.t, self.m, self.v, self.largest = 0, {}, {}, {}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""PathMuon: every option against Muon written out plainly, and torch.optim.Muon where there is nothing to rescale."""
+"""PathMuon: every option against torch's Muon in coordinates, and on weights where there is nothing to rescale."""
 
 import itertools
 import math
@@ -11,11 +11,10 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, mlp, trace
-from pathspace.optim.rules.newton_schulz import orthogonalized
 
 
 class Plain:
-    """PathMuon, one obvious line after the other; Newton-Schulz on the singular values themselves."""
+    """PathMuon, one obvious line after the other; torch's Muon trains a matrix of its own from G."""
 
     def __init__(self, case, model, **options):
         self.model = model
@@ -30,20 +29,29 @@ class Plain:
             "clip_norm": math.inf,
             "maximize": False,
         } | options
-        damping = 0.0 if options.get("normalization") == "none" else 0.01
-        self.metric = PlainMetric(case, model, {"damping": damping} | options)
-        self.t, self.B, self.m, self.v = 0, {}, {}, {}
+        self.metric = PlainMetric(case, model, options)
+        self.t, self.rules, self.m, self.v = 0, {}, {}, {}
 
     def matrix_direction(self, name, G):
-        options, mu = self.options, self.options["momentum"]
-        B = self.B[name] = mu * self.B.get(name, 0 * G) + (1 - mu) * G
-        U, s, Vh = torch.linalg.svd((1 - mu) * G + mu * B if options["nesterov"] else B, full_matrices=False)
-        s = s / max(s.square().sum().sqrt().item(), 1e-7)
-        for _ in range(options["ns_steps"]):
-            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-        n, m = G.shape
-        original = options["adjust_lr"] == "original"
-        return (max(1, n / m) ** 0.5 if original else 0.2 * max(n, m) ** 0.5) * U @ torch.diag(s) @ Vh
+        options = self.options
+        if name not in self.rules:
+            matrix = nn.Parameter(torch.zeros_like(G))
+            self.rules[name] = (
+                matrix,
+                torch.optim.Muon(
+                    [matrix],
+                    lr=1.0,
+                    weight_decay=0.0,
+                    momentum=options["momentum"],
+                    nesterov=options["nesterov"],
+                    ns_steps=options["ns_steps"],
+                    adjust_lr_fn=options["adjust_lr"],
+                ),
+            )
+        matrix, rule = self.rules[name]
+        before, matrix.grad = matrix.detach().clone(), G
+        rule.step()
+        return before - matrix
 
     @torch.no_grad()
     def step(self):
@@ -106,7 +114,8 @@ def test_option_is_the_rule_written_out(chosen, name):
     ours, theirs = case.model(torch.float64), case.model(torch.float64)
     optimizer = ps.optim.PathMuon(ours.parameters(), trace(case, ours), **options)
     expected = train(Plain(case, theirs, **options), theirs, case)
-    assert_close(train(optimizer, ours, case), expected, rtol=1e-7, atol=1e-9)
+    # a last digit may tip a rounding to bfloat16
+    assert_close(train(optimizer, ours, case), expected, rtol=0, atol=2e-4)
 
 
 def test_every_option_has_an_effect():
@@ -117,7 +126,7 @@ def test_every_option_has_an_effect():
         optimizer = ps.optim.PathMuon(model.parameters(), trace(case, model), **({"lr": 0.01} | options))
         ends.append(torch.cat([p.flatten() for p in train(optimizer, model, case).values()]))
     pairs = itertools.combinations(range(len(ends)), 2)
-    assert [(i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=1e-7, atol=1e-8)] == []
+    assert [(i, j) for i, j in pairs if torch.allclose(ends[i], ends[j], rtol=0, atol=1e-4)] == []
 
 
 @pytest.mark.parametrize("size", [(4, 7), (7, 4)])
@@ -131,9 +140,7 @@ def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
     theirs.load_state_dict(ours.state_dict())
     options = {"lr": 0.01, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
     network = ps.trace(ours, torch.zeros(1, m))
-    optimizer = ps.optim.PathMuon(
-        ours.parameters(), network, adjust_lr=adjust, ns_dtype=torch.bfloat16, damping=0.0, **options
-    )
+    optimizer = ps.optim.PathMuon(ours.parameters(), network, adjust_lr=adjust, damping=0.0, **options)
     plain = torch.optim.Muon(theirs.parameters(), adjust_lr_fn=adjust, **options)
     for _ in range(6):
         x = torch.randn(9, m)
@@ -142,21 +149,6 @@ def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
             case.loss(model(x)).backward()
             rule.step()
     assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [(5, 8), (8, 5), (6, 6), (1, 4), (4, 1)])
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-def test_singular_values_come_near_to_one(size, scale):
-    G = scale * torch.randn(*size, dtype=torch.float64)
-    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
-    inner = U.T @ orthogonalized(G) @ Vh.T
-    values = inner.diagonal()
-    assert 0.65 < values.min() <= values.max() < 1.25
-    assert_close(inner, torch.diag(values), rtol=0, atol=1e-12)
-
-
-def test_no_gradient_is_no_direction():
-    assert torch.equal(orthogonalized(torch.zeros(3, 4)), torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import BY_NAME, Recurrent
 from conformance import Entry, difference, power_of_two_factors, resumed, start
-from pathspace.optim.base import data_metric
+from pathspace.metrics import data_terms
 
 
 def made(options=None, **given):
@@ -35,12 +35,12 @@ def replays(monkeypatch):
     """How many second forward passes were made."""
     count = []
 
-    def counted(network, inputs):
+    def counted(network, inputs, **options):
         count.append(inputs)
-        return original(network, inputs)
+        return original(network, inputs, **options)
 
-    original = data_metric.replay
-    monkeypatch.setattr(data_metric, "replay", counted)
+    original = data_terms.replay
+    monkeypatch.setattr(data_terms, "replay", counted)
     return count
 
 
@@ -54,9 +54,9 @@ def test_own_pass_gives_what_a_second_one_gives(options, statistic, sharing, rep
     for own in (True, False):
         model, x, optimizer = made(options, statistic=statistic, sharing=sharing, refresh_every=2)
         if not own:
-            optimizer._latest._short = None
+            optimizer.metric._latest._short = None
         found.append(train(model, optimizer, x, 5))
-        assert len(replays) == (0 if own else 3)
+        assert len(replays) == (0 if own else 4)
     assert_close(*found, rtol=1e-11, atol=1e-13)
 
 
@@ -66,7 +66,7 @@ def test_a_part_of_the_batch_needs_no_second_pass(examples, replays):
     for own in (True, False):
         model, x, optimizer = made(examples=examples)
         if not own:
-            optimizer._latest._short = None
+            optimizer.metric._latest._short = None
         found.append(train(model, optimizer, x, 3))
         assert len(replays) == (0 if own else 3)
     assert_close(*found, rtol=1e-11, atol=1e-13)
@@ -143,6 +143,6 @@ def test_a_copy_follows_its_own_model(replays):
 def test_an_option_that_was_changed_is_obeyed(replays):
     model, x, optimizer = made()
     train(model, optimizer, x, 1)
-    optimizer.estimator = "exact"
+    optimizer.metric.estimator = "exact"
     train(model, optimizer, x, 1)
     assert len(replays) == 1

@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, mlp, trace
-from pathspace.optim.base.path_metric import divisor
 from pathspace.paths.kernel.kappa import factored_first_term, first_term
 from pathspace.squared import tape
 from pathspace.squared.squares import Outer, Square, single_row, single_value
@@ -60,19 +59,6 @@ def test_gradients_by_hand_are_those_of_autograd(case, monkeypatch):
     ]
     object.__setattr__(network.tape, "instructions", tuple(bare))
     assert_close(first_term(network), by_hand, rtol=1e-11, atol=1e-14)
-
-
-def test_dividing_by_factors_is_dividing_by_their_product():
-    torch.manual_seed(0)
-    kappa = Outer(torch.rand(3) + 0.1, torch.rand(4) + 0.1)
-    safe = divisor(kappa, [(0.1, 1.1), (0.1, 1.1)])
-    assert safe is kappa
-    zeros = Outer(torch.tensor([0.0, 1.0]), torch.ones(()).expand(3))
-    dense = divisor(zeros, [(0.0, 1.0), (1.0, 1.0)])
-    assert isinstance(dense, torch.Tensor)
-    assert_close(torch.ones(2, 3) / dense, torch.tensor([[0.0] * 3, [1.0] * 3]))
-    huge = divisor(Outer(torch.full((2,), 1e34), torch.full((3,), 1e-33)), [(1e34, 1e34), (1e-33, 1e-33)])
-    assert_close(huge, torch.full((2, 3), 10.0))
 
 
 def test_repeats_are_seen():

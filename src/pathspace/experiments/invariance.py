@@ -61,6 +61,12 @@ def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
     return Candidate(build, invariant)
 
 
+def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
+    import pathspace.optim
+
+    return pathspace.optim.Invariant(model.parameters(), network, optim.AdamW, lr=0.003, weight_decay=0.1)
+
+
 CANDIDATES = {
     "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
     "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
@@ -69,18 +75,19 @@ CANDIDATES = {
     "path-sgd-nesterov": _of("PathSGD", lr=0.02, momentum=0.9, nesterov=True),
     "path-sgd-decay": _of("PathSGD", lr=0.05, weight_decay=0.01),
     "path-sgd-clipping": _of("PathSGD", lr=0.05, clip_norm=0.1),
-    "path-sgd-stale": _of("PathSGD", lr=0.05, refresh_every=10),
+    "path-sgd-fresh": _of("PathSGD", lr=0.05, refresh_every=1),
+    "invariant-adamw": Candidate(_invariant, invariant=True),
     "path-adam": _of("PathAdam", lr=0.003),
-    "path-soap": _of("PathSOAP", lr=0.003, refresh_every=10),
-    "path-muon": _of("PathMuon", lr=0.003, refresh_every=10),
+    "path-soap": _of("PathSOAP", lr=0.003),
+    "path-muon": _of("PathMuon", lr=0.003),
     "path-gradient-adam": _of("PathGradientAdam", lr=0.003, invariant=False),
     "g-sgd": _of("GSGD", lr=0.02),
     "g-sgd-momentum": _of("GSGD", lr=0.005, momentum=0.9),
     "g-adam": _of("GAdam", lr=0.003),
-    "ddp-sgd": _of("DDPSGD", lr=0.01, clip_norm=1.0, refresh_every=10),
-    "ddp-sgd-centred": _of("DDPSGD", lr=0.01, clip_norm=1.0, statistic="covariance", refresh_every=10),
-    "ddp-adam": _of("DDPAdam", lr=0.003, refresh_every=10),
-    "quasi-diagonal": _of("QuasiDiagonal", lr=0.003, damping=0.1, clip_norm=1.0, refresh_every=10),
+    "ddp-sgd": _of("DDPSGD", lr=0.01, clip_norm=1.0),
+    "ddp-sgd-centred": _of("DDPSGD", lr=0.01, clip_norm=1.0, statistic="covariance"),
+    "ddp-adam": _of("DDPAdam", lr=0.003),
+    "quasi-diagonal": _of("QuasiDiagonal", lr=0.003, damping=0.1, clip_norm=1.0),
 }
 
 

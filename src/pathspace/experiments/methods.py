@@ -92,15 +92,16 @@ def _adam(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
 
 
 def _soap(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
-    from pathspace.experiments.plain_rules import SOAP
+    from pathspace.optim.rules.soap import SOAP
 
-    return SOAP(model.parameters(), hyper.learning_rate, hyper.weight_decay)
+    rate, decay = hyper.learning_rate, hyper.weight_decay
+    return SOAP(model.parameters(), rate, weight_decay=decay, precondition_frequency=40)
 
 
 def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
-    from pathspace.experiments.plain_rules import Muon
+    from pathspace.optim.rules.muon import MuonAdamW
 
-    return Muon(model.parameters(), hyper.learning_rate, hyper.weight_decay)
+    return MuonAdamW(model.parameters(), hyper.learning_rate, weight_decay=hyper.weight_decay)
 
 
 def _in_path_space(

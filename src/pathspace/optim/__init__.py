@@ -4,6 +4,7 @@ from pathspace.optim.ddp_adam import DDPAdam
 from pathspace.optim.ddp_sgd import DDPSGD
 from pathspace.optim.g_adam import GAdam
 from pathspace.optim.g_sgd import GSGD
+from pathspace.optim.invariant import Invariant
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_muon import PathMuon
@@ -16,6 +17,7 @@ __all__ = [
     "GSGD",
     "DDPAdam",
     "GAdam",
+    "Invariant",
     "PathAdam",
     "PathGradientAdam",
     "PathMuon",

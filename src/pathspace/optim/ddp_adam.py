@@ -6,27 +6,28 @@ parameter, kappa the metric, c its normalizer.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Unpack
 
+from pathspace.metrics import DataDependent
+from pathspace.metrics.data_terms import DataOptions
 from pathspace.network import Network
-from pathspace.optim.base.near_data import NearbyDataMetric
+from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.path_optimizer import Normalization
+from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.path_adam import PathAdam
-from pathspace.paths.data.data_dependent import Estimator
-from pathspace.paths.data.edge_statistics import Sharing
-from pathspace.paths.data.node_measure import Statistic, check_options
 
 
-class DDPAdam(NearbyDataMetric, PathAdam):
+class DDPAdam(DataOptimizer, PathAdam):
     r"""Adam in the coordinates u = sqrt(D) p of the data-dependent kappa, invariant under node-wise rescaling.
 
     .. code-block:: text
 
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
-        D = (kappa / c)^power (1 / w)^(1 - power);   then as PathAdam
+        then as PathAdam
 
-    alpha = 0 is :class:`PathAdam`, bit by bit. Where the data comes from is told at :class:`DDPSGD`.
+    alpha = 0 is :class:`PathAdam`, bit by bit. Where the data comes from is told at
+    :class:`pathspace.metrics.DataDependent`; ``optimizer.observe(batch)`` gives it by hand.
 
     Args:
         params: parameters or param groups.
@@ -37,20 +38,10 @@ class DDPAdam(NearbyDataMetric, PathAdam):
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
         alpha: share of the data, in [0, 1].
-        statistic: see :class:`DDPSGD`, like the options that follow.
-        sharing: likewise.
-        estimator: likewise.
-        averaging: likewise.
-        seed: likewise.
-        examples: likewise.
-        watch: likewise.
-        process_group: likewise.
-        power: see :class:`PathAdam`, like the options that follow.
-        refresh_every: likewise.
-        normalization: likewise.
-        damping: likewise; with alpha = 1 some is needed.
-        clip_norm: likewise.
+        clip_norm: largest norm of g / sqrt(D) over all parameters.
         maximize: ascend instead.
+        metric: the metric; None: ``pathspace.metrics.DataDependent(alpha, **options)``.
+        options: those of :class:`pathspace.metrics.DataDependent`, if there is no ``metric``.
 
     Raises:
         ValueError: an option is out of its range, or no parameter belongs to the network.
@@ -78,23 +69,11 @@ class DDPAdam(NearbyDataMetric, PathAdam):
         amsgrad: bool = False,
         *,
         alpha: float = 0.5,
-        statistic: Statistic = "second_moment",
-        sharing: Sharing = "parameters",
-        estimator: Estimator = "auto",
-        averaging: float | None = None,
-        seed: int = 0,
-        examples: float | None = None,
-        watch: bool = True,
-        process_group: Any = "default",
-        power: float = 1.0,
-        refresh_every: int = 1,
-        normalization: Normalization = "refreshed",
-        damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
+        metric: DataDependent | None = None,
+        **options: Unpack[DataOptions],
     ) -> None:
-        check_options(alpha, statistic)
-        self.alpha = alpha
         super().__init__(
             params,
             network,
@@ -103,21 +82,7 @@ class DDPAdam(NearbyDataMetric, PathAdam):
             eps,
             weight_decay,
             amsgrad,
-            power=power,
-            refresh_every=refresh_every,
-            normalization=normalization,
-            damping=damping,
             clip_norm=clip_norm,
             maximize=maximize,
-        )
-        self._start(
-            alpha=alpha,
-            statistic=statistic,
-            sharing=sharing,
-            estimator=estimator,
-            averaging=averaging,
-            seed=seed,
-            examples=examples,
-            watch=watch,
-            process_group=process_group,
+            metric=chosen_metric(metric, partial(DataDependent, alpha), options),
         )

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
-from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_not_negative
+from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
 from pathspace.optim.rules.moments import adam_direction
 from pathspace.paths.space.skeleton import Rule, Skeleton

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from pathspace.metrics.checks import check_not_negative
 from pathspace.network import Network
-from pathspace.optim.base.network_optimizer import Parameters, check_not_negative
+from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
 from pathspace.optim.rules.moments import in_type
 from pathspace.paths.space.skeleton import Rule, Skeleton

@@ -6,26 +6,28 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
+from pathspace.metrics import Path
+from pathspace.metrics.checks import check_betas, check_not_negative
+from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
-from pathspace.optim.base.metric_state import Metric
-from pathspace.optim.base.network_optimizer import Active, Parameters, check_betas, check_not_negative
-from pathspace.optim.base.path_metric import safe_divisor_
-from pathspace.optim.base.path_optimizer import Normalization, PathOptimizer
-from pathspace.optim.base.steepest import Steepest, shrinking
+from pathspace.optim.base.metric_optimizer import MetricOptimizer
+from pathspace.optim.base.network_optimizer import Active, Parameters
+from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.steepest import Descent, clipping
 from pathspace.optim.rules.moments import adam_direction
 from pathspace.paths.kernel.norm import widened
 
 
-class PathGradientAdam(PathOptimizer):
+class PathGradientAdam(MetricOptimizer):
     r"""Adam with g / kappa in the place of the gradient; **not** invariant, use :class:`PathAdam`.
 
     .. code-block:: text
 
-        d = c g / kappa
+        d = g / D                                              (g / kappa as it comes)
         m = beta1 m + (1 - beta1) d;   v = beta2 v + (1 - beta2) d^2
         p = (1 - eta weight_decay) p - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
@@ -44,14 +46,11 @@ class PathGradientAdam(PathOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled decay of every parameter, times lr.
         amsgrad: divide by the largest second moment so far.
-        clip_norm: largest norm of g / sqrt(kappa / c) over all parameters (of g, outside the network).
-        refresh_every: steps between two computations of kappa.
-        second_term: use kappa1 + kappa2 instead of kappa1 alone.
-        normalization: which c, see :class:`PathSGD`; it matters for eps and the clipping only. ``"none"`` is the
-            paper's c = 1.
-        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
-            (of the first step's mean, unless c is refreshed).
+        clip_norm: largest norm of g / sqrt(D) over all parameters (of g, outside the network).
         maximize: ascend instead.
+        metric: the metric; None: ``pathspace.metrics.Path(normalization="none", **options)``, the paper's
+            kappa as it is.
+        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
 
     Raises:
         ValueError: an option is out of its range, or no parameter belongs to the network.
@@ -77,12 +76,10 @@ class PathGradientAdam(PathOptimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
-        refresh_every: int = 1,
-        second_term: bool = False,
-        normalization: Normalization = "none",
-        damping: float = 0.0,
         clip_norm: float | None = None,
         maximize: bool = False,
+        metric: Path | None = None,
+        **options: Unpack[PathOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
@@ -94,31 +91,26 @@ class PathGradientAdam(PathOptimizer):
             "amsgrad": amsgrad,
             "maximize": maximize,
         }
-        super().__init__(
-            params,
-            network,
-            defaults,
-            clip_norm=clip_norm,
-            refresh_every=refresh_every,
-            second_term=second_term,
-            normalization=normalization,
-            damping=damping,
-        )
+        published: PathOptions = {"normalization": "none"}
+        given = chosen_metric(metric, Path, {**published, **options} if metric is None else options)
+        super().__init__(params, network, defaults, given, clip_norm)
 
-    steps_nearby = False  # the rule is another one in every member of a rescaling class
-
-    def _metric(self, kappa: Tensor, state: dict[str, Any]) -> Metric:
-        return Metric(safe_divisor_(kappa), state["normalizer"])
-
-    def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
+    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
+        names = self.network.names_by_id
         steps = []
         for p, group in active:
             assert p.grad is not None
-            steps.append(Steepest(p, group, -p.grad if group["maximize"] else p.grad, metrics.get(p)))
-        factor = shrinking(steps, self.clip_norm)
+            g, gauge = -p.grad if group["maximize"] else p.grad, None
+            if p in factors:
+                gauge = self.metric.gauge(names[id(p)])
+                g = g if gauge.far is None else g * gauge.far
+            steps.append(Descent(p, group, g, factors.get(p), gauge))
+        factor = clipping(steps, self.clip_norm, None)
         for step in steps:
             p, group, lr = step.p, step.group, float(step.group["lr"])
-            d = widened(step.direction(factor))
+            d = widened(step.direction()) * factor
+            if step.gauge is not None and step.gauge.far is not None:
+                d = d * step.gauge.far
             direction = adam_direction(d, self.state[p], group["betas"], group["eps"], group["amsgrad"])
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])

@@ -6,24 +6,23 @@ Adam", 2024. Letters: p parameter, g = dL/dp, D metric, G = g / sqrt(D) as a mat
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
-from torch import Tensor
-
+from pathspace.metrics import Path
+from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
+from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
-from pathspace.optim.base.coordinates import CoordinateOptimizer
-from pathspace.optim.base.network_optimizer import Parameters, check_betas, check_counts, check_not_negative
-from pathspace.optim.base.path_optimizer import Normalization
-from pathspace.optim.rules.eigenbasis import soap_direction
-from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.invariant import Invariant
+from pathspace.optim.rules.soap import SOAP
 
 
-class PathSOAP(CoordinateOptimizer):
+class PathSOAP(Invariant):
     r"""SOAP in the coordinates sqrt(D) p, invariant under node-wise rescaling of the network.
 
     .. code-block:: text
 
-        D = (kappa / c)^power (1 / w)^(1 - power)             (as in PathAdam)
         G = g / sqrt(D)                                       (dL/du; filters of a convolution are rows)
         L = beta2 L + (1 - beta2) G G^T;   R = beta2 R + (1 - beta2) G^T G
         d = Q_L Adam(Q_L^T G Q_R) Q_R^T                       (Q_L, Q_R eigenvectors of L, R, refreshed now and then)
@@ -48,18 +47,11 @@ class PathSOAP(CoordinateOptimizer):
         weight_decay: decoupled decay of every parameter, times lr.
         precondition_frequency: steps between two updates of the eigenbasis, each one power iteration and QR.
         max_precondition_size: sides of a matrix longer than this keep the standard basis.
-        power: how much of kappa is in the metric: 1 all, 0 only the balance of the units at the first step; see
-            :class:`PathAdam`.
         clip_norm: largest norm of g / sqrt(D) over all parameters; longer gradients are scaled down to it. The norm
             does not depend on the scaling of the weights.
-        refresh_every: steps between two computations of kappa; stale values stay invariant.
-        second_term: use kappa1 + kappa2 instead of kappa1 alone.
-        normalization: which c, see :class:`PathSGD`; ``"none"`` is c = 1.
-        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to kappa there
-            (of the first step's mean, unless c is refreshed); bounds the steps of weights on paths of little weight,
-            in the balanced network to lr / sqrt(damping) times the direction. None is 0.01, or 0 where
-            ``normalization`` is ``"none"``, the raw rule.
         maximize: ascend instead.
+        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
+        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
 
     Raises:
         ValueError: an option is out of its range, or no parameter belongs to the network.
@@ -75,6 +67,8 @@ class PathSOAP(CoordinateOptimizer):
         >>> optimizer.step()
     """
 
+    matrices = True
+
     def __init__(
         self,
         params: Parameters,
@@ -86,35 +80,27 @@ class PathSOAP(CoordinateOptimizer):
         *,
         precondition_frequency: int = 40,
         max_precondition_size: int = 4096,
-        power: float = 1.0,
-        refresh_every: int = 1,
-        second_term: bool = False,
-        normalization: Normalization = "refreshed",
-        damping: float | None = None,
         clip_norm: float | None = None,
         maximize: bool = False,
+        metric: Path | None = None,
+        **options: Unpack[PathOptions],
     ) -> None:
         check_betas(betas)
-        check_not_negative(eps=eps, max_precondition_size=max_precondition_size)
+        check_not_negative(
+            lr=lr, eps=eps, weight_decay=weight_decay, max_precondition_size=max_precondition_size
+        )
         check_counts(precondition_frequency=precondition_frequency)
-        self.precondition_frequency = precondition_frequency
-        self.max_precondition_size = max_precondition_size
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(
             params,
             network,
-            defaults,
-            power=power,
+            SOAP,
+            metric=chosen_metric(metric, Path, options),
             clip_norm=clip_norm,
-            refresh_every=refresh_every,
-            second_term=second_term,
-            normalization=normalization,
-            damping=damping,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            precondition_frequency=precondition_frequency,
+            max_precondition_size=max_precondition_size,
+            maximize=maximize,
         )
-
-    def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        if g.dim() < 2:
-            return adam_direction(g, state, group["betas"], group["eps"])
-        frequency, largest = self.precondition_frequency, self.max_precondition_size
-        d = soap_direction(g.flatten(1), state, group["betas"], group["eps"], frequency, largest)
-        return d.reshape(g.shape)

@@ -6,40 +6,41 @@ Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its bias),
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from pathspace.metrics.quasi_diagonal import biases, groups
+from pathspace.metrics.data_terms import DataOptions
+from pathspace.metrics.quasi_diagonal import groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
+from pathspace.metrics.with_bias import DataDependentWithBias
 from pathspace.network import Network
-from pathspace.optim.base.metric_state import Metric
+from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Active, Parameters
-from pathspace.optim.base.path_optimizer import Normalization
-from pathspace.optim.base.steepest import Steepest
-from pathspace.optim.ddp_sgd import DDPSGD
-from pathspace.optim.path_sgd import update_
+from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.steepest import Descent, descend_
+from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.rules.clipping import clip_factor
-from pathspace.paths.data.data_dependent import Estimator
-from pathspace.paths.data.node_measure import Statistic
 
 
-class QuasiDiagonal(DDPSGD):
+class QuasiDiagonal(DataOptimizer, PathSGD):
     r"""Quasi-diagonal natural gradient, invariant under rescaling of units and under shifts of what enters them.
 
     .. code-block:: text
 
-        d_i = c (g_i - g_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
-        d_0 = c g_0 / M_00 - sum_i (M_0i / M_00) d_i
+        d_i = (g_i - g_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
+        d_0 = g_0 / M_00 - sum_i (M_0i / M_00) d_i
         v = momentum v + d;   p = (1 - eta weight_decay) p - eta v
 
     For the weights i into a unit and its bias 0, in linear, convolutional and recurrent layers; other parameters, and
-    units without a bias, take DDPSGD's rule. M_ii = kappa_i and M_0i are those of
+    units without a bias, take :class:`DDPSGD`'s rule. M_ii = kappa_i and M_0i are those of
     :func:`pathspace.metrics.quasi_diagonal_metric`. With alpha = 1 and without damping the run does not change when a
     constant is added to an input, or to the activity of a unit, and its effect taken out of the biases.
 
-    Where the data comes from is told at :class:`DDPSGD`; parameters that do not belong to the network take d = g.
+    Where the data comes from is told at :class:`pathspace.metrics.DataDependent`; parameters that do not belong to
+    the network take d = g.
 
     Args:
         params: parameters or param groups.
@@ -47,22 +48,14 @@ class QuasiDiagonal(DDPSGD):
         lr: learning rate eta. With momentum take (1 - momentum) times as much: the default is for none.
         momentum: factor of the velocity v, which is kept on d.
         alpha: share of the data, in (0, 1]; the paths' share is diagonal.
-        statistic: ``"second_moment"`` or ``"covariance"``; the second has M_00 = 0 at outputs.
-        estimator: see :class:`DDPSGD`, like the options that follow.
-        averaging: likewise.
-        seed: likewise.
-        examples: likewise.
-        watch: likewise.
-        process_group: likewise.
-        nesterov: likewise.
-        weight_decay: likewise.
-        clip_norm: largest norm sqrt(g^T d / c) over all parameters.
-        refresh_every: steps between two computations of the metric.
-        normalization: which c: as for :class:`PathSGD`, but one number for all parameters, the mean of theirs, because
-            the rule mixes them.
-        damping: fraction of kappa's mean in the balanced member of the rescaling class that is added to the diagonal
-            there; keeps the invariance under rescaling, and gives up a little of that under shifts.
+        nesterov: take the step with d + momentum v.
+        weight_decay: decoupled decay of every parameter, times lr.
+        clip_norm: largest norm sqrt(g^T d) over all parameters.
         maximize: ascend instead.
+        metric: the metric, an object made by another optimizer of this kind; None: one made of the options.
+        options: those of :class:`pathspace.metrics.DataDependent`, but ``power`` and ``sharing``. c is one number for
+            all parameters, the mean of theirs, because the rule mixes them; damping is added to the diagonal, which
+            keeps the invariance under rescaling, and gives up a little of that under shifts.
 
     Raises:
         ValueError: an option is out of its range, or no parameter belongs to the network.
@@ -79,6 +72,8 @@ class QuasiDiagonal(DDPSGD):
         >>> optimizer.step()
     """
 
+    form = "balanced"
+
     def __init__(
         self,
         params: Parameters,
@@ -87,106 +82,82 @@ class QuasiDiagonal(DDPSGD):
         momentum: float = 0.0,
         *,
         alpha: float = 1.0,
-        statistic: Statistic = "second_moment",
-        estimator: Estimator = "auto",
-        averaging: float | None = None,
-        seed: int = 0,
-        examples: float | None = None,
-        watch: bool = True,
-        process_group: Any = "default",
         nesterov: bool = False,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
-        refresh_every: int = 1,
-        normalization: Normalization = "refreshed",
-        damping: float = 1e-2,
         maximize: bool = False,
+        metric: DataDependentWithBias | None = None,
+        **options: Unpack[DataOptions],
     ) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(
                 f"alpha must be in (0, 1], got {alpha}: without data the metric is diagonal (use PathSGD)"
             )
+        for name in ("power", "sharing", "second_term"):
+            if name in options:
+                raise TypeError(
+                    f"{name} is no option of QuasiDiagonal, whose metric is no function of kappa alone"
+                )
         super().__init__(
             params,
             network,
             lr,
             momentum,
-            alpha=alpha,
-            statistic=statistic,
-            estimator=estimator,
-            averaging=averaging,
-            seed=seed,
-            examples=examples,
-            watch=watch,
-            process_group=process_group,
             nesterov=nesterov,
             weight_decay=weight_decay,
             clip_norm=clip_norm,
-            refresh_every=refresh_every,
-            normalization=normalization,
-            damping=damping,
             maximize=maximize,
+            metric=chosen_metric(metric, partial(DataDependentWithBias, alpha), options),
         )
 
-    _pairs = staticmethod(biases)
-
-    def _normalize(self, states: dict[Tensor, dict[str, Any]]) -> None:
-        super()._normalize(states)
-        size = sum(p.numel() for p in states)
-        c = sum(state["normalizer"] * p.numel() for p, state in states.items()) / max(1, size)
-        for state in states.values():
-            state["normalizer"] = c
-
-    def _advance(self, active: Active, metrics: dict[Tensor, Metric]) -> None:
-        gradients = dict(zip((p for p, _ in active), self._gradients(active), strict=True))
-        directions = self._directions(gradients, metrics)
+    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
+        steps = self._steps(active, {})
+        names = self.network.names_by_id
+        inside = {names[id(s.p)]: s for s in steps if s.p in factors}
+        directions = self._directions(
+            {name: _balanced(s) for name, s in inside.items()},
+            {name: factors[s.p] for name, s in inside.items()},
+        )
         factor = 1.0
         if self.clip_norm is not None:
             # products have either sign here: in float32 those of a large gradient would cancel as inf - inf
-            pairs = ((gradients[p].double(), d.double()) for p, d in directions.items())
+            pairs = [(_balanced(s).double(), directions[name].double()) for name, s in inside.items()]
+            pairs += [(s.g.double(), s.g.double()) for s in steps if s.p not in factors]
             factor = clip_factor(sum(float((g * d).sum()) for g, d in pairs), self.clip_norm)
-        for p, group in active:
-            update_(Steepest(p, group, directions[p].to(p.dtype), None, None), factor, self.state[p])
+        for name, step in inside.items():
+            assert step.gauge is not None
+            step.g = step.gauge.times_(directions[name]).to(step.p.dtype)  # d = f d'
+        descend_(steps, self.state, factor)
 
-    def _directions(
-        self, gradients: dict[Tensor, Tensor], metrics: dict[Tensor, Metric]
-    ) -> dict[Tensor, Tensor]:
-        """D of every parameter."""
-        directions = {p: g for p, g in gradients.items() if p not in metrics}
-        by_name = {name: p for p, name in self._names(metrics).items()}
-        order = list(self.network.parameters)
-        bias_of = {
-            name: order[self.state[p]["bias"]] for name, p in by_name.items() if "bias" in self.state[p]
-        }
-        diagonal = {p: _dense(metric) for p, metric in metrics.items()}
-        for bias, weights in groups(bias_of, list(by_name)).items():
-            b, members = by_name[bias], [by_name[w] for w in weights]
-            rows = len(b)
+    def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
+        """D' of every parameter of the network, in the balanced frame."""
+        assert isinstance(self.metric, DataDependentWithBias)
+        known = {name: found for name in gradients if (found := self.metric.cross(name)) is not None}
+        bias_of = {name: bias for name, (bias, _) in known.items()}
+        directions: dict[str, Tensor] = {}
+        for bias, weights in groups(bias_of, list(gradients)).items():
+            rows, M_00 = len(gradients[bias]), diagonal[bias]
 
-            def wide(tensors: list[Tensor], rows: int = rows) -> Tensor:
-                return torch.cat([t.reshape(rows, -1) for t in tensors], 1)
+            def wide(tensors: list[Tensor], rows: int = rows, like: Tensor = M_00) -> Tensor:
+                return torch.cat([t.reshape(rows, -1).to(like.dtype) for t in tensors], 1)
 
-            M_00 = diagonal[b]
-            d, d_0 = solve_quasi_diagonal(
-                wide([gradients[p].to(M_00.dtype) for p in members]),
-                gradients[b].to(M_00.dtype),
-                wide([diagonal[p] for p in members]),
-                wide([self.state[p]["cross"] for p in members]).to(M_00.dtype),
+            d, directions[bias] = solve_quasi_diagonal(
+                wide([gradients[w] for w in weights]),
+                gradients[bias].to(M_00.dtype),
+                wide([diagonal[w] for w in weights]),
+                wide([known[w][1] for w in weights]),
                 M_00,
             )
-            directions[b] = d_0 * metrics[b].normalizer
-            parts = d.split([p.numel() // rows for p in members], 1)
-            for p, part in zip(members, parts, strict=True):
-                directions[p] = part.reshape(p.shape) * metrics[p].normalizer
-        for p, metric in metrics.items():
-            if p not in directions:
-                directions[p] = (
-                    solve_diagonal(gradients[p].to(diagonal[p].dtype), diagonal[p]) * metric.normalizer
-                )
+            parts = d.split([gradients[w].numel() // rows for w in weights], 1)
+            for w, part in zip(weights, parts, strict=True):
+                directions[w] = part.reshape(gradients[w].shape)
+        for name, g in gradients.items():
+            if name not in directions:
+                directions[name] = solve_diagonal(g.to(diagonal[name].dtype), diagonal[name])
         return directions
 
 
-def _dense(metric: Metric) -> Tensor:
-    """M_ii, whose zeros the metric holds as infinities."""
-    values: Any = metric.values
-    return torch.where(torch.isinf(values), 0.0, values)
+def _balanced(step: Descent) -> Tensor:
+    """G' = f g."""
+    assert step.gauge is not None
+    return step.gauge.times_(step.g.clone(memory_format=torch.contiguous_format))

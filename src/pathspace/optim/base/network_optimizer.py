@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
-from pathspace.optim.base.path_metric import parameter_names
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
@@ -51,7 +49,16 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
         """
-        own = set(inspect.signature(type(self).__init__).parameters) - set(self.defaults) - {"params"}
+        self._check_group(param_group)
+        super().add_param_group(param_group)
+
+    def _check_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse options of a group that are out of their range, or no options of groups.
+
+        Raises:
+            ValueError: one is.
+        """
+        own = self._options() - set(self.defaults) - {"params"}
         for name in param_group:
             if name in own:
                 kind = type(self).__name__
@@ -61,7 +68,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         check_not_negative(**{name: param_group[name] for name in _NOT_NEGATIVE if name in param_group})
         if "betas" in param_group:
             check_betas(param_group["betas"])
-        super().add_param_group(param_group)
+
+    @classmethod
+    def _options(cls) -> set[str]:
+        """The names of what the constructor takes, those of a typed dictionary of keywords included."""
+        found = inspect.signature(cls.__init__).parameters
+        hints = [get_args(p.annotation) for p in found.values() if p.kind is p.VAR_KEYWORD]
+        return set(found) | {name for (keywords,) in filter(None, hints) for name in keywords.__annotations__}
 
     def _active(self) -> Active:
         """The parameters that have a gradient.
@@ -91,6 +104,22 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
         """
+        saved, ours = self._check_loaded(state_dict, state_dict["state"])
+        super().load_state_dict(state_dict)
+        for index, p in zip(saved, ours, strict=True):
+            state = self.state.get(p, {})
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
+                    state[key] = value.to(p.device)
+
+    def _check_loaded(
+        self, state_dict: dict[str, Any], states: Mapping[int, dict[str, Any]]
+    ) -> tuple[list[int], list[Tensor]]:
+        """Look at a saved state before it is taken; the indices in it, and the parameters that they belong to.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
         kind, groups = type(self).__name__, state_dict["param_groups"]
         for group in groups:
             missing = sorted(self._of_groups - group.keys())
@@ -102,14 +131,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
         ours = [p for group in self.param_groups for p in group["params"]]
         names = self.network.names_by_id
         for index, p in zip(saved, ours, strict=False):  # torch tells if they are not as many
-            if id(p) in names and (state := state_dict["state"].get(index)):
+            if id(p) in names and (state := states.get(index)):
                 self._check_state(names[id(p)], index, state)
-        super().load_state_dict(state_dict)
-        for index, p in zip(saved, ours, strict=True):
-            state = self.state.get(p, {})
-            for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor) and key in state and state[key].dtype != value.dtype:
-                    state[key] = value.to(p.device)
+        return saved, ours
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         """Look at the saved state of a parameter of the network.
@@ -164,69 +188,10 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def check_not_negative(**options: float) -> None:
-    """Refuse negative options.
-
-    Raises:
-        TypeError: an option is no number.
-        ValueError: an option is negative, NaN or infinite.
-    """
-    check_numbers(**options)
-    for name, value in options.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
-        if value == math.inf:
-            raise ValueError(f"{name} must be finite, got {value}")
-
-
-def check_numbers(**options: Any) -> None:
-    """Refuse options that are no numbers.
-
-    Raises:
-        TypeError: an option is none.
-    """
-    for name, value in options.items():
-        if not isinstance(value, (Real, Tensor)):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def check_bounds(**options: float | None) -> None:
-    """Refuse bounds that nothing meets.
-
-    Raises:
-        TypeError: an option is no number.
-        ValueError: an option is not positive, or NaN; None is no bound.
-    """
-    for name, value in options.items():
-        if value is None:
-            continue
-        check_numbers(**{name: value})
-        if not value > 0:
-            raise ValueError(f"{name} must be positive or None, got {value}")
-
-
-def check_counts(**options: int) -> None:
-    """Refuse what does not count anything.
-
-    Raises:
-        ValueError: an option is no whole number, or less than 1.
-    """
-    for name, value in options.items():
-        if not (isinstance(value, Integral) and value >= 1):
-            raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse decay rates outside [0, 1).
-
-    Raises:
-        ValueError: one of the two is, or no number.
-    """
-    two = (
-        isinstance(betas, Sequence) and len(betas) == 2 and all(isinstance(b, (Real, Tensor)) for b in betas)
-    )
-    if not two or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+def parameter_names(network: Network, parameters: Iterable[Tensor]) -> dict[Tensor, str]:
+    """Names in the network of those parameters that belong to it."""
+    by_id = network.names_by_id
+    return {p: by_id[id(p)] for p in parameters if id(p) in by_id}
 
 
 def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pathspace.metrics.checks import check_bounds, check_not_negative
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
@@ -24,8 +25,6 @@ from pathspace.optim.base.network_optimizer import (
     Active,
     NetworkOptimizer,
     Parameters,
-    check_bounds,
-    check_not_negative,
     evaluated,
 )
 from pathspace.optim.rules.clipping import clip_factor

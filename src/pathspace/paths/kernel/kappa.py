@@ -13,7 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
-from pathspace.paths.kernel.safe_type import Measure, Surveyed, in_safe_type
+from pathspace.paths.kernel.safe_type import Measure, Surveyed, Values, in_safe_type
 from pathspace.squared.squares import Outer, Square, dense
 
 
@@ -82,10 +82,11 @@ def surveyed_kappa(
     parameters: Mapping[str, Tensor] | None = None,
     memory: dict[str, Tensor] | None = None,
     measure: Measure | None = None,
+    seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
     """:func:`kappa_of` with outer products left as their factors, tensors that may share memory, and their bounds.
 
-    For ``measure`` see :func:`pathspace.paths.kernel.safe_type.survey`.
+    For ``measure`` and ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
 
     def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
@@ -95,7 +96,7 @@ def surveyed_kappa(
         second = pairs_term(network, given)
         return {name: dense(first[name]) + second[name] if name in second else first[name] for name in first}
 
-    return in_safe_type(network, parameters, compute, measure)
+    return in_safe_type(network, parameters, compute, measure, seen)
 
 
 def first_term(

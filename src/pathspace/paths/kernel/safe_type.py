@@ -80,6 +80,7 @@ def in_safe_type(
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
     measure: Measure | None = None,
+    seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
@@ -92,6 +93,7 @@ def in_safe_type(
         parameters: values by name; the network's own if None.
         compute: from parameters to a tensor for each of some of them.
         measure: see :func:`survey`.
+        seen: what is looked at and returned in the place of the quantities, as in the gauge of the network.
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
@@ -102,13 +104,14 @@ def in_safe_type(
     """
     source = network.parameters if parameters is None else parameters
     source = all_widened(source, network.parameters)
-    result = survey(compute(source), measure)
+    shown = (lambda values: values) if seen is None else seen
+    result = survey(shown(compute(source)), measure)
     moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: p.double() for name, p in source.items()})
-    result = survey({name: dense(value) for name, value in wide.items()}, measure)
+    result = survey(shown({name: dense(value) for name, value in wide.items()}), measure)
     worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(

@@ -1,0 +1,75 @@
+"""Options that are out of their range, refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse negative options.
+
+    Raises:
+        TypeError: an option is no number.
+        ValueError: an option is negative, NaN or infinite.
+    """
+    check_numbers(**options)
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+        if value == math.inf:
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_numbers(**options: Any) -> None:
+    """Refuse options that are no numbers.
+
+    Raises:
+        TypeError: an option is none.
+    """
+    for name, value in options.items():
+        if not isinstance(value, (Real, Tensor)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_bounds(**options: float | None) -> None:
+    """Refuse bounds that nothing meets.
+
+    Raises:
+        TypeError: an option is no number.
+        ValueError: an option is not positive, or NaN; None is no bound.
+    """
+    for name, value in options.items():
+        if value is None:
+            continue
+        check_numbers(**{name: value})
+        if not value > 0:
+            raise ValueError(f"{name} must be positive or None, got {value}")
+
+
+def check_counts(**options: int) -> None:
+    """Refuse what does not count anything.
+
+    Raises:
+        ValueError: an option is no whole number, or less than 1.
+    """
+    for name, value in options.items():
+        if not (isinstance(value, Integral) and value >= 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse decay rates outside [0, 1).
+
+    Raises:
+        ValueError: one of the two is, or no number.
+    """
+    two = (
+        isinstance(betas, Sequence) and len(betas) == 2 and all(isinstance(b, (Real, Tensor)) for b in betas)
+    )
+    if not two or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

@@ -1,0 +1,280 @@
+"""Where the two terms of the data-dependent kappa come from: the model's own call, or a second one on the same batch.
+
+Letters: kappa = path + alpha data (see ``paths.data.data_dependent``).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from pathspace.metrics.average import AVERAGED
+from pathspace.metrics.path import Form, Path, PathOptions
+from pathspace.metrics.replicas import rank_and_size
+from pathspace.network import Network
+from pathspace.paths.data.chain_shares import ChainShares, chain_shares
+from pathspace.paths.data.data_dependent import (
+    EXACT_UNITS,
+    Estimator,
+    Request,
+    Shares,
+    check_estimation,
+    in_float64,
+    kappa_shares,
+)
+from pathspace.paths.data.edge_statistics import Sharing
+from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
+from pathspace.paths.data.recurrent_shares import recurrent_shares
+from pathspace.replay.arguments import Arguments, first_examples, how_many
+from pathspace.replay.chain import ChainPass, ChainWitness, Layer, layers_of
+from pathspace.replay.follower import Summary
+from pathspace.replay.latest_batch import Found, LatestBatch, Short
+from pathspace.replay.recurrent_chain import Cell, RecurrentPass, RecurrentWitness, recurrent_chain_of
+from pathspace.replay.replay import Replay, replay
+
+_ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
+
+
+class DataOptions(PathOptions, total=False):
+    """The options of :class:`pathspace.metrics.DataDependent`, as the named optimizers take them."""
+
+    statistic: Statistic
+    sharing: Sharing
+    estimator: Estimator
+    averaging: float | None
+    seed: int
+    examples: float | None
+    watch: bool
+    process_group: Any
+
+
+class _PathOptions(TypedDict, total=False):
+    power: float
+    damping: float | None
+    refresh_every: int
+    normalization: Any
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The terms of kappa found while the model ran, and what they hold for."""
+
+    shares: Shares
+    draws: int
+    versions: tuple[tuple[int, int], ...]
+
+
+class DataTerms(Path):
+    """Base of :class:`pathspace.metrics.DataDependent`: the batch, and what it adds to kappa."""
+
+    pairs: Callable[[Network, Replay], dict[str, str]] | None = None
+    """Finds the parameters whose products with another one are wanted too."""
+
+    def __init__(
+        self,
+        alpha: float = 0.5,
+        statistic: Statistic = "second_moment",
+        *,
+        sharing: Sharing = "parameters",
+        estimator: Estimator = "auto",
+        averaging: float | None = None,
+        seed: int = 0,
+        examples: float | None = None,
+        watch: bool = True,
+        process_group: Any = "default",
+        **options: Unpack[_PathOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_options(alpha, statistic)
+        check_estimation(sharing, estimator, averaging, examples)
+        self.alpha, self.averaging, self.seed = alpha, averaging, seed
+        self.statistic: Statistic = statistic
+        self.sharing: Sharing = sharing
+        self.estimator: Estimator = estimator
+        self.examples, self.process_group, self._watch = examples, process_group, watch
+        self._source: torch.Generator | None = None
+        self._latest: LatestBatch | None = None
+
+    def bind(self, network: Network, names: Iterable[str], form: Form) -> None:
+        """Let an optimizer ask for the metric of some parameters; see :meth:`Path.bind`."""
+        super().bind(network, names, form)
+        if self._latest is None:
+            self._layers = layers_of(network)
+            self._recurrent = recurrent_chain_of(network) if self._layers is None else None
+            self._latest = self._watching(self, network, look=self._watch and self.alpha > 0)
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
+
+        Args:
+            args: what the model is called with.
+            kwargs: likewise.
+        """
+        self._batches.give(args, kwargs)
+
+    def close(self) -> None:
+        """Remove the hook by which the metric sees batches; from then on they come by :meth:`observe` alone."""
+        self._batches.remove()
+
+    @property
+    def _batches(self) -> LatestBatch:
+        if self._latest is None:
+            raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
+        return self._latest
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        if name == "process_group":
+            return value
+        if name == "_source":
+            return None
+        if name == "_latest" and value is not None:
+            return self._watching(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
+        return super()._copied(name, value, memo)
+
+    # -- what looks at the model's calls ----------------------------------------------------------------------
+
+    def _watching(self, owner: DataTerms, network: Network, *, look: bool) -> LatestBatch:
+        """What looks at the calls of a model, for this metric or for a copy of it."""
+        short: Short | None = None
+        summary: Summary = functools.partial(spread_of, statistic=self.statistic)
+        if self._layers is not None and self._is_for_chains():
+            short = functools.partial(ChainWitness, network, self._layers, summary)
+        elif self._recurrent is not None and self._is_for_recurrent_chains():
+            short = functools.partial(RecurrentWitness, network, self._recurrent)
+        hooks = owner._is_wanted, owner._how_many, owner._prepare
+        return LatestBatch(network, *hooks, summary, short, look=look)
+
+    def _is_for_chains(self) -> bool:
+        """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
+        layers = self._layers
+        if layers is None or self.sharing != "parameters":
+            return False
+        return self._draws_signs(sum(map(self._units, layers[-1:] if self.alpha == 1 else layers)))
+
+    def _is_for_recurrent_chains(self) -> bool:
+        """Whether ``recurrent_shares`` finds it."""
+        chain = self._recurrent
+        if chain is None:
+            return False
+        units = self._units(chain.readout) * (chain.steps if chain.every else 1)
+        if self.alpha < 1:
+            units += chain.steps * sum(map(self._units, chain.cells))
+        return self._draws_signs(units)
+
+    def _units(self, layer: Layer | Cell) -> int:
+        return len(self.network.parameters[layer.weight])
+
+    def _draws_signs(self, units: int) -> bool:
+        signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
+        return signs and self.pairs is None
+
+    def _is_wanted(self) -> bool:
+        """Whether the next step will need what the call that begins shows."""
+        # what a far network's own call shows belongs to another member than the step
+        names = self.state or self._forms
+        return any(map(self.is_due, names)) and not self._is_wide() and self._far() is None
+
+    def _how_many(self, count: int) -> int:
+        """How many of so many examples the metric looks at."""
+        return how_many(count, self.examples)
+
+    def _prepare(self, found: Found) -> Prepared | None:
+        """Compute the terms from what the model's own call showed."""
+        names = [n for n in self._forms if self.network.parameters[n].requires_grad]
+        draws = self._draws(self.network.parameters)
+        shares = self._from_pass(found, names, draws)
+        return None if shares is None else Prepared(shares, draws, self._versions())
+
+    def _from_pass(self, found: Found, names: Sequence[str], draws: int) -> Shares | None:
+        if isinstance(found, ChainPass):
+            if not self._is_for_chains():
+                return None  # an option was changed
+            made = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
+            return made.by_name() if isinstance(made, ChainShares) else made
+        if isinstance(found, RecurrentPass):
+            if not self._is_for_recurrent_chains():
+                return None
+            request = self._request(draws)
+            return recurrent_shares(found, request, self._generator(draws), names, self._memory)
+        return self._from_replay(found, names, draws)
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        """What changes when a parameter of the network does."""
+        return tuple((p._version, p.data_ptr()) for p in self.network.parameters.values())
+
+    # -- the terms --------------------------------------------------------------------------------------------
+
+    def _expect_batch(self) -> None:
+        if self._batches.inputs is None:
+            raise RuntimeError(
+                "the optimizer's metric has seen no batch: call the model with gradients enabled before step(), or "
+                "give the batch with observe(inputs), as is needed where torch.compile had compiled the model's code "
+                "before the optimizer was made"
+            )
+
+    def _terms(self, names: Sequence[str], draws: int) -> Shares:
+        """The terms of kappa, from the model's own call if that showed them; they may be overwritten."""
+        prepared, self._batches.prepared = self._batches.prepared, None
+        near = self.near_parameters()
+        if (
+            near is None
+            and isinstance(prepared, Prepared)
+            and (prepared.draws, prepared.versions) == (draws, self._versions())
+            and all(name in prepared.shares.data for name in names)
+        ):
+            return prepared.shares
+        again = replay(self.network, self._batch(), parameters=near)
+        if self._layers is not None and self._is_for_chains():
+            summary = functools.partial(spread_of, statistic=self.statistic)
+            seen = ChainPass.of(again, self._layers, summary)
+            shares = None if seen is None else self._from_pass(seen, names, draws)
+            if shares is not None:
+                return shares
+        return self._from_replay(again, names, draws)
+
+    def _in_float64(self, names: Sequence[str], draws: int) -> Shares:
+        self._batches.prepared = None
+        return self._from_replay(
+            in_float64(self.network, self._batch(), self.near_parameters()), names, draws, {}
+        )
+
+    def _from_replay(
+        self, found: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
+    ) -> Shares:
+        memory = self._memory if memory is None else memory
+        return kappa_shares(self.network, found, self._request(draws), self._generator(draws), names, memory)
+
+    def _batch(self) -> Arguments:
+        assert self._batches.inputs is not None
+        return first_examples(self.network, self._batches.inputs, self.examples)
+
+    def _request(self, draws: int) -> Request:
+        # an example that is left out may be the only one that uses a weight: the average has to know it
+        decay = AVERAGED if self.averaging is None else self.averaging
+        part = draws >= _ENOUGH and decay >= AVERAGED
+        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part)
+
+    def _draws(self, names: Iterable[str] | Mapping[str, Any]) -> int:
+        """How often signs were drawn."""
+        return max((self.state[name].get("draws", 0) for name in names if name in self.state), default=0)
+
+    def _is_wide(self) -> bool:
+        """Whether kappa once needed a wider type than the parameters have; it is computed in float64 from then on."""
+        averages = (state.get("data_average") for state in self.state.values())
+        wide = any(average is not None and average.dtype == torch.float64 for average in averages)
+        return wide and all(p.dtype != torch.float64 for p in self.network.parameters.values())
+
+    def _generator(self, draws: int) -> torch.Generator:
+        """What draws the signs of a refresh."""
+        device = next(iter(self.network.parameters.values())).device
+        # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
+        far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
+        if self._source is None or self._source.device != device:
+            self._source = torch.Generator(device)
+        return self._source.manual_seed((far + draws) % 2**32)

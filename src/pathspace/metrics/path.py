@@ -1,0 +1,387 @@
+"""The path metric of an optimizer: kappa in the balanced frame, normalized, damped, and kept for some steps.
+
+    D' = (kappa' / c + damping)^power                  (kappa' = f^2 kappa, see ``gauge``; c its mean)
+    D  = D' / f^2
+
+D transforms like kappa, as (s_u / s_v)^2 for an edge u -> v, so sqrt(D) w and g / sqrt(D) do not change under node-wise
+rescaling. Raw kappa has no natural unit: its mean for a recurrent matrix runs from 4e-8 to 1e2 over common starts, so a
+learning rate for g / kappa means something else for every network. With c, which rescaling does not change, it has
+about the size that it has for plain gradients on the balanced network.
+
+Letters: e an edge u -> v, f_e its gauge, c the normalizer of one parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+
+from pathspace.metrics.checks import check_counts, check_not_negative
+from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
+from pathspace.network import Network
+from pathspace.network.errors import expect_network
+from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
+from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.paths.kernel.safe_type import Surveyed, Values
+from pathspace.squared.squares import Outer
+
+Normalization = Literal["refreshed", "frozen", "none"]
+Form = Literal["inverse", "root", "balanced"]
+"""What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
+_EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
+_FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # how often f stands in it
+_KEPT = ("age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "factor")
+
+
+DAMPING = 0.01
+"""Adam's direction is as long for a weight of little kappa as for any other, and 1 / sqrt(D) is what it moves by: on
+MNIST rows PathAdam without damping was lost at a rate at which it trained with this one (docs/results/winner.md)."""
+
+
+class PathOptions(TypedDict, total=False):
+    """The options of :class:`Path`, as the named optimizers take them."""
+
+    power: float
+    damping: float | None
+    refresh_every: int
+    second_term: bool
+    normalization: Normalization
+
+
+class Path:
+    """The metric of the path norm: what an optimizer divides by, and when it is computed.
+
+    .. code-block:: text
+
+        D' = (kappa' / c + damping)^power,   kappa' = f^2 kappa,   D = D' / f^2
+
+    f is the gauge of the network, measured once, at the first step, in which kappa' does not depend on the scales of
+    the
+    weights. One object serves one network, and may serve several optimizers of its parameters with one computation.
+
+    Args:
+        power: how much of kappa is in the metric: 1 all of it; 0 none, D = 1 / f^2, which is the metric of the network
+            balanced once, at the first step.
+        damping: added to kappa in the balanced frame, as a fraction of its mean there; invariant, unlike a constant
+            added to kappa. It bounds the steps of weights on paths of little mass: in the balanced network they are at
+            most damping^-power (for Adam's and Muon's rules damping^(-power / 2)) times as long as without a metric.
+            None: 0.01, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
+        refresh_every: steps between two computations of kappa. The first ``refresh_every`` steps, when kappa moves
+            fast, compute it each. Stale values stay invariant.
+        second_term: use kappa1 + kappa2 (P16 Section 3) instead of kappa1 alone.
+        normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
+            ``"frozen"``: that of the first step, for good; ``"none"``: c = 1, the rule of the papers, whose learning
+            rate has another unit for every network. Damping is a fraction of the mean in any case.
+
+    Raises:
+        ValueError: an option is out of its range.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> metric = ps.metrics.Path(power=0.5, refresh_every=10)
+        >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, metric=metric)
+    """
+
+    def __init__(
+        self,
+        power: float = 1.0,
+        *,
+        damping: float | None = None,
+        refresh_every: int = 10,
+        second_term: bool = False,
+        normalization: Normalization = "refreshed",
+    ) -> None:
+        damping = (0.0 if normalization == "none" else DAMPING) if damping is None else damping
+        check_not_negative(power=power, damping=damping)
+        check_counts(refresh_every=refresh_every)
+        if normalization not in ("refreshed", "frozen", "none"):
+            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
+        self.power, self.damping, self.refresh_every = power, damping, refresh_every
+        self.second_term, self.normalization = second_term, normalization
+        self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
+        self._network: Network | None = None
+        self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
+        self._ahead: set[str] = set()  # computed for another optimizer, whose step has not come yet
+        self._gauges: dict[str, Gauge] = {}
+        self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
+        self._rescalings = 0
+        self.frozen = False
+
+    # -- one network ------------------------------------------------------------------------------------------
+
+    @property
+    def network(self) -> Network:
+        """The network that it belongs to.
+
+        Raises:
+            RuntimeError: no optimizer has taken it yet.
+        """
+        if self._network is None:
+            raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
+        return self._network
+
+    def bind(self, network: Network, names: Iterable[str], form: Form) -> None:
+        """Let an optimizer ask for the metric of some parameters.
+
+        Raises:
+            ValueError: the metric belongs to another network, or another optimizer has one of the parameters.
+        """
+        expect_network(network)
+        if self._network is not None and self._network is not network:
+            raise ValueError(
+                f"this {type(self).__name__} metric belongs to another network: give each network a metric of its own"
+            )
+        if self._network is None:
+            self._network, self._rescalings = network, network.rescalings["done"]
+        for name in names:
+            self._forms[name] = form
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Path:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update({name: self._copied(name, value, memo) for name, value in self.__dict__.items()})
+        return made
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        """An attribute of a copy for a copy of the network."""
+        return {} if name == "_memory" else copy.deepcopy(value, memo)
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    def advance(self, states: Mapping[str, dict[str, Any]]) -> dict[str, Tensor]:
+        """What a step of some parameters works with, in the form that was asked for; computed anew if that is due.
+
+        Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that of the weights.
+
+        Args:
+            states: by parameter name, what the optimizer keeps of it, where the metric keeps its own, too.
+
+        Raises:
+            RuntimeError: the network was rescaled after the first step, or moved to another device.
+            FloatingPointError: kappa is not finite; nothing is changed then.
+        """
+        names = list(states)
+        self.state.update(states)
+        self._check_network(names)
+        self._find_gauges(names)
+        if any(self.is_due(name) for name in names):
+            given = set(names)  # what another optimizer of the same metric is about to ask for
+            others = [n for n in self.state if n not in given and n not in self._ahead and self.is_due(n)]
+            self._refresh([*names, *others])
+            self._ahead.update(others)
+        for name in names:
+            self._ahead.discard(name)
+            self.state[name]["age"] += 1
+        return {name: self.state[name]["factor"] for name in names}
+
+    def is_due(self, name: str) -> bool:
+        """Whether the next step of a parameter needs a new metric."""
+        state = self.state.get(name)
+        if state is None or "factor" not in state:
+            return True
+        return not (self.power == 0 or self.frozen or name in self._ahead) and self._is_due_at(state["age"])
+
+    def _is_due_at(self, age: int) -> bool:
+        return age < self.refresh_every or age % self.refresh_every == 0
+
+    def gauge(self, name: str) -> Gauge:
+        """The gauge of a parameter that has taken a step."""
+        return self._gauges[name]
+
+    def near_parameters(self) -> dict[str, Tensor] | None:
+        """The parameters of the member near balance; None for a network that is not far."""
+        scales = self._far()
+        if scales is None:
+            return None
+        network = self.network
+        return near_member(network, {name: powers(network, name, scales) for name in network.parameters})
+
+    def reset(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Take other states, by parameter name, because they were loaded; they belong to the present weights."""
+        self.state = dict(states)
+        self._gauges.clear()
+        self._ahead.clear()
+        self._rescalings = self.network.rescalings["done"]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Let go of a first step that was refused: the weights may be others when it is taken."""
+        for name in names:
+            for key in _KEPT:
+                self.state[name].pop(key, None)
+            self._gauges.pop(name, None)
+
+    def _check_network(self, names: Sequence[str]) -> None:
+        done = self.network.rescalings["done"]
+        if done != self._rescalings:
+            if any("gauge_rows" in state for state in self.state.values()):
+                raise RuntimeError(
+                    "the network was rescaled after the first step of the optimizer, whose gauge and velocities belong "
+                    "to the weights before: make a new optimizer, or rescale before the first step"
+                )
+            self._rescalings = done
+        rows = next((s["gauge_rows"] for name in names if "gauge_rows" in (s := self.state[name])), None)
+        place = self.network.parameters[names[0]].device if names else None
+        if rows is not None and rows.device != place:
+            raise RuntimeError(
+                f"the parameters are on {place} and the optimizer's state is on {rows.device}: the model "
+                "was moved after the optimizer had taken steps; let the state follow with "
+                "optimizer.load_state_dict(optimizer.state_dict())"
+            )
+
+    # -- computing it -----------------------------------------------------------------------------------------
+
+    def _refresh(self, names: list[str]) -> None:
+        """Compute the metric of some parameters; the states change when all is well."""
+        new = self._begun(names)
+        try:
+            for name in names:  # so that there are never two of them in memory
+                self.state[name].pop("factor", None)
+            if self.power == 0:
+                for name in names:
+                    self.state[name]["factor"] = self._finished(name, None, 0.0)
+                return
+            found = self._kappa(names)
+        except BaseException:
+            self._forget(new)
+            raise
+        self._warn_of_unreached(names, found.measured)
+        self._set_normalizers(names, new, found.measured)
+        for name in names:
+            smallest = math.prod(low for low, _ in found.bounds[name])
+            self.state[name]["factor"] = self._finished(name, found.values[name], smallest)
+        if not any(self._is_due_at(self.state[name]["age"] + 1) for name in names):
+            self._memory.clear()  # squares are not needed until the next one
+
+    def _begun(self, names: Sequence[str]) -> list[str]:
+        """States and gauges of parameters that take their first step; their names."""
+        new = [name for name in names if "gauge_rows" not in self.state[name]]
+        if new:
+            far, network = self._far(), self.network
+            b = node_mass(network).gauge()
+            if all("gauge_rows" not in state for state in self.state.values()):
+                far = far_scales(network, b)
+            for name, gauge in gauges(network, new, b, far).items():
+                kept = {"age": 0, "gauge_rows": gauge.rows, "gauge_columns": gauge.columns}
+                self.state[name].update(kept | ({} if far is None else {"scales": far}))
+                self._gauges[name] = gauge
+        return new
+
+    def _find_gauges(self, names: Iterable[str]) -> None:
+        """The gauges of states that were loaded."""
+        for name in names:
+            state = self.state[name]
+            if name not in self._gauges and "gauge_rows" in state:
+                far = None if "scales" not in state else powers(self.network, name, state["scales"])
+                self._gauges[name] = Gauge(state["gauge_rows"], state["gauge_columns"], far)
+
+    def _far(self) -> Tensor | None:
+        """The scales of a network that was far from balance at the first step."""
+        return next((state["scales"] for state in self.state.values() if "scales" in state), None)
+
+    def _in_frame(self, values: Values) -> Values:
+        """Kappa' = F^2 kappa."""
+        own = own_memory({n: v for n, v in values.items() if not isinstance(v, Outer)})
+        return {
+            name: self._gauges[name].times(v if isinstance(v, Outer) else own[name], 2)
+            for name, v in values.items()
+        }
+
+    def _kappa(self, names: Sequence[str]) -> Surveyed:
+        """Kappa' of some parameters, and its means."""
+        return surveyed_kappa(
+            self.network,
+            names,
+            second_term=self.second_term,
+            parameters=self.near_parameters(),
+            memory=self._memory,
+            seen=self._in_frame,
+            measure=means,
+        )
+
+    def _set_normalizers(self, names: Sequence[str], new: Sequence[str], measured: Sequence[float]) -> None:
+        for name, mean in zip(names, means_of(measured, len(names)), strict=True):
+            state = self.state[name]
+            state["empty"] = mean == 0
+            if self.normalization == "refreshed" or name in new:
+                state["mean"] = mean if mean > 0 else 1.0
+            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+
+    def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
+        """Kappa' made what the optimizer works with, in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
+        gauge, form, parameter = self._gauges[name], self._forms[name], self.network.parameters[name]
+        self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
+        if kappa is None or (self.damping and self.state[name]["empty"]):
+            # without kappa, or where no path has any mass: the metric of the balanced network
+            result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
+        else:
+            result = self._power(kappa, self.state[name], self.power * _EXPONENTS[form])
+            if self.state[name]["zeros"]:
+                result.masked_fill_(result.isinf(), 0)
+        for _ in range(_FACTORS[form]):
+            gauge.times_(result)
+        if form == "root" and gauge.far is not None:
+            result = result * gauge.far
+        return _alone(result.view(parameter.shape))
+
+    def _power(self, kappa: Tensor | Outer, state: Mapping[str, Any], exponent: float) -> Tensor:
+        """(kappa' / c + damping mean / c)^exponent."""
+        c, added = state["normalizer"], self.damping * state["mean"] / state["normalizer"]
+        if isinstance(kappa, Outer):
+            rows = kappa.rows / c
+            if added:
+                start = rows.new_full((), added).expand(kappa.shape)
+                result = torch.addr(start, rows, kappa.columns)
+            else:
+                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
+        else:
+            result = kappa.div_(c)
+            if added:
+                result.add_(added)
+        if exponent == 1:
+            return result
+        if exponent == -1:
+            return result.reciprocal_()
+        return result.rsqrt_() if exponent == -0.5 else result.pow_(exponent)
+
+    def _warn_of_unreached(self, names: Sequence[str], measured: Sequence[float]) -> None:
+        """Tell of parameters whose kappa is zero but not their gradient: the loss is no function of the traced outputs.
+
+        kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did when it was traced.
+        """
+        for name, mean in zip(names, means_of(measured, len(names)), strict=True):
+            g = self.network.parameters[name].grad
+            if mean == 0 and g is not None and bool(g.count_nonzero()):
+                takes = "takes the plain step of the balanced network" if self.damping else "does not move"
+                warnings.warn(
+                    f"'{name}' {takes}: gradients reach it, but no path of the network as it was traced does. If the "
+                    "example was shorter than the data (one time step, a small image), or the model in another form, "
+                    "trace it as it is trained and make a new optimizer",
+                    stacklevel=2,
+                )
+
+
+def _alone(t: Tensor) -> Tensor:
+    """The tensor, without the rest of what it is a part of: one step of a sequence must not keep all of them."""
+    return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
+
+
+def means(values: Mapping[str, Tensor | Outer]) -> list[Tensor]:
+    """The mean of every value, as two 0-dim tensors each whose product it is."""
+    found: list[Tensor] = []
+    for value in values.values():
+        factors = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
+        found += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
+        found += [factors[0].new_ones(())] * (2 - len(factors))
+    return found
+
+
+def means_of(measured: Sequence[float], count: int) -> list[float]:
+    """The means of so many values, from what :func:`means` measured."""
+    return [measured[2 * i] * measured[2 * i + 1] for i in range(count)]

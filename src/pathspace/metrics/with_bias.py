@@ -1,0 +1,49 @@
+"""The data-dependent metric with the column of the bias, as an optimizer keeps it (O13: Ollivier 2013/2015).
+
+    M'_ii = f_i^2 M_ii / c + damping,   M'_0i = f_0 f_i M_0i / c       (see ``quasi_diagonal``)
+
+c is one number for all parameters, the mean of theirs, because the rule mixes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.metrics.data_dependent import DataDependent
+from pathspace.metrics.quasi_diagonal import biases
+
+
+class DataDependentWithBias(DataDependent):
+    """The metric of :class:`pathspace.optim.QuasiDiagonal`; options as for :class:`DataDependent`, alpha > 0."""
+
+    pairs = staticmethod(biases)
+
+    def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
+        if bias not in self._gauges:
+            return {}
+        balanced = self._gauges[name].times(cross.clone(), 1)
+        assert isinstance(balanced, Tensor)
+        rows = self._gauges[bias].rows.to(cross.dtype)
+        flat = balanced.view(balanced.shape[0], -1).mul_(rows)
+        # a state cannot hold strings
+        return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
+
+    def _set_normalizers(self, names: Sequence[str], new: Sequence[str], measured: Sequence[float]) -> None:
+        super()._set_normalizers(names, new, measured)
+        sizes = [self.network.parameters[name].numel() for name in names]
+        states = [self.state[name] for name in names]
+        c = sum(s["normalizer"] * n for s, n in zip(states, sizes, strict=True)) / max(1, sum(sizes))
+        for state in states:
+            state["normalizer"] = c
+
+    def cross(self, name: str) -> tuple[str, Tensor] | None:
+        """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""
+        state = self.state[name]
+        if "bias" not in state:
+            return None
+        bias = list(self.network.parameters)[state["bias"]]
+        return bias, torch.div(state["cross"], state["normalizer"])

@@ -1,0 +1,128 @@
+"""What the optimizers with a metric share: who takes part in a step, and what each parameter's gradient is scaled by.
+
+Letters: p parameter, g = dL/dp, D the metric (see ``metrics.path``).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.metrics import Path
+from pathspace.metrics.checks import check_bounds
+from pathspace.metrics.path import Form
+from pathspace.network import Network
+from pathspace.network.errors import expect_values
+from pathspace.optim.base.network_optimizer import (
+    Active,
+    NetworkOptimizer,
+    Parameters,
+    evaluated,
+    parameter_names,
+)
+from pathspace.squared.precision import full_precision
+
+
+class MetricOptimizer(NetworkOptimizer):
+    """Base of the optimizers that divide by a metric; a rule is the method ``_advance``.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network.
+        defaults: options that groups may have of their own.
+        metric: the metric.
+        clip_norm: largest norm of g / sqrt(D) over all parameters; None does not clip.
+    """
+
+    form: Form = "inverse"
+    """What the rule asks the metric for."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        defaults: dict[str, Any],
+        metric: Path,
+        clip_norm: float | None = None,
+    ) -> None:
+        check_bounds(clip_norm=clip_norm)
+        self.metric, self.clip_norm = metric, clip_norm
+        super().__init__(params, network, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+        """
+        super().add_param_group(param_group)
+        self._bind(self.param_groups[-1]["params"])
+
+    def _bind(self, parameters: Iterable[Tensor]) -> None:
+        """Let the metric know of parameters."""
+        names = parameter_names(self.network, parameters)
+        self.metric.bind(self.network, names.values(), self.form)
+
+    @abstractmethod
+    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
+        """Move the parameters; those without a factor are outside the network."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = evaluated(closure)
+        self.network.check_current()
+        active = self._active()
+        if active:
+            expect_values(active[0][0])
+            with full_precision(active[0][0]):
+                self._advance(active, self._factors(active))
+        return loss
+
+    def _factors(self, active: Active) -> dict[Tensor, Tensor]:
+        """What the metric gives for the parameters of the network."""
+        names = parameter_names(self.network, (p for p, _ in active))
+        if not names:
+            return {}
+        found = self.metric.advance({name: self.state[p] for p, name in names.items()})
+        return {p: found[name] for p, name in names.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
+        super().load_state_dict(state_dict)
+        self._share_states()
+
+    def _share_states(self) -> None:
+        """Let the metric look at the states that were loaded, in the place of all others."""
+        names = self.network.names_by_id
+        self.metric.reset({names[id(p)]: state for p, state in self.state.items() if id(p) in names})
+
+    def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
+        if "gauge_rows" not in state or "age" not in state:
+            raise ValueError(
+                f"this is not the state of {type(self).__name__}: that of '{name}' has no gauge, so its moments belong "
+                "to other coordinates"
+            )
+        if "kappa" in state or "kappa_rows" in state:
+            raise ValueError(
+                f"this state was saved before metrics were objects of their own: the {type(self).__name__} of that "
+                "version kept other quantities; load its weights into the model and start a new optimizer"
+            )
+        super()._check_state(name, index, state)

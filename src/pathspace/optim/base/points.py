@@ -1,0 +1,97 @@
+"""Which of the tensors that a rule keeps are points in its coordinates, and move with them when the metric changes.
+
+A point u of the coordinates stands for the weight r u. With another r it stands for the same weight as u r_old / r_new.
+What is made of gradients stays as it is: it belongs to directions that no rescaling changes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_NONE = frozenset(
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adagrad",
+        "RMSprop",
+        "Adadelta",
+        "Adafactor",
+        "Rprop",
+        "LBFGS",
+        "Muon",
+        "MuonAdamW",
+        "SOAP",
+        "Lion",
+    ]
+)
+_POINTS = {
+    "ASGD": ("ax",),
+    "Prodigy": ("p0",),
+    "AdamWScheduleFree": ("z",),
+    "SGDScheduleFree": ("z",),
+    "RAdamScheduleFree": ("z",),
+    "ScheduleFreeAdamW": ("z",),
+    "ScheduleFreeSGD": ("z",),
+    "ScheduleFreeRAdam": ("z",),
+}
+
+
+def points_of(rule: Optimizer, given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of the points in a rule's state; None where nobody knows."""
+    if given is not None:
+        return tuple(given)
+    kinds = [kind.__name__ for kind in type(rule).__mro__ if kind is not Optimizer]
+    for kind in kinds:
+        if kind in _POINTS:
+            return _POINTS[kind]
+    return () if _NONE & set(kinds) else None
+
+
+def frozen_because(rule: Optimizer) -> None:
+    """Say that the metric will not change."""
+    kind = type(rule).__name__
+    warnings.warn(
+        f"it is not known whether {kind} keeps points of parameter space, which would have to move when the metric "
+        "changes: the metric of the first step is kept for good. Say points=() if it keeps none, or name those in its "
+        "state, as points=('z',)",
+        stacklevel=3,
+    )
+
+
+def move_points_(
+    rule: Optimizer,
+    points: Sequence[str],
+    shadows: Mapping[Tensor, nn.Parameter],
+    before: Mapping[Tensor, Tensor | None],
+    after: Mapping[Tensor, Tensor],
+) -> None:
+    """Points u become u r_old / r_new.
+
+    Raises:
+        RuntimeError: a point has not the size of its parameter.
+    """
+    for p, new in after.items():
+        old, state = before.get(p), rule.state.get(shadows[p], {})
+        if old is None or old is new:
+            continue
+        ratio = torch.where(new == 0, 1.0, old / new)
+        for key in points:
+            point = state.get(key)
+            if point is None:
+                continue
+            if point.numel() != ratio.numel():
+                raise RuntimeError(
+                    f"'{key}' of {type(rule).__name__} holds {point.numel()} of {ratio.numel()} elements of a "
+                    "parameter, and cannot follow the metric: let it keep all (slice_p=1), or use "
+                    "metric=pathspace.metrics.Balanced()"
+                )
+            point.mul_(ratio.view(point.shape).to(point.dtype))

@@ -1,0 +1,336 @@
+"""Invariant: any optimizer, made blind to how the weights of a network are scaled.
+
+With a metric D that transforms like kappa, as (s_u / s_v)^2 for an edge u -> v, the coordinates
+
+    u = sqrt(D) w        dL/du = g / sqrt(D)
+
+transform as a weight times an inverse weight: rescaling does not change them. Any rule of training, however it mixes
+the entries of a matrix, is therefore invariant if it is handed u and dL/du and its step du is mapped back, dw = du /
+sqrt(D).
+
+Letters: w parameter, g = dL/dw, D metric, r = 1 / sqrt(D), u coordinates, h = dL/du.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pathspace.metrics import Path
+from pathspace.network import Network
+from pathspace.network.errors import expect_values
+from pathspace.optim.base.coordinates import Entry, as_shadow, seen_from_zero, squared_norm, through
+from pathspace.optim.base.metric_optimizer import MetricOptimizer
+from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated
+from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.points import frozen_because, move_points_, points_of
+from pathspace.optim.rules.clipping import clip_factor
+from pathspace.paths.kernel.norm import widened
+from pathspace.squared.precision import full_precision
+
+_SIGNS = frozenset(
+    {"Rprop", "Lion", "SignSGD", "Tiger"}
+)  # for which a gradient lost in rounding is as large as any
+
+
+class Invariant(MetricOptimizer):
+    r"""An optimizer in coordinates that node-wise rescaling of the network does not change.
+
+    .. code-block:: text
+
+        u = sqrt(D) w;   h = g / sqrt(D);   du = step of the rule on (u, h);   w = w + du / sqrt(D)
+
+    D is the metric (see :class:`pathspace.metrics.Path`). Two networks that differ by a node-wise rescaling stay so,
+    step by step: bitwise, if the factors are powers of two. The step is mapped back, not the point: where the rule does
+    not move u, as with lr = 0, every weight keeps its bits. ``param_groups`` are the rule's own, so schedulers act on
+    it; its state is ``optimizer.rule.state``, by coordinates. When D changes, what a rule knows of gradients stays
+    as it
+    is, and points that it keeps (the mean of ASGD, z of schedule-free rules, the start of Prodigy) move with the
+    coordinates.
+
+    Rules that evaluate a closure several times (LBFGS, SAM) get one that goes through the weights, with D held during
+    the step. Schedule-free rules have their ``train()`` and ``eval()`` here, too.
+
+    Parameters that do not belong to the network take the plain rule.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        rule: the class of an optimizer, or a function that makes one of param groups: ``torch.optim.AdamW``.
+        metric: the metric; None: ``pathspace.metrics.Path()``. One object may serve several optimizers of parameters
+            of one network, with one computation.
+        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. The norm does not
+            depend on the scaling of the weights, as that of ``torch.nn.utils.clip_grad_norm_`` does.
+        points: names in the rule's state of tensors that are points, not gradients, where the library does not know
+            the rule. If it does not and nothing is given, the metric of the first step is kept for good.
+        options: those of the rule.
+
+    Raises:
+        ValueError: an option is out of its range, or no parameter belongs to the network.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    form = "root"
+    matrices = False
+    """Whether the rule sees a parameter of more than two dimensions as the matrix of its rows."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        rule: Callable[..., Optimizer],
+        *,
+        metric: Path | None = None,
+        clip_norm: float | None = None,
+        points: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.rule: Optimizer | None = None
+        self._shadows: dict[Tensor, nn.Parameter] = {}
+        self._known: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
+        super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
+        groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
+        self.rule = rule(groups, **_with_fused_kernels(rule, options))
+        self._points = points_of(self.rule, points)
+        if self._points is None:
+            self.metric.frozen = True
+            frozen_because(self.rule)
+        self.defaults = self.rule.defaults
+        self._of_groups = frozenset(self.rule.defaults)
+        for group in self.param_groups:
+            self._check_group(group)
+        self._adopt_groups()
+
+    # -- the rule and its groups --------------------------------------------------------------------------------
+
+    def _shadows_of(self, parameters: Sequence[Tensor]) -> list[nn.Parameter]:
+        """The tensors that the rule trains in the place of some parameters; their values are set at every step."""
+        for p in parameters:
+            if p not in self._shadows:
+                self._shadows[p] = as_shadow(p, matrix=self.matrices)
+        return [self._shadows[p] for p in parameters]
+
+    def _adopt_groups(self) -> None:
+        """Let the groups be the rule's own dicts, with the parameters of the model in them."""
+        assert self.rule is not None
+        of_shadow = {shadow: p for p, shadow in self._shadows.items()}
+        for group in self.rule.param_groups:
+            group["params"] = [of_shadow[shadow] for shadow in group["params"]]
+        self.param_groups = self.rule.param_groups
+
+    @contextmanager
+    def _rule_at_work(self) -> Iterator[Optimizer]:
+        """The rule, with its own coordinates in the groups."""
+        assert self.rule is not None
+        for group in self.rule.param_groups:
+            group["params"] = self._shadows_of(group["params"])
+        try:
+            yield self.rule
+        finally:
+            self._adopt_groups()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+        """
+        if self.rule is None:  # while this is made
+            super().add_param_group(param_group)
+            return
+        self._check_group(param_group)
+        own = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
+        known = {p for group in self.param_groups for p in group["params"]}
+        if known & set(own["params"]):
+            raise ValueError("some parameters appear in more than one parameter group")
+        with self._rule_at_work() as rule:
+            rule.add_param_group({**own, "params": self._shadows_of(own["params"])})
+        self._bind(own["params"])
+
+    def _check_group(self, param_group: dict[str, Any]) -> None:
+        if self.rule is not None:  # which knows what options there are
+            super()._check_group(param_group)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        assert self.rule is not None
+        several = closure if _evaluates(self.rule) else None
+        loss = None if several is not None else evaluated(closure)
+        self.network.check_current()
+        if several is not None and not self._active():
+            evaluated(several)
+        active = self._active()
+        if not active:
+            return loss
+        expect_values(active[0][0])
+        with full_precision(active[0][0]):
+            before = {p: self.state[p].get("factor") for p, _ in active} if self._points else {}
+            factors = self._factors(active)
+            if before:
+                move_points_(self.rule, self._points or (), self._shadows, before, factors)
+            entries = self._entries(active, factors)
+            with self._rule_at_work() as rule:
+                if several is None:
+                    self._let_step(rule, entries)
+                else:
+                    for entry in entries:
+                        entry.put()
+                    loss = rule.step(through(entries, several))
+                    for entry in entries:
+                        entry.map_back(from_zero=False)
+        return loss
+
+    def _let_step(self, rule: Optimizer, entries: list[Entry]) -> None:
+        """One step of a rule from the gradients at hand."""
+        masked = type(rule).__name__ in _SIGNS
+        for entry in entries:
+            entry.read_gradient(masked=masked)
+        if self.clip_norm is not None:
+            factor = clip_factor(squared_norm(entries), self.clip_norm)
+            for entry in entries if factor != 1 else ():
+                assert entry.shadow.grad is not None
+                entry.shadow.grad.mul_(factor)
+        with seen_from_zero(rule) as decay:
+            for entry in entries:
+                if decay is None:
+                    entry.put()
+                else:
+                    entry.put_zero(decay(entry.shadow))
+            rule.step()
+        for entry in entries:
+            entry.map_back(from_zero=decay is not None)
+
+    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
+        raise NotImplementedError  # the rule's own step takes its place
+
+    def _entries(self, active: Active, factors: dict[Tensor, Tensor]) -> list[Entry]:
+        """The parameters with a gradient; the rule finds no gradient of the others."""
+        moved = {p for p, _ in active}
+        for p, shadow in self._shadows.items():
+            if p not in moved:
+                shadow.grad = None
+        return [self._entry(p, factors.get(p)) for p, _ in active]
+
+    def _entry(self, p: Tensor, r: Tensor | None) -> Entry:
+        entry = self._known.get(p)
+        if entry is None or not entry.is_current:
+            entry = self._known[p] = Entry(p, self._converted(p))
+        entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
+        return entry
+
+    def _converted(self, p: Tensor) -> nn.Parameter:
+        """The coordinates of a parameter in its present type, and what the rule keeps of them."""
+        assert self.rule is not None
+        shadow, dtype = self._shadows[p], widened(p).dtype
+        if shadow.dtype != dtype:
+            state = self.rule.state.get(shadow, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
+                    state[key] = value.to(dtype)
+            shadow.grad, shadow.data = None, shadow.data.to(dtype)
+        return shadow
+
+    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
+        return {} if name == "_known" else super()._copied(name, value, memo)
+
+    # -- schedule-free rules --------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Let a schedule-free rule put the weights where gradients are taken; nothing for other rules."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Let a schedule-free rule put the weights where the model is to be used; nothing for other rules."""
+        self._switch("eval")
+
+    @torch.no_grad()
+    def _switch(self, method: str) -> None:
+        if not callable(getattr(self.rule, method, None)):
+            return
+        known = [(p, self.state[p].get("factor")) for p in self._shadows]
+        names = self.network.names_by_id
+        entries = [self._entry(p, r) for p, r in known if r is not None or id(p) not in names]
+        for entry in entries:
+            entry.put()
+        with self._rule_at_work() as rule:
+            getattr(rule, method)()
+        for entry in entries:
+            entry.map_back(from_zero=False)
+
+    # -- states -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rule's state and the metric's, by parameter; see ``torch.optim.Optimizer.state_dict``."""
+        with self._rule_at_work() as rule:
+            packed = rule.state_dict()
+        state = {index: dict(kept) for index, kept in packed["state"].items()}
+        for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
+            own = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
+            if own:
+                state.setdefault(index, {}).update(own)
+        return {**packed, "state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
+
+        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
+
+        Raises:
+            ValueError: it is the state of another rule, or of parameters of other shapes.
+        """
+        ours: dict[int, dict[str, Any]] = {}
+        rules: dict[int, dict[str, Any]] = {}
+        for index, kept in state_dict["state"].items():
+            ours[index] = {k.removeprefix(_OURS): v for k, v in kept.items() if k.startswith(_OURS)}
+            rules[index] = {k: v for k, v in kept.items() if not k.startswith(_OURS)}
+        self._check_loaded(state_dict, ours)
+        with self._rule_at_work() as rule:
+            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
+            saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        self.state.clear()
+        for index, p in zip(saved, (p for group in self.param_groups for p in group["params"]), strict=True):
+            if ours.get(index):
+                self.state[p] = {
+                    k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
+                }
+        self._share_states()
+
+
+_OURS = "metric_"
+
+
+def _with_fused_kernels(rule: Callable[..., Optimizer], options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a rule of torch that has kernels for whole steps: these take them, unless others were asked for."""
+    own = rule in (Adam, AdamW, SGD)
+    asked = options.keys() & {"fused", "foreach", "capturable", "differentiable"}
+    return {**options, "fused": True} if own and not asked else options
+
+
+def _evaluates(rule: Optimizer) -> bool:
+    """Whether a rule evaluates the loss several times a step."""
+    name = type(rule).__name__
+    return name == "LBFGS" or name.endswith("SAM")

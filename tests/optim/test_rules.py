@@ -1,0 +1,96 @@
+"""The plain rules that torch does not have, or not as one: SOAP, and Muon with AdamW."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.soap import SOAP
+
+
+def network():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    return model, torch.randn(16, 5, dtype=torch.float64)
+
+
+def trained(model, inputs, make, sign=1.0):
+    model = copy.deepcopy(model)
+    optimizer = make(model)
+    for _ in range(12):
+        optimizer.zero_grad()
+        (sign * model(inputs).square().mean()).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("plain", "invariant"), [(SOAP, ps.optim.PathSOAP), (MuonAdamW, ps.optim.PathMuon)])
+def test_the_plain_rule_is_the_invariant_one_where_the_metric_is_one(plain, invariant):
+    model, inputs = network()
+
+    def outside(model):
+        # a network beside the model: all parameters of the model take the rule with D = 1
+        other = nn.Linear(2, 2).double()
+        traced = ps.trace(other, torch.zeros(1, 2, dtype=torch.float64))
+        return invariant([*model.parameters(), *other.parameters()], traced, lr=0.01, weight_decay=0.1)
+
+    same = {"precondition_frequency": 40} if plain is SOAP else {}
+    one = trained(model, inputs, lambda m: plain(m.parameters(), 0.01, weight_decay=0.1, **same))
+    other = trained(model, inputs, outside)
+    for p, q, start in zip(one, other, model.parameters(), strict=True):
+        assert_close(p, q, rtol=0, atol=1e-12)
+        assert not torch.allclose(p, start)
+
+
+def test_muon_is_torchs_on_matrices_and_adamw_on_vectors():
+    model, inputs = network()
+    ours = trained(model, inputs, lambda m: MuonAdamW(m.parameters(), 0.01, weight_decay=0.1, momentum=0.9))
+
+    def theirs(m):
+        matrices, vectors = ([p for p in m.parameters() if (p.dim() == 2) is kind] for kind in (True, False))
+        muon = torch.optim.Muon(
+            matrices, lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        )
+        adam = torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.1)
+
+        class Both:
+            def zero_grad(self):
+                m.zero_grad()
+
+            def step(self):
+                muon.step()
+                adam.step()
+
+        return Both()
+
+    assert_close(ours, trained(model, inputs, theirs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", [SOAP, MuonAdamW])
+def test_maximizing_the_negative_is_minimizing(rule):
+    model, inputs = network()
+    down = trained(model, inputs, lambda m: rule(m.parameters(), 0.01))
+    up = trained(model, inputs, lambda m: rule(m.parameters(), 0.01, maximize=True), sign=-1.0)
+    assert_close(down, up, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", [SOAP, MuonAdamW])
+def test_rules_resume_exactly(rule):
+    model, inputs = network()
+    other, optimizer = copy.deepcopy(model), None
+    whole = rule(model.parameters(), 0.01)
+    for step in range(8):
+        if step == 4:
+            other.load_state_dict(model.state_dict())
+            optimizer = rule(other.parameters(), 0.01)
+            optimizer.load_state_dict(copy.deepcopy(whole.state_dict()))
+        for m, o in ((model, whole), (other, optimizer)):
+            if o is not None:
+                o.zero_grad()
+                m(inputs).square().mean().backward()
+                o.step()
+    assert_close(list(model.parameters()), list(other.parameters()), rtol=0, atol=0)
