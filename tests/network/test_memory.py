@@ -125,6 +125,142 @@ def test_follows_writes_into_shared_memory(function, shape):
     assert network.num_classes > 0
 
 
+ZEROS = torch.zeros(4, **DOUBLE)
+
+
+def times_zeros(m, x):
+    h = m.a(x).relu()
+    h.mul_(ZEROS)
+    return m.out(h)
+
+
+def times_zeros_by_an_operator(m, x):
+    h = m.a(x).relu()
+    h *= ZEROS
+    return m.out(h.relu() + m.b(x).relu())
+
+
+def a_view_times_zeros(m, x):
+    h = m.a(x).relu()
+    h[:, :3].mul_(ZEROS[:3])
+    return m.out(h)
+
+
+def a_view_times_zero(m, x):
+    h = m.a(x).relu()
+    h[:, :3].mul_(0)
+    return m.out(h)
+
+
+def the_owner_times_zeros(m, x):
+    h = m.a(x).relu()
+    seen = h[:, 1:3]
+    h *= torch.tensor([1.0, 1.0, 0.0, 0.0], **DOUBLE)
+    return m.out(torch.cat([seen, h[:, :2]], 1))
+
+
+def zeros_times_units(m, x):
+    h = m.a(x).relu()
+    y = torch.zeros_like(h)
+    y.mul_(h)
+    return m.out(y + m.b(x).relu())
+
+
+def plus_zeros(m, x):
+    h = m.a(x).relu()
+    h[:, :2].add_(ZEROS[:2])
+    return m.out(h)
+
+
+def divided_by_infinities(m, x):
+    h = m.a(x).relu()
+    h[:, 1:].div_(torch.full((3,), torch.inf, **DOUBLE))
+    return m.out(h)
+
+
+def zeros_assigned(m, x):
+    h = m.a(x).relu()
+    h[:, [0, 2]] = 0
+    h[:, 1:2] = ZEROS[:1]
+    return m.out(h)
+
+
+def masked_with_zeros(m, x):
+    h = m.a(x).relu()
+    h[:, 1:].masked_fill_(torch.tensor([True, False, True]), 0.0)
+    return m.out(h)
+
+
+def indices_changed_after_a_read(m, x):
+    h, places = m.a(x).relu(), torch.arange(4)
+    moved = h[:, places]
+    places.zero_()
+    return m.out(moved)
+
+
+def indices_changed_after_a_write(m, x):
+    h, places = m.a(x).relu(), torch.tensor([0, 1])
+    h[:, places] = m.b(x)[:, 2:].relu()
+    places += 2
+    return m.out(h)
+
+
+def indices_changed_after_a_gather(m, x):
+    h = m.a(x).relu()
+    places = torch.arange(4).repeat(len(h), 1)
+    moved = h.gather(1, places)
+    places.zero_()
+    return m.out(moved)
+
+
+ZEROS_WRITTEN = [
+    times_zeros, times_zeros_by_an_operator, a_view_times_zeros, a_view_times_zero, the_owner_times_zeros,
+    zeros_times_units, plus_zeros, divided_by_infinities, zeros_assigned, masked_with_zeros,
+    indices_changed_after_a_read, indices_changed_after_a_write, indices_changed_after_a_gather,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ZEROS_WRITTEN, ids=lambda item: item.__name__)
+def test_writes_of_zeros_and_changed_indices_are_those_of_the_model(function):
+    """The constants are zeros and ones, so the model itself on squared weights and ones is the squared network."""
+    torch.manual_seed(0)
+    model, x = Model(function), torch.randn(2, 3, **DOUBLE)
+    network = ps.trace(model, x)
+    before = model(x)
+    squares = {name: p.detach().square() for name, p in model.named_parameters()}
+
+    def mass(**changed):
+        ones = torch.ones(1, 3, **DOUBLE)
+        with torch.no_grad():
+            return torch.func.functional_call(model, squares | changed, (ones,)).sum()
+
+    total = mass()
+    assert ps.paths.squared_path_norm(network).item() == pytest.approx(total.item(), rel=1e-12)
+    for name, kappa in ps.paths.kappa(
+        network
+    ).items():  # no path has a weight twice: the mass is linear in each
+        q, unit = squares[name], torch.eye(kappa.numel(), **DOUBLE)
+        slopes = torch.stack([mass(**{name: q + one.reshape(q.shape)}) - total for one in unit])
+        torch.testing.assert_close(kappa.flatten(), slopes, rtol=1e-10, atol=1e-12, msg=name)
+    paths = ps.paths.enumerate_paths(network)
+    known = (paths.factor * paths.values(network.parameters)).square().sum().item()
+    assert known == pytest.approx(total.item(), rel=1e-12)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(x), before)
+    assert ps.paths.data_dependent_norm(network, x, alpha=0.5).item() > 0
+
+
+def test_refuses_a_view_of_what_a_softmax_was_written_into():
+    def careless(m, x):
+        h = m.a(x).relu()
+        seen = h[:, :2]
+        h.mul_(h.softmax(1))
+        return m.out(torch.cat([seen, seen], 1))
+
+    with pytest.raises(ps.UntraceableError, match=r"'mul_'.*shares memory"):
+        ps.trace(Model(careless), torch.randn(2, 3, **DOUBLE))
+
+
 def test_refuses_to_guess_whether_memory_is_shared():
     """``reshape`` copies or not, depending on how the values lie in memory."""
 
@@ -138,10 +274,34 @@ def test_refuses_to_guess_whether_memory_is_shared():
         ps.trace(Model(guess), torch.randn(2, 3, **DOUBLE))
 
 
-def test_refuses_to_change_a_parameter():
+CHANGES = {
+    "a row": lambda w: w[0].mul_(0.5),
+    "all of it": lambda w: w.mul_(0.5),
+    "its data": lambda w: w.data.mul_(0.5),
+    "by zeros": lambda w: w.mul_(torch.zeros(3, **DOUBLE)),
+    "elements": lambda w: w.__setitem__((0, slice(None)), 0.0),
+    "masked": lambda w: w.masked_fill_(torch.eye(4, 3).bool(), 0.0),
+    "relu": lambda w: torch.relu_(w),
+    "relu by an option": lambda w: torch.nn.functional.relu(w, inplace=True),
+    "clamped": lambda w: w.clamp_(min=0),
+    "through the same type": lambda w: w.to(torch.float64).mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_refuses_to_change_a_parameter(change):
     def careless(m, x):
-        m.a.weight[0].mul_(0.5)
+        CHANGES[change](m.a.weight)
         return m.out(m.a(x).relu())
 
-    with pytest.raises(ps.UntraceableError, match="parameter in place"):
+    with pytest.raises(ps.UntraceableError, match=r"changes the parameter 'a\.weight' in place"):
         ps.trace(Model(careless), torch.randn(2, 3, **DOUBLE))
+
+
+def test_a_copy_of_a_parameter_may_be_changed():
+    model = Model(lambda m, x: m.out(torch.nn.functional.linear(x, m.a.weight.clone().mul_(2.0)).relu()))
+    network = ps.trace(model, torch.randn(2, 3, **DOUBLE))
+    squares = {name: p.detach().square() for name, p in model.named_parameters()}
+    hidden = 4 * squares["a.weight"].sum(1)
+    expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum().item()
+    assert ps.paths.squared_path_norm(network).item() == pytest.approx(expected)

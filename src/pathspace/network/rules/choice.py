@@ -110,7 +110,7 @@ def masked_fill(
 ) -> Tensor:
     """Some elements replaced by a number."""
     out = where(recorder, name, func, mask, value, input)
-    return recorder.write(name, input, out) if name.endswith("_") else out
+    return recorder.write(input, out) if name.endswith("_") else out
 
 
 def pool_with_indices(

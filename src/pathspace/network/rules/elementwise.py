@@ -55,6 +55,7 @@ def unchanged(
     position = _INPLACE_ARGUMENT.get(name, 2)
     inplace = kwargs.get("inplace", len(args) > position and args[position])
     if name.endswith("_") or inplace:
+        recorder.check_write(name, input)
         return recorder.bind(input, value)
     fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
     return recorder.bind(fresh, apart(value))
@@ -190,7 +191,10 @@ def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y:
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else number(constant)
-        if not bool(constant.any()) and constant.numel() > 1:  # nothing but zeros: the start of a recurrence
+        weighs = recorder.value(traced).kind == "parameter" and name not in _IN_PLACE
+        if (
+            weighs and constant.numel() > 1 and not bool(constant.any())
+        ):  # a gain at the start of a recurrence
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
@@ -259,7 +263,10 @@ def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constan
         g = gradients[0]
         return [sum_over_repeats(squared(g), inputs[0].shape) if g is not None and needed[0] else None]
 
-    labels = value.labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
+    labels = value.labels
+    if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
+        labels = torch.tensor(WILD)
+    labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
     return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind, pullback=pullback)
 
 
@@ -309,7 +316,7 @@ def finish(
         parameter=parameter,
         pullback=pullback,
     )
-    return recorder.write(name, operands[0], out) if name in _IN_PLACE else out
+    return recorder.write(operands[0], out) if name in _IN_PLACE else out
 
 
 _COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"

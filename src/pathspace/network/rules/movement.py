@@ -34,6 +34,11 @@ def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
         return pytree.tree_map(lambda t: t.round().long(), moved)
 
 
+def as_now(arguments: Any) -> Any:
+    """Arguments as they are now: the squared network is run later, when the model may have changed its indices."""
+    return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), arguments)
+
+
 def move_one(
     recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
@@ -45,6 +50,7 @@ def move_one(
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
             recorder.refuse(name, "it reads the bits of a number as another type")
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
+    args, kwargs = as_now((args, kwargs))
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
         dims = tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)
         args = (dims,)
@@ -238,6 +244,7 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     if _reads_traced(recorder, index):
         _write_masked(recorder, name, x, index, item)
         return
+    index = as_now(index)
     # a parameter that is written among activations is made of edges from the bias node
     source = (
         recorder.as_units(item) if isinstance(item, Tensor) else recorder.value(torch.tensor(float(item)))
@@ -271,7 +278,7 @@ def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any
     wide = mask
     for _ in range(x.dim() - mask.dim()):
         wide = recorder.apply("unsqueeze", torch.Tensor.unsqueeze, wide, -1)
-    recorder.write(name, x, recorder.apply("where", torch.where, wide, item, x))
+    recorder.write(x, recorder.apply("where", torch.where, wide, item, x))
 
 
 _ONE = (

@@ -131,6 +131,13 @@ class Interpreter(TorchFunctionMode):
         if name in READS:
             self.recorder.refuse(name, *_explain(name))
         refusal = next((v.refusal for v in values if v.refusal is not None), None)
+        target = self.recorder.known(args[0]) if self._writes(name) else None
+        if target is not None and target.memory.members > 1:
+            self.recorder.refuse(
+                name,
+                "it writes what no parameter may use any more into a tensor that shares memory with another one",
+                "Write the result into a new tensor",
+            )
         return output.ending(self.recorder, func, args, kwargs, values, refusal)
 
     def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -168,17 +175,14 @@ class Interpreter(TorchFunctionMode):
     @staticmethod
     def _writes(name: str) -> bool:
         """Whether a function changes its first argument."""
-        return (
-            name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or name in AUGMENTED
-        )
+        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
 
     def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
-        """Refuse writing into a constant in ways that would leave the traced value unknown."""
-        if (
-            not self._writes(name)
-            or not isinstance(args[0], Tensor)
-            or self.recorder.known(args[0]) is not None
-        ):
+        """Refuse writing into a parameter, or into a constant in ways that would leave the traced value unknown."""
+        if not self._writes(name) or not isinstance(args[0], Tensor):
+            return
+        if self.recorder.known(args[0]) is not None:
+            self.recorder.check_write(name, args[0])
             return
         if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
             self.recorder.refuse(

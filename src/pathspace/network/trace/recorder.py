@@ -91,17 +91,27 @@ class Recorder:
         if kind == "parameter":
             self.uses.shapes[name] = tensor.shape
             index = self.uses.index_of(tensor.shape)
-            return self.bind(tensor, Value(slot, index, "parameter", name))
+            value = Value(slot, index, "parameter", name)
+            value.memory.parameter = name
+            return self.bind(tensor, value)
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
         return self.bind(tensor, Value(slot, fixed, kind, name, batch))
 
-    def write(self, name: str, target: Tensor, made: Tensor) -> Tensor:
+    def check_write(self, name: str, target: Tensor) -> None:
+        """Refuse writing into the memory of a parameter: every forward pass would change it once more."""
+        known = self.known(target)
+        if known is not None and known.memory.parameter:
+            self.refuse(
+                name,
+                f"it changes the parameter '{known.memory.parameter}' in place",
+                "Write the result into a new tensor",
+            )
+
+    def write(self, target: Tensor, made: Tensor) -> Tensor:
         """From now on ``target`` holds what ``made`` does, and whatever shares its memory shows it."""
         old, new = self.value(target), self.value(made)
         if old.memory.members == 1:
             return self.bind(target, new)
-        if old.kind == "parameter":
-            self.refuse(name, "it changes a parameter in place", "Write the result into a new tensor")
         memory = old.memory
         memory.write(None if old.view is None else memory.elements(old.view), new)
         return self.bind(target, replace(new, memory=memory, view=old.view, version=memory.version))
@@ -110,7 +120,7 @@ class Recorder:
         """Some elements of a tensor that shares memory hold something else from now on."""
         old = self.value(target)
         view = old.view
-        if old.kind == "parameter" or view is None:
+        if view is None:
             self.refuse(
                 name, "it writes into a tensor that may share memory with another one", "Write into a clone()"
             )

@@ -30,13 +30,15 @@ class Memory:
         owner: the value of all of it, up to the writes that are pending.
         pending: (elements, their new value) for each write since.
         unsure: the last write through a view that may have been a copy.
+        parameter: name of the parameter that lives there; empty for none.
     """
 
-    __slots__ = ("_last_write", "members", "owner", "pending", "unsure", "version")
+    __slots__ = ("_last_write", "members", "owner", "parameter", "pending", "unsure", "version")
 
     def __init__(self) -> None:
         self.members, self.version, self.unsure = 1, 0, 0
         self.owner: Value | None = None
+        self.parameter = ""
         self.pending: list[tuple[Tensor, Value]] = []
         self._last_write: Tensor | None = None  # of every element
 
