@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
+from oracles.squared import Oracle
 from pathspace.paths.kernel.kappa import first_term
 from pathspace.squared import repeated
 from pathspace.squared.repeated import Gather, Windows, columns, often, summed, summed_back
@@ -149,3 +150,46 @@ def test_kappa_may_take_the_place_of_the_square(shared):
     of_squares = {name for name, square in memory.items() if square.data_ptr() == found[name].data_ptr()}
     assert "0.weight" in of_squares
     assert ("2.weight" in of_squares) is not shared  # read twice, its square is needed until the end
+
+
+R = nn.ReLU
+READ_LAST = {
+    "no bias": (lambda: (nn.Conv2d(2, 1, 2), nn.Linear(3, 4, bias=False)), (2, 3, 4)),
+    "bias": (lambda: (nn.Conv2d(2, 3, 2), R(), nn.Linear(3, 4)), (2, 3, 4)),
+    "length, no bias": (lambda: (nn.Conv1d(2, 3, 2), R(), nn.Linear(5, 4, bias=False)), (2, 6)),
+    "length": (lambda: (nn.Conv1d(2, 3, 2), R(), nn.Linear(5, 4)), (2, 6)),
+    "flattened": (lambda: (nn.Conv1d(2, 3, 2), R(), nn.Linear(5, 4, bias=False), nn.Flatten()), (2, 6)),
+    "two": (lambda: (nn.Conv1d(2, 3, 2), R(), nn.Linear(5, 4, bias=False), R(), nn.Linear(4, 2)), (2, 6)),
+    "padded": (lambda: (nn.Conv2d(1, 3, 3, padding=1), R(), nn.Linear(8, 4, bias=False)), (1, 8, 8)),
+    "nothing after": (lambda: (nn.Conv2d(1, 3, 3, padding=1), R()), (1, 8, 8)),
+    "transposed": (lambda: (nn.ConvTranspose2d(2, 1, 2), R(), nn.Linear(5, 4, bias=False)), (2, 3, 4)),
+    "pooled": (
+        lambda: (nn.Conv2d(1, 3, 3, padding=1), R(), nn.MaxPool2d(2), nn.Linear(4, 4, bias=False)),
+        (1, 8, 8),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_LAST)
+def test_a_linear_map_may_read_the_last_dimension_of_a_convolution(name):
+    layers, shape = READ_LAST[name]
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*layers()).double(), torch.randn(2, *shape, dtype=torch.float64)
+    network, oracle = ps.trace(model, x), Oracle(model, x[:1])
+    assert_close(ps.paths.squared_path_norm(network).detach(), oracle.squared_path_norm())
+    assert_close(dict(ps.paths.kappa(network)), oracle.kappa1())
+    assert_close(dict(ps.paths.kappa(network, second_term=True)), oracle.kappa())
+    before = model(x)
+    ps.rescaling.balance_(network, x)
+    assert_close(model(x), before)
+    model(x).square().mean().backward()
+    old = {key: p.detach().clone() for key, p in model.named_parameters()}
+    kappa = Oracle(model, x[:1]).kappa1()
+    ps.optim.PathSGD(model.parameters(), network, lr=0.01, path_decay=0.0).step()
+    for key, p in model.named_parameters():
+        assert p.grad is not None
+        moved = p.grad != 0
+        # w - eta g / kappa, eta by the normalizer of the network alike for all
+        quotient = ((old[key] - p.detach()) * kappa[key] / p.grad)[moved]
+        assert bool(moved.any())
+        assert_close(quotient, quotient[:1].expand_as(quotient), rtol=1e-6, atol=0)

@@ -278,11 +278,11 @@ class Tape:
         self, instruction: Instruction, slots: dict[int, Any], active: frozenset[int], last: frozenset[int]
     ) -> Any:
         """Fill an instruction's slots, but for those whose values nobody needs; returns what its pullback needs."""
+        if instruction.form != "windows":
+            slots.update((i, spread(slots[i])) for i in instruction.inputs if isinstance(slots[i], Repeated))
         if instruction.shape is not None and instruction.outputs[0] in last:
             slots[instruction.outputs[0]] = instruction.shape
             return None
-        if instruction.form != "windows":
-            slots.update((i, spread(slots[i])) for i in instruction.inputs if isinstance(slots[i], Repeated))
         inputs = [slots[i] for i in instruction.inputs]
         if instruction.forward is not None:
             result, saved = instruction.forward(*inputs)
