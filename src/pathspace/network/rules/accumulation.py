@@ -21,7 +21,12 @@ from pathspace.network.trace.scales import WILD
 
 
 def cumulative_sum(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, **_: Any
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``cumsum``: everything along the dimension shares one scale."""
     x = recorder.as_units(input)
@@ -38,7 +43,14 @@ def cumulative_sum(
         return [g.flip(dim).cumsum(dim).flip(dim) if g is not None and needed[0] else None]
 
     out = recorder.emit(
-        squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
+        squared,
+        [x],
+        labels,
+        name=name,
+        dtype=dtype or input.dtype,
+        batch=x.batch,
+        kind=x.kind,
+        pullback=pullback,
     )
     del func
     return recorder.note_linear(out)

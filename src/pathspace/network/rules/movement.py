@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.rules.batch import batch_after
+from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value, apart, common_kind
@@ -182,15 +183,22 @@ _TYPES |= {"long": torch.int64, "int": torch.int32}
 
 def cast(
     recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+) -> Tensor | str:
     """Changes of type or device, and copies: the same value."""
     del func
     value = recorder.value(x)
     dtype = _TYPES.get(name, x.dtype)
+    if (
+        name == "type"
+    ):  # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
+        made = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
+        if isinstance(made, str):
+            return made
+        dtype, args, kwargs = made.dtype, (), {}
     for item in (*args, *kwargs.values()):
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:
-        recorder.refuse(name, "it rounds activations to integers")
+        recorder.refuse(name, ROUNDED)
     if name == "clone" or dtype != x.dtype:
         value = apart(value)
     else:
@@ -249,6 +257,7 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     source = (
         recorder.as_units(item) if isinstance(item, Tensor) else recorder.value(torch.tensor(float(item)))
     )
+    recorder.check_type(name, x, source)
     if base.memory.members > 1:
         recorder.write_elements(name, x, lambda t: t[index], source)
         return

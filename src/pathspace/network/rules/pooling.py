@@ -255,10 +255,10 @@ def reduce(
     input: Tensor,
     dim: Any = None,
     keepdim: bool = False,
-    dtype: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
-    del func, dtype
+    del func
     x = recorder.value(input)
     n = x.labels.dim()
     dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))
@@ -285,7 +285,14 @@ def reduce(
     if batch is not None and not keepdim:
         batch -= sum(d < batch for d in dims)
     out = recorder.emit(
-        squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind, pullback=pullback
+        squared,
+        [x],
+        labels,
+        name=name,
+        dtype=dtype or input.dtype,
+        batch=batch,
+        kind=x.kind,
+        pullback=pullback,
     )
     return recorder.note_unit(out) if name in ("amax", "amin") else recorder.note_linear(out)
 

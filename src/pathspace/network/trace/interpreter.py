@@ -29,7 +29,7 @@ from pathspace.network.trace.functions import (
     SHAPED_FACTORIES,
     short_name,
 )
-from pathspace.network.trace.reasons import INDICES, REASONS
+from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -74,6 +74,8 @@ class Interpreter(TorchFunctionMode):
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         kinds = {v.kind for v in values}
+        if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
+            recorder.refuse(name, ROUNDED)
         batches = tuple(
             [None if v is None else v.batch for v in known]
         )  # now: a rule may rebind its arguments
@@ -85,7 +87,7 @@ class Interpreter(TorchFunctionMode):
         if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
         real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
-        if real is not None and name not in MOVEMENTS:
+        if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
         rule = recorder.rules.get(name)
         try:
@@ -223,6 +225,10 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _real_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
+
+
+def _not_real(argument: Any) -> bool:
+    return isinstance(argument, torch.dtype) and not argument.is_floating_point
 
 
 _UNREGISTERED = (

@@ -12,6 +12,7 @@ _CURVED = (
 _GATED = "it multiplies two activations, so scaling both by s scales the product by s^2"
 _NORMALIZED = "it divides by a statistic of its own input, which removes the scale that path geometry follows"
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
+_ROUNDED = "it rounds activations to whole numbers (or makes them complex)"
 _INDICES = "its indices depend on activations, so the network has no single graph"
 
 REASONS: dict[str, str] = {
@@ -86,6 +87,7 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], _BOUNDED),
+    **dict.fromkeys(["short", "char", "byte", "cfloat", "cdouble", "chalf", "trunc", "fix"], _ROUNDED),
     **dict.fromkeys(
         [
             "scaled_dot_product_attention",
@@ -125,4 +127,4 @@ REASONS: dict[str, str] = {
     ),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
-GATED, BOUNDED, INDICES = _GATED, _BOUNDED, _INDICES
+GATED, BOUNDED, INDICES, ROUNDED = _GATED, _BOUNDED, _INDICES, _ROUNDED

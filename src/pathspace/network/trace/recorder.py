@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
 from pathspace.network.trace.parameter_uses import ParameterUses
+from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
 from pathspace.network.trace.values import Value, View, common_kind, put
 from pathspace.squared.tape import Instruction, Leaf, Pullback
@@ -106,6 +107,11 @@ class Recorder:
                 f"it changes the parameter '{known.memory.parameter}' in place",
                 "Write the result into a new tensor",
             )
+
+    def check_type(self, name: str, target: Tensor, written: Value) -> None:
+        """Refuse writing activations into a tensor of whole numbers, which rounds them without a word."""
+        if written.kind != "input" and not target.dtype.is_floating_point:
+            self.refuse(name, f"{ROUNDED}: it writes them into a tensor of type {target.dtype}")
 
     def write(self, target: Tensor, made: Tensor) -> Tensor:
         """From now on ``target`` holds what ``made`` does, and whatever shares its memory shows it."""
