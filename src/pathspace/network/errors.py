@@ -71,7 +71,36 @@ def expect_values(tensor: Any) -> None:
 
 
 class WrongBatchDimension(Exception):  # noqa: N818 -- a signal between tracing attempts, not a user's error
-    """The dimension taken for the batch is used as something else (time, features)."""
+    """The dimension taken for the batch is used as something else (time, features).
+
+    Attributes:
+        operation: what uses it so.
+        module: path of the module that called it.
+    """
+
+    def __init__(self, operation: str, module: str = "") -> None:
+        super().__init__(f"{operation} in '{module}'" if module else operation)
+        self.operation, self.module = operation, module
+
+
+class MixedExamples(WrongBatchDimension):
+    """An operation puts elements of one example of a batch in the place of another's.
+
+    Attributes:
+        refusal: what to tell the user if no other dimension can be the batch.
+        certain: whether that is known of the elements themselves.
+    """
+
+    def __init__(self, operation: str, module: str = "", *, certain: bool = True) -> None:
+        super().__init__(operation, module)
+        self.certain = certain
+        self.refusal = UntraceableError(
+            operation,
+            module,
+            "it mixes the examples of a batch: with two of them, elements of one come to the place of the other's",
+            "Keep the batch a dimension of its own (view(len(x), ...), then transpose), or say batch_dim=None if the "
+            "input is a single example, of which every later input has the shape",
+        )
 
 
 class UnmatchedForwardError(ValueError):

@@ -3,13 +3,87 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pathspace.network.trace.examples import along
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
+
+_RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
+_REORDERED = _RESHAPED | {"flip", "roll", "rot90"}
+"""Movements after which it takes a look at the examples to know where they are."""
+
+
+def examples_after(
+    recorder: Recorder,
+    name: str,
+    value: Value,
+    move: Callable[[Tensor], Tensor],
+    after: torch.Size,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[int | None, Tensor | None]:
+    """Where the batch dimension is after a movement, and the pattern of the examples in it.
+
+    Args:
+        recorder: what is known.
+        name: the movement.
+        value: what is moved.
+        move: moves a tensor of its shape.
+        after: the shape that it gets.
+        args: arguments of the movement.
+        kwargs: likewise, by name.
+    """
+    examples = recorder.examples
+    examples.moved.append((name, recorder.path, after))
+    if value.batch is None:
+        return None, None
+    if examples.count == 1:
+        batch = batch_after(recorder, name, value, after, args, kwargs)
+        changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
+        examples.doubtful |= batch is None or (changed and name in _REORDERED)
+        return batch, None
+    places = examples.places(value)
+    if places is None:
+        return batch_after(recorder, name, value, after, args, kwargs), None
+    if value.examples is None and name not in _REORDERED:
+        batch = batch_after(recorder, name, value, after, args, kwargs)
+        if batch is not None:
+            return batch, None
+    found, single = along(move(places)), examples.single()
+    if found is None:
+        return recorder.mixes(name)
+    dim, pattern = found
+    if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
+        return recorder.mixes(
+            name
+        )  # the dimension in which they lie now is not the one that grows with the batch
+    return dim, examples.pattern(pattern)
+
+
+def examples_written(
+    recorder: Recorder, base: Value, index: Any, source: Value
+) -> tuple[int | None, Tensor | None]:
+    """The batch dimension of a tensor after ``base[index] = source``, and the pattern of the examples in it."""
+    examples = recorder.examples
+    if base.batch is not None or source.batch is None or base.kind != "input":
+        return base.batch, base.examples
+    examples.doubtful = True
+    given = examples.places(source) if examples.count > 1 else None
+    if given is None:
+        return None, None
+    places = torch.full(base.shape, -1)
+    places[index] = given
+    for d in range(places.dim()):  # what was not written belongs to all
+        rows = places.movedim(d, 0).reshape(places.shape[d], -1)
+        highest, lowest = rows.amax(1), rows.masked_fill(rows < 0, examples.count).amin(1)
+        if torch.equal(highest, lowest) and (found := along(highest)) is not None:
+            return d, examples.pattern(found[1])
+    return None, None
 
 
 def batch_after(

@@ -173,8 +173,11 @@ def _by_fixed_edges(
     """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
     known = recorder.known(factor)
     batch = _batch(recorder, name, x, form.first, form)
-    if known is not None and known.batch is not None and form.second[known.batch] not in form.out:
-        recorder.wrong_batch(name)
+    if known is not None and known.batch is not None:
+        if form.second[known.batch] not in form.out:
+            recorder.wrong_batch(name)
+        if batch is not None and form.out[batch] != form.second[known.batch] and recorder.examples.count > 1:
+            recorder.mixes(name)
     size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
     summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
     order = [*form.out, *summed]

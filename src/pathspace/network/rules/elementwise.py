@@ -300,7 +300,12 @@ def finish(
     batch = None
     for value in values:
         if value.batch is not None and value.kind != "parameter":
-            batch = value.batch + labels.dim() - value.labels.dim()
+            before, batch = batch, value.batch + labels.dim() - value.labels.dim()
+            if before not in (None, batch):
+                if recorder.examples.count > 1:
+                    recorder.mixes(name)
+                recorder.examples.doubtful, batch = True, None
+                break
     kind = kind or common_kind(values)
     types = [t.dtype for t in operands if isinstance(t, Tensor)]
     dtype = torch.promote_types(types[0], types[-1])

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.rules.batch import batch_after
+from pathspace.network.rules.batch import examples_after, examples_written
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
@@ -63,8 +63,15 @@ def move_one(
     many = not isinstance(moved, Tensor)
     results = []
     for number, labels in enumerate(moved if many else [moved]):
-        batch = batch_after(recorder, name, value, labels.shape, args, kwargs)
-        made = Value(recorder.new_slot(), labels, value.kind, value.name, batch, value.state)
+
+        def one(t: Tensor, number: int = number) -> Tensor:
+            result = _on_labels(move, t)
+            return result[number] if many else result
+
+        batch, examples = examples_after(recorder, name, value, one, labels.shape, args, kwargs)
+        made = Value(
+            recorder.new_slot(), labels, value.kind, value.name, batch, value.state, examples=examples
+        )
         results.append(_shown(made, value, name, move, number if many else None, args))
     out = recorder.emit_many(
         (lambda t: tuple(move(t))) if many else move,
@@ -148,6 +155,8 @@ def join(
     labels = move(*(v.labels for v in values))
     dim = kwargs.get("dim", args[0] if args else 0)
     batch = next((v.batch for v in values if v.batch is not None), None)
+    if recorder.examples.count > 1 and any(v.batch not in (None, batch) for v in values):
+        recorder.mixes(name)
     if batch is not None:
         if name == "stack":
             batch += (dim % labels.dim()) <= batch
@@ -270,7 +279,8 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
         return result
 
     slot = recorder.new_slot()
-    made = Value(slot, labels, common_kind((base, source)), batch=base.batch)
+    batch, examples = examples_written(recorder, base, index, source)
+    made = Value(slot, labels, common_kind((base, source)), batch=batch, examples=examples)
     recorder.emit_many(put, [base, source], [made], name="item assignment", dtype=x.dtype)
     recorder.bind(x, made)
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
+from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.parameter_uses import ParameterUses
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
@@ -27,10 +28,11 @@ class Recorder:
 
     Args:
         rules: the rule of every operation, for rules that are written in terms of others.
+        examples: how many there are in a batch, and where they are.
     """
 
-    def __init__(self, rules: Mapping[str, Callable[..., Any]]) -> None:
-        self.rules = rules
+    def __init__(self, rules: Mapping[str, Callable[..., Any]], examples: Examples | None = None) -> None:
+        self.rules, self.examples = rules, Examples() if examples is None else examples
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
@@ -85,7 +87,14 @@ class Recorder:
         labels = torch.where(data.cpu() == 0, WILD, FIXED)
         return Value(slot, labels, kind="input")
 
-    def add_leaf(self, tensor: Tensor, kind: str, name: str = "", batch: int | None = None) -> Tensor:
+    def add_leaf(
+        self,
+        tensor: Tensor,
+        kind: str,
+        name: str = "",
+        batch: int | None = None,
+        examples: Tensor | None = None,
+    ) -> Tensor:
         """Bind a tensor to a new leaf: an input, a parameter or a buffer."""
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
@@ -96,7 +105,7 @@ class Recorder:
             value.memory.parameter = name
             return self.bind(tensor, value)
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
-        return self.bind(tensor, Value(slot, fixed, kind, name, batch))
+        return self.bind(tensor, Value(slot, fixed, kind, name, batch, examples=examples))
 
     def check_write(self, name: str, target: Tensor) -> None:
         """Refuse writing into the memory of a parameter: every forward pass would change it once more."""
@@ -153,13 +162,14 @@ class Recorder:
             labels = like.reshape(-1).clone()
             labels[elements.reshape(-1)] = self.scales.resolve(new.labels).expand(elements.shape).reshape(-1)
             like = labels.reshape(owner.shape)
-            made = Value(self.new_slot(), like, common_kind((owner, new)), batch=owner.batch)
+            kind = common_kind((owner, new))
+            made = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
             self.emit_many(put(elements), [owner, new], [made], name="in-place write", dtype=tensor.dtype)
             owner = made
         memory.owner, memory.pending = owner, []
         seen = Value(
             self.new_slot(), value.view(like), owner.kind, batch=value.batch,
-            memory=memory, view=value.view, version=memory.version,
+            memory=memory, view=value.view, version=memory.version, examples=value.examples,
         )  # fmt: skip
         self.emit_many(value.view, [owner], [seen], name="view after a write", dtype=tensor.dtype)
         self.bind(tensor, seen)
@@ -200,7 +210,8 @@ class Recorder:
         )
         self.instructions.append(instruction)
         tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
-        return self.bind(tensor, Value(slot, labels, kind, parameter, batch))
+        examples = self._examples_of(name, inputs, batch, labels.shape)
+        return self.bind(tensor, Value(slot, labels, kind, parameter, batch, examples=examples))
 
     def emit_many(
         self,
@@ -216,6 +227,13 @@ class Recorder:
         form: Any = None,
     ) -> tuple[Tensor, ...]:
         """Record a function with several results; ``results`` have their slots already."""
+        if self.examples.count > 1:
+            results = [
+                replace(v, examples=self._examples_of(name, inputs, v.batch, v.shape))
+                if v.examples is None
+                else v
+                for v in results
+            ]
         made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         where = self.where(name)
@@ -223,6 +241,17 @@ class Recorder:
             Instruction(function, used, made, where, of_parameter, recurrent, pullback, forward, form=form)
         )
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
+
+    def _examples_of(
+        self, name: str, inputs: Sequence[Value], batch: int | None, shape: torch.Size
+    ) -> Tensor | None:
+        """The pattern of the examples in a result with the batch in this dimension, from what it is made of."""
+        if self.examples.count == 1 or batch is None or batch >= len(shape):
+            return None
+        patterns = [v.examples for v in inputs if v.examples is not None and len(v.examples) == shape[batch]]
+        if any(not torch.equal(p, patterns[0]) for p in patterns[1:]):
+            self.mixes(name)
+        return patterns[0] if patterns else None
 
     def as_units(self, tensor: Tensor) -> Value:
         """The value of a tensor; a parameter in the place of activations is made of edges from the bias node."""
@@ -254,14 +283,21 @@ class Recorder:
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
+        known = [self.known(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        given = next((v for v in known if v is not None and v.batch == batch), None)
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
         )
         result = func(*args, **kwargs)
 
         def bind(tensor: Tensor) -> Tensor:
-            keeps = batch is not None and tensor.dim() > batch and tensor.shape[batch] == 1
-            return self.add_leaf(tensor, "input", batch=batch if keeps else None)
+            if batch is None or tensor.dim() <= batch:
+                return self.add_leaf(tensor, "input")
+            if self.examples.count == 1:
+                return self.add_leaf(tensor, "input", batch=batch if tensor.shape[batch] == 1 else None)
+            if given is None or tensor.shape[: batch + 1] != given.shape[: batch + 1]:
+                return self.add_leaf(tensor, "input")
+            return self.add_leaf(tensor, "input", batch=batch, examples=given.examples)
 
         return pytree.tree_map_only(Tensor, bind, result)
 
@@ -287,4 +323,8 @@ class Recorder:
 
     def wrong_batch(self, name: str) -> Any:
         """The batch dimension turned out to be another one."""
-        raise WrongBatchDimension(self.where(name))
+        raise WrongBatchDimension(name, self.path)
+
+    def mixes(self, name: str) -> Any:
+        """Elements of one example came to lie in the place of another's."""
+        raise MixedExamples(name, self.path)

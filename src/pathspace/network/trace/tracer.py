@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from pathspace.network.devices import with_tables_on_the_cpu
-from pathspace.network.errors import UntraceableError, WrongBatchDimension
+from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.returned import Returned, tensors_in
 from pathspace.network.rules import RULES
 from pathspace.network.trace.assemble import assemble, coverage
+from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
@@ -78,31 +80,16 @@ def trace(
     names = _outside_names(model, outside)
     _check_model(model, names)
     plan = _Plan(model, example_input, names, output, frozenset(states))
-    if batch_dim != "auto":
-        return plan.trace(batch_dim)[0]  # type: ignore[arg-type]
-    problem: Exception | None = None
-    for candidate in (0, 1, None):
-        try:
-            network, used = plan.trace(candidate)
-            if candidate is None:
-                return network
-            again, used_again = plan.trace(candidate, size=2)
-            if used == used_again and network.num_classes == again.num_classes:
-                return network
-            problem = problem or WrongBatchDimension(
-                "the use of parameters, which would depend on the batch size,"
-            )
-        except (WrongBatchDimension, RuntimeError, IndexError) as error:
-            problem = problem or error
-    if isinstance(problem, WrongBatchDimension):
-        raise UntraceableError(
-            "batch",
-            "",
-            f"no dimension of the example input can be the batch: {problem} needs dimension 0 otherwise",
-            "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example",
-        )
-    assert problem is not None
-    raise problem
+    return plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one pass found: the network, how much of each parameter it uses, and the movements of examples."""
+
+    network: Network
+    used: dict[str, int]
+    examples: Examples
 
 
 @dataclass(frozen=True)
@@ -115,13 +102,82 @@ class _Plan:
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
 
+    def with_any_batch(self) -> Network:
+        """The network with the first dimension as the batch that can be, or without one."""
+        problem: Exception | None = None
+        mixed: MixedExamples | None = None
+        for candidate in (0, 1, None):
+            try:
+                if candidate is not None:
+                    return self._checked(candidate)
+                if mixed is not None:  # right for a batch of this size alone
+                    raise mixed.refusal
+                return self._trace(None).network
+            except MixedExamples as error:
+                if error.certain and self._size(0) == 1:  # a batch of one
+                    raise error.refusal from None
+                mixed = mixed or error
+            except (WrongBatchDimension, RuntimeError, IndexError) as error:
+                problem = problem or error
+        if isinstance(problem, WrongBatchDimension):
+            raise UntraceableError(
+                "batch",
+                "",
+                f"no dimension of the example input can be the batch: {problem} needs dimension 0 otherwise",
+                _SAY_WHICH,
+            )
+        assert problem is not None
+        raise problem
+
+    def with_batch(self, batch_dim: int | None) -> Network:
+        """The network with the batch in a given dimension."""
+        try:
+            one = self._trace(batch_dim)
+            if one.examples.doubtful:
+                with suppress(RuntimeError, IndexError):  # a model of one example at a time
+                    self._trace(batch_dim, Examples(2, one.examples.moved))
+        except MixedExamples as error:
+            raise error.refusal from None
+        except WrongBatchDimension as error:
+            raise UntraceableError(
+                "batch",
+                "",
+                f"dimension {batch_dim} of the example input cannot be the batch: {error} needs it otherwise",
+                _SAY_WHICH,
+            ) from None
+        return one.network
+
+    def _checked(self, batch_dim: int) -> Network:
+        """The network, if it is the same with two examples as with one."""
+        one = self._trace(batch_dim)
+        examples = Examples(2, one.examples.moved)
+        try:
+            two = self._trace(batch_dim, examples)
+        except MixedExamples:
+            raise
+        except WrongBatchDimension as error:
+            if examples.merged or self._size(batch_dim) == 1:
+                raise MixedExamples(error.operation, error.module, certain=False) from None
+            raise
+        if one.used != two.used:
+            raise WrongBatchDimension("the use of parameters, which would depend on the batch size,")
+        if one.network.num_classes != two.network.num_classes:
+            raise MixedExamples("forward")
+        return one.network
+
+    def _size(self, dim: int) -> int:
+        """The size of the example input along a dimension."""
+        first = next(t for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
+        return first.shape[dim] if dim < first.dim() else 0
+
     @with_tables_on_the_cpu
-    def trace(self, batch_dim: int | None, size: int = 1) -> tuple[Network, dict[str, int]]:
-        """Trace with ``size`` examples in the dimension ``batch_dim``; also how much of each parameter is used."""
-        recorder = Recorder(RULES)
+    def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
+        """One pass, with so many examples in the dimension ``batch_dim``."""
+        examples = Examples() if examples is None else examples
+        recorder = Recorder(RULES, examples)
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
-        args, kwargs = arguments_for(recorder, self.example_input, batch_dim, size, self.states)
+        args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
             result = shadow(*args, **kwargs)
             if self.output is not None:
@@ -136,13 +192,18 @@ class _Plan:
         call = self._call(batch_dim)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         _check_types(network.parameters, torch.is_floating_point)
-        return network, coverage(recorder)
+        return _Pass(network, coverage(recorder), examples)
 
     def _call(self, batch_dim: int | None) -> Call:
         empty = pytree.tree_map_only(
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
         return Call(empty, batch_dim, self.states, frozenset(self.outside))
+
+
+_SAY_WHICH = (
+    "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example"
+)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -90,6 +90,7 @@ class Value:
         version: how many writes into the memory it has seen.
         order: True for a permutation of the examples, an input.
         refusal: for a tail, the error to raise if a parameter comes after it.
+        examples: the example at every place of the dimension ``batch``; None where there is one each. See ``examples``.
     """
 
     slot: int
@@ -104,6 +105,7 @@ class Value:
     version: int = 0
     order: bool = False
     refusal: Exception | None = None
+    examples: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:

@@ -1,0 +1,87 @@
+"""Which elements of a batch belong to which example, while a model is traced with two of them.
+
+The network is that of one example. That a batch of them is treated likewise shows in a second pass, with two: each
+tensor has the examples along one dimension, in a *pattern*: one each, ``[0, 1]``, or, where a reshape merged the batch
+with T steps, ``[0, 0, 0, 1, 1, 1]`` or ``[0, 1, 0, 1, 0, 1]``. A movement after which they are not along one dimension,
+or along one that does not grow with the batch, has put elements of one example in the place of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pathspace.network.trace.scales import without_repeats
+from pathspace.network.trace.values import Value
+
+Moved = tuple[str, str, torch.Size]
+"""A movement: its name, the path of its module, and the shape it made."""
+
+
+class Examples:
+    """The examples of one pass.
+
+    Args:
+        count: how many there are; with one there is nothing to follow.
+        earlier: the movements of the pass with one example.
+
+    Attributes:
+        moved: the movements of this pass.
+        doubtful: whether it is not known where some tensor has the batch, so that a second pass is needed.
+        merged: whether some tensor has the batch and something else in one dimension.
+    """
+
+    def __init__(self, count: int = 1, earlier: Sequence[Moved] = ()) -> None:
+        self.count, self.doubtful, self.merged = count, False, False
+        self.moved: list[Moved] = []
+        self._earlier = earlier
+
+    def single(self) -> torch.Size | None:
+        """The shape that the latest movement made of one example; None if that pass did something else."""
+        place = len(self.moved) - 1
+        if place >= len(self._earlier) or self._earlier[place][:2] != self.moved[place][:2]:
+            return None
+        return self._earlier[place][2]
+
+    def each(self) -> Tensor:
+        """The pattern of one each."""
+        return torch.arange(self.count)
+
+    def pattern(self, pattern: Tensor) -> Tensor | None:
+        """A pattern as values keep it: None for one each."""
+        if torch.equal(pattern, self.each()):
+            return None
+        self.merged = True
+        return pattern
+
+    def places(self, value: Value) -> Tensor | None:
+        """The example of every element of a tensor, ``[*shape]``; None if that is not known."""
+        if value.batch is None:
+            return None
+        pattern = self.each() if value.examples is None else value.examples
+        if len(pattern) != value.shape[value.batch]:
+            return None
+        wide = [1] * len(value.shape)
+        wide[value.batch] = len(pattern)
+        return pattern.reshape(wide).expand(value.shape)
+
+
+def along(places: Tensor) -> tuple[int, Tensor] | None:
+    """The dimension along which examples lie, and their pattern; None if they are mixed.
+
+    Args:
+        places: the example of every element.
+    """
+    small = without_repeats(places)
+    varied = [
+        d for d, size in enumerate(small.shape) if size > 1 and bool((small != small.narrow(d, 0, 1)).any())
+    ]
+    if len(varied) != 1:
+        return None
+    pattern = small.movedim(varied[0], 0).reshape(small.shape[varied[0]], -1)[:, 0]
+    often = pattern.bincount()
+    if pattern[0] != 0 or bool((often != often[0]).any()):  # in another order, or more of one than of another
+        return None
+    return varied[0], pattern

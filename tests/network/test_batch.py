@@ -1,0 +1,136 @@
+"""A batch is so many examples, each for itself: what mixes them is refused by name, whatever the example's size.
+
+Functions take the model, its units h ``[B, T, 6]`` or ``[B, 6]``, and what the model was called with.
+"""
+# ruff: noqa: ARG005
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+
+DOUBLE = {"dtype": torch.float64}
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.read, self.step, self.out = (nn.Linear(*n, **DOUBLE) for n in ((4, 6), (6, 6), (6, 2)))
+        self.conv = nn.Conv1d(6, 6, 1, **DOUBLE)
+        self.rnn = nn.RNN(6, 6, nonlinearity="relu", **DOUBLE)
+        self._function = function
+
+    def forward(self, x):
+        return self._function(self, self.read(x).relu(), x)
+
+
+def steps_written(m, h, x):
+    out = h.new_zeros(h.shape)
+    for t in range(x.shape[1]):
+        out[:, t] = h[:, t]
+    return m.out(out.reshape(len(x), -1).view(x.shape[1], len(x), 6))
+
+
+def steps_written_first(m, h, x):
+    out = h.new_zeros(x.shape[1], len(x), 6)
+    for t in range(x.shape[1]):
+        out[t] = h[:, t]
+    return m.rnn(out)[0].transpose(0, 1)
+
+
+ROWS, STEPS, PAIRS = (3, 4), (3, 5, 4), (3, 2, 4)
+
+# name: (function, shape of the input, the operation that is named)
+MIXED = {
+    "a transposed reshape": (lambda m, h, x: m.out(h.reshape(6, -1).t()), ROWS, "reshape"),
+    "batch for time": (lambda m, h, x: m.rnn(h.reshape(len(x), -1).view(x.shape[1], len(x), 6))[0], STEPS, "view"),
+    "batch for time, summed": (lambda m, h, x: m.out(
+        h.reshape(len(x), -1).view(x.shape[1], len(x), 6).sum(0)), PAIRS, "view"),
+    "batch for time, returned": (lambda m, h, x: m.out(
+        h.reshape(len(x), -1).view(x.shape[1], len(x), 6)), PAIRS, "view"),
+    "merged and parted otherwise": (lambda m, h, x: m.out(
+        h.view(-1, 6).view(x.shape[1], len(x), 6).transpose(0, 1)), STEPS, "view"),
+    "time first, then batch": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(len(x), -1, 6)), STEPS, "reshape"),
+    "merged time first, parted batch first": (lambda m, h, x: m.out(
+        h.transpose(0, 1).reshape(-1, 6).view(len(x), -1, 6)), STEPS, "view"),
+    "in what was written": (steps_written, STEPS, "view"),
+    "pairs of examples": (lambda m, h, x: m.out((h[:, None] - h[None]).abs()), ROWS, "sub"),
+    "pairs of examples, summed": (lambda m, h, x: m.out((h[:, None] - h[None]).abs().sum(1)), ROWS, "sub"),
+    "the other way round": (lambda m, h, x: m.out(h + h.flip(0)), ROWS, "flip"),
+    "neighbours in the batch": (lambda m, h, x: m.out(h + h.roll(1, 0)), ROWS, "roll"),
+    "the first example for all": (lambda m, h, x: m.out(h[[0] * len(x)]), ROWS, "__getitem__"),
+    "the first of merged rows": (lambda m, h, x: m.out(h.view(-1, 6)[:1]), STEPS, "__getitem__"),
+    "a sum of merged rows": (lambda m, h, x: m.out(h.view(-1, 6).sum(0)), STEPS, "sum"),
+    "a running sum of merged rows": (lambda m, h, x: m.out(h.view(-1, 6).cumsum(0)), STEPS, "cumsum"),
+    "neighbours in merged rows": (lambda m, h, x: m.out(h.view(-1, 6).diff(dim=0)), STEPS, "diff"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", MIXED)
+def test_refuses_to_mix_examples(name, size):
+    function, shape, operation = MIXED[name]
+    model, x = Model(function), torch.randn(shape, **DOUBLE)
+    model(x)
+    with pytest.raises(
+        ps.UntraceableError, match=r"mixes the examples of a batch.*Keep the batch"
+    ) as refusal:
+        ps.trace(model, x[:size])
+    assert refusal.value.operation == operation
+
+
+def test_refuses_to_mix_examples_where_the_batch_is_named():
+    function, shape, _ = MIXED["a transposed reshape"]
+    with pytest.raises(ps.UntraceableError, match=r"'reshape'.*mixes the examples"):
+        ps.trace(Model(function), torch.zeros(shape, **DOUBLE), batch_dim=0)
+    assert ps.trace(Model(function), torch.zeros(shape, **DOUBLE), batch_dim=None).num_classes > 0
+
+
+def test_a_dimension_that_is_named_and_is_none_of_a_batch_is_refused():
+    model = Model(lambda m, h, x: m.out(h.sum(0)))
+    with pytest.raises(
+        ps.UntraceableError, match=r"dimension 0 .* cannot be the batch: sum needs it otherwise"
+    ):
+        ps.trace(model, torch.zeros(3, 4, **DOUBLE), batch_dim=0)
+
+
+KEPT = {
+    "steps merged with the batch": (lambda m, h, x: m.out(h.view(-1, 6)).view(len(x), -1, 2), STEPS, 0),
+    "time first": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)).view(
+        x.shape[1], len(x), 2).transpose(0, 1), STEPS, 0),
+    "time first in the input": (lambda m, h, x: m.rnn(h)[0], (5, 3, 4), 1),
+    "time first in the input, merged": (lambda m, h, x: m.rnn(
+        m.step(h.view(-1, 6)).view(*x.shape[:2], 6))[0], (5, 3, 4), 1),
+    "last step of merged rows": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)[-len(x):]), STEPS, 0),
+    "heads": (lambda m, h, x: m.out(h.view(len(x), -1, 2, 3).transpose(1, 2).flatten(2).sum(1)[:, :6]), STEPS, 0),
+    "windows": (lambda m, h, x: m.out(m.step(
+        h.view(len(x), 2, 2, 6).permute(0, 2, 1, 3).reshape(-1, 2, 6)
+    ).view(len(x), 2, 2, 6).permute(0, 2, 1, 3).reshape(len(x), 4, 6)), (3, 4, 4), 0),
+    "channels first": (lambda m, h, x: m.out(m.conv(h.transpose(1, 2)).transpose(1, 2)), STEPS, 0),
+    "copies": (lambda m, h, x: m.out(h.repeat(2, 1).view(2, len(x), 6).sum(0)), ROWS, 0),
+    "copies side by side": (lambda m, h, x: m.out(h.repeat_interleave(2, 0).view(len(x), 2, 6).sum(1)), ROWS, 0),
+    "written step by step": (steps_written_first, STEPS, 0),
+    "one sequence": (lambda m, h, x: m.rnn(h)[0], (5, 4), None),
+    "one image": (lambda m, h, x: nn.functional.conv2d(
+        x.view(1, 1, *x.shape), m.out.weight.view(2, 1, 2, 3), padding=1), (6, 4), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_follows_the_batch(name):
+    function, shape, batch = KEPT[name]
+    torch.manual_seed(0)
+    model, x = Model(function), torch.randn(shape, **DOUBLE)
+    network = ps.trace(model, x)
+    assert network.call.batch_dim == batch
+    assert (network.num_classes > 0) is (name != "one image")
+    before = model(x)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(x), before)
+    if batch is not None:  # the examples of a batch are those that it treats alone
+        alone = [model(one) for one in x.split(1, batch)]
+        torch.testing.assert_close(
+            torch.cat(alone, batch if name != "last step of merged rows" else 0), before
+        )
+        assert ps.trace(model, x, batch_dim=batch).num_classes == network.num_classes
