@@ -159,6 +159,11 @@ def the_owner_times_zeros(m, x):
     return m.out(torch.cat([seen, h[:, :2]], 1))
 
 
+def units_times_new_zeros(m, x):
+    h = m.a(x).relu()
+    return m.out(h * torch.zeros_like(h) + m.b(x).relu())
+
+
 def zeros_times_units(m, x):
     h = m.a(x).relu()
     y = torch.zeros_like(h)
@@ -215,7 +220,7 @@ def indices_changed_after_a_gather(m, x):
 
 ZEROS_WRITTEN = [
     times_zeros, times_zeros_by_an_operator, a_view_times_zeros, a_view_times_zero, the_owner_times_zeros,
-    zeros_times_units, plus_zeros, divided_by_infinities, zeros_assigned, masked_with_zeros,
+    units_times_new_zeros, zeros_times_units, plus_zeros, divided_by_infinities, zeros_assigned, masked_with_zeros,
     indices_changed_after_a_read, indices_changed_after_a_write, indices_changed_after_a_gather,
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from pathspace.network.network import Network
 from pathspace.network.trace.functions import METADATA, short_name
 from pathspace.replay.arguments import tensors_in
-from pathspace.replay.follower import Summary
+from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
 
 _RELU = ("relu", "relu_")

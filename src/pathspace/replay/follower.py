@@ -11,49 +11,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
-from pathspace.network.program import Operation
 from pathspace.network.rules import MOVEMENTS
 from pathspace.network.rules.scale_free import SIGNS
 from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, short_name
 from pathspace.replay import taken_apart
-from pathspace.replay.arguments import mapped, tensors_in
-from pathspace.replay.observed import Key, Node, Use
-
-_OUT_OF_PLACE = {
-    "add_": torch.add,
-    "__iadd__": torch.add,
-    "sub_": torch.sub,
-    "__isub__": torch.sub,
-    "mul_": torch.mul,
-    "__imul__": torch.mul,
-}  # what a use of a parameter computes, where it happened in place
+from pathspace.replay.arguments import tensors_in
+from pathspace.replay.matched import UNGRADED, Matched, Summary
 
 _PACKED = (
     "sequences are packed by their lengths, so a batch has other steps than the traced ones; for quantities on data "
     "pad them, and multiply by a mask or pick the last step, h[torch.arange(len(h)), lengths - 1]"
 )
 
-_UNGRADED = (
-    "; parts of it ran with gradients disabled, as reentrant checkpointing does, and what they add on data does not "
-    "show: give torch.utils.checkpoint use_reentrant=False"
-)
-
 _SCALINGS = ("mul", "multiply", "__mul__", "__rmul__")
 _DETACHES = ("detach", "data.__get__")
 
 
-Summary = Callable[[Tensor, int | None], Tensor]
-"""From a node's values and the dimension of the examples to what is wanted of them."""
-
-
-class Follower(TorchFunctionMode):
-    """Matches operations with the traced ones. Depends on data: *data*; on parameters only: *weight*."""
+class Follower(Matched, TorchFunctionMode):
+    """Matches operations with the traced ones; see :class:`Matched`."""
 
     def __init__(
         self,
@@ -64,22 +44,10 @@ class Follower(TorchFunctionMode):
         inputs: list[Any],
         summary: Summary | None = None,
     ) -> None:
-        super().__init__()
-        self.program, self.count, self.differentiable = network.program, count, differentiable
-        self._summary = summary
-        self.batch, self.outside = network.call.batch_dim, network.call.outside
-        self.nodes: dict[Key, Node] = {}
-        self.uses: list[Use] = []
-        self.views = {id(leaf) for leaf in leaves.values()}
-        self.data = {id(t): t for t in inputs if isinstance(t, Tensor)}  # keeps them alive: ids stay unique
-        self._weights: list[Tensor] = []  # likewise
+        super().__init__(network, leaves, count, differentiable, inputs, summary)
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
-        self.position = 0
         self._paused = False
-        self._ungraded = False  # whether a part ran with gradients disabled
-        # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
-        self._live = network.tape.made
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -90,7 +58,7 @@ class Follower(TorchFunctionMode):
             return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
         if not torch.is_grad_enabled() and self._depends(tensors):
-            self._ungraded = True
+            self.ungraded = True
         if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
@@ -162,7 +130,7 @@ class Follower(TorchFunctionMode):
             if data:
                 self.data[id(t)] = t
             elif t.requires_grad:
-                self._weights.append(t)
+                self.weights.append(t)
                 if name in MOVEMENTS and id(tensors[0]) in self.views:
                     self.views.add(id(t))
 
@@ -170,98 +138,9 @@ class Follower(TorchFunctionMode):
         return any(t.requires_grad for t in tensors)
 
     def _of_zeros(self, tensors: list[Tensor]) -> bool:
-        """Whether one of two factors is a new tensor of zeros, which tracing left out with all that it multiplies."""
+        """Whether a parameter is multiplied with a new tensor of zeros, which tracing leaves out."""
         new = [t for t in tensors if id(t) in self._blank and t.numel() > 1]
-        return len(tensors) == 2 and self._depends(tensors) and any(not t.any() for t in new)
-
-    def is_weight(self, tensor: Tensor) -> bool:
-        """Whether a tensor depends on parameters only."""
-        return tensor.requires_grad and id(tensor) not in self.data
-
-    def was_weight(self, tensor: Tensor) -> bool:
-        """Whether a tensor depended on parameters only before it was written to."""
-        return id(tensor) in self.views or any(tensor is weight for weight in self._weights)
-
-    def next(self, name: str) -> Operation:
-        """The traced operation that stands where the forward pass is now."""
-        traced = self.program.operations
-        call = traced[self.position] if self.position < len(traced) else None
-        if call is None or call.name != name:
-            expected = f"'{call.name}' in '{call.module}'" if call is not None else "the end"
-            raise UnmatchedForwardError(
-                f"operation {self.position} of the forward pass is '{name}' where tracing met {expected}: the model's "
-                "code takes another way than it did when it was traced (in evaluation form); trace it again, or make "
-                f"its steps independent of the data{_UNGRADED if self._ungraded else ''}"
-            )
-        self.position += 1
-        return call
-
-    def batch_of(self, tensor: Tensor, known: int | None) -> int | None:
-        """The batch dimension; that of a constant made for all examples is the inputs' own."""
-        if known is None and self.batch is not None:
-            place = self.batch
-            if tensor.dim() > place and tensor.shape[place] == self.count:
-                return place
-        return known
-
-    def note_use(
-        self,
-        call: Operation,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        tensors: list[Tensor],
-        weights: list[Tensor],
-        result: Tensor,
-    ) -> None:
-        """Remember where parameters are used."""
-        batch = self.batch_of(result, call.batch)
-        if batch is None and self.batch is not None:
-            raise UnmatchedForwardError(
-                f"'{name}' in '{call.module}' makes a value that is the same for all examples, so what each of them "
-                "adds to it is not known"
-            )
-        if len(tensors) != len(call.arguments):
-            raise UnmatchedForwardError(
-                f"'{name}' in '{call.module}' takes {len(tensors)} tensors, and took {len(call.arguments)} when it was "
-                "traced: the number of steps must be the traced one; trace the model with such an input"
-            )
-        batches = {}
-        for t, known in zip(tensors, call.arguments, strict=True):
-            place = None if self.is_weight(t) else self.batch_of(t, known)
-            if place is not None:
-                batches[id(t)] = place
-        function = _OUT_OF_PLACE.get(name, func)
-        args, kwargs = mapped(lambda t: t if self.is_weight(t) else t.detach(), args, kwargs)
-        kept = tensors_in(args, kwargs)
-        batches = {
-            id(new): batches[id(old)] for old, new in zip(tensors, kept, strict=True) if id(old) in batches
-        }
-        use = Use(
-            name, function, args, kwargs, weights, batches, [get_gradient_edge(result)], batch, result.shape
-        )
-        self.uses.append(use)
-
-    def note_nodes(self, call: Operation, made: list[Tensor]) -> None:
-        """Remember those results of an operation that are nodes."""
-        for slot, tensor in zip(call.results, made, strict=False):
-            if slot in self.program.nodes:
-                self.note_node((slot,), tensor, call.batch)
-
-    def note_node(self, key: Key, tensor: Tensor, known: int | None) -> None:
-        """Remember a node, by its first value: a ReLU in place would overwrite it."""
-        if key in self.nodes or key[0] not in self._live:
-            return
-        batch = self.batch_of(tensor, known)
-        if batch is None and self.batch is not None:
-            raise UnmatchedForwardError("a node of the network has the same value for all examples")
-        value, found = tensor if self.differentiable else tensor.detach(), None
-        if self._summary is None:
-            value = value.clone()
-        else:
-            found = self._summary(value, batch)
-        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, found)
+        return len(tensors) == 2 and any(map(self.is_weight, tensors)) and any(not t.any() for t in new)
 
     def _leaves_as(self, slot: int, tensor: Tensor) -> None:
         """An output counts as it leaves the network, after its activation if it has one."""
@@ -296,9 +175,9 @@ class Follower(TorchFunctionMode):
             call = self.program.operations[self.position]
             raise UnmatchedForwardError(
                 f"the forward pass ended before '{call.name}' in '{call.module}', which was traced"
-                f"{_UNGRADED if self._ungraded else ''}"
+                f"{UNGRADED if self.ungraded else ''}"
             )
-        missing = [s for s in self.program.nodes if s in self._live and (s,) not in self.nodes]
+        missing = [s for s in self.program.nodes if s in self.live and (s,) not in self.nodes]
         if missing:
             raise UnmatchedForwardError(f"the forward pass did not show the values of {len(missing)} nodes")
         for slot, tensor in zip(self.program.outputs, returned, strict=True):

@@ -18,7 +18,7 @@ from pathspace.network import Network
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.replay.arguments import Arguments, examples_in, tensors_in
 from pathspace.replay.chain import ChainPass, ChainWitness
-from pathspace.replay.follower import Summary
+from pathspace.replay.matched import Summary
 from pathspace.replay.recurrent_chain import RecurrentPass, RecurrentWitness
 from pathspace.replay.replay import Replay
 from pathspace.replay.witness import Witness, can_witness

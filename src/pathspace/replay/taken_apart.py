@@ -7,7 +7,7 @@ the rows of an embedding, and what is made of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,11 +16,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
+from pathspace.replay.matched import Matched
 from pathspace.replay.observed import Key, Use
-
-if TYPE_CHECKING:
-    from pathspace.replay.follower import Follower
-
 
 _WRITES = {
     **dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1),
@@ -40,7 +37,7 @@ def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def batch_norm(
-    follower: Follower, func: Callable[..., Any], args: Any, kwargs: Any, result: Tensor | None = None
+    follower: Matched, func: Callable[..., Any], args: Any, kwargs: Any, result: Tensor | None = None
 ) -> Tensor:
     """Fixed edges to the normalized unit, then one edge gamma and a bias.
 
@@ -84,7 +81,7 @@ def batch_norm(
     return result
 
 
-def written(follower: Follower, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a write of a parameter into a tensor, with what is written as a tensor of its own.
 
     The tensor written to shows neither what it held before nor, if it is a part of another one, the gradient after; the
@@ -118,7 +115,7 @@ def written(follower: Follower, name: str, args: tuple[Any, ...]) -> tuple[Any, 
 
 
 def embedding_bag(
-    follower: Follower, tensors: list[Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+    follower: Matched, tensors: list[Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     """The rows that bags name, which are nodes, then their sum, mean or maximum."""
     call = follower.next("embedding_bag")
@@ -135,7 +132,7 @@ def embedding_bag(
     return result
 
 
-def recurrent(follower: Follower, name: str, args: tuple[Any, ...]) -> Any:
+def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
     """A recurrent layer, step by step, so that its nodes show."""
     call = follower.next(name)
     if name == "rnn_relu_cell":
@@ -175,7 +172,7 @@ def recurrent(follower: Follower, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _steps(
-    follower: Follower,
+    follower: Matched,
     x: Tensor,
     h: Tensor,
     cell: list[Tensor],

@@ -19,7 +19,8 @@ from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 from pathspace.network.trace.functions import METADATA, RANDOM, short_name
 from pathspace.replay.arguments import examples_in, tensors_in
-from pathspace.replay.follower import Follower, Summary
+from pathspace.replay.follower import Follower
+from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
 from pathspace.replay.taken_apart import batch_norm, is_fixed_batch_norm
 
