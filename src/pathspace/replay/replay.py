@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pathspace.network.eager import uncompiled
 from pathspace.network.network import Network, current_values
 from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
 from pathspace.replay.arguments import arguments_of, widened
@@ -140,7 +141,7 @@ def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
 
         module.forward = run
     if any(hasattr(module, "_orig_mod") for module in shadow.modules()):
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled():
             yield
     else:
         yield

@@ -12,6 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as"])
+_OF_NUMBERS = frozenset(
+    [
+        *("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange", "linspace", "logspace"),
+        *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
+    ]
+)
+"""What makes tensors of Python's numbers: 0.1 is rounded to the type that they are made in."""
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -21,10 +28,10 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 class AtLeast(TorchFunctionMode):
-    """Results of less precision than ``dtype`` take that type.
+    """Results of less precision than ``dtype`` take that type, in this thread alone.
 
-    A copy of a model that runs in a wider type than it was written for holds casts (``x.float()``) and constants of the
-    narrower one; they would not fit its parameters.
+    A copy of a model that runs in a wider type than it was written for holds casts (``x.float()``), types that it asks
+    for (``sum(dtype=torch.float32)``) and constants of the narrower one; they would not fit its parameters.
 
     Args:
         dtype: a floating-point type.
@@ -37,15 +44,34 @@ class AtLeast(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if any(self._is_narrow(value) for value in (*args, *kwargs.values())):
+            args = tuple(self.dtype if self._is_narrow(value) else value for value in args)
+            kwargs = {key: self.dtype if self._is_narrow(value) else value for key, value in kwargs.items()}
+        try:
+            result = func(*args, **kwargs)
+        except (
+            RuntimeError
+        ):  # a tensor that no torch function made, such as torch.Tensor(2, 3), beside wider ones
+            wide = pytree.tree_map_only(Tensor, lambda t: self._widened(t, func, ()), (args, kwargs))
+            if all(a is b for a, b in zip(*map(pytree.tree_leaves, (wide, (args, kwargs))), strict=True)):
+                raise
+            result = func(*wide[0], **wide[1])
         if isinstance(result, Tensor):
+            if self._is_narrow(result.dtype) and func.__name__ in _OF_NUMBERS:
+                return func(*args, **kwargs, dtype=self.dtype)
             return self._widened(result, func, args)
         if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
             return pytree.tree_map_only(Tensor, lambda t: self._widened(t, func, args), result)
         return result
 
+    def _is_narrow(self, dtype: Any) -> bool:
+        """Whether something is a floating-point type of less precision."""
+        real = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        return real and torch.finfo(dtype).bits < self._bits
+
     def _widened(self, tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
-        if not tensor.is_floating_point() or torch.finfo(tensor.dtype).bits >= self._bits:
+        if not self._is_narrow(tensor.dtype):
             return tensor
         given = args[0] if args else None
         if (

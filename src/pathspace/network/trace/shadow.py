@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,21 +137,6 @@ def with_hooks(module: nn.Module) -> Callable[..., Any]:
     inner.__dict__.update(module.__dict__)
     module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     return inner
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run what torch.compile wraps, modules or functions, as plain Python."""
-    with warnings.catch_warnings():
-        # a checkpointed part may be traced like any other
-        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
-        if (
-            "torch._dynamo" not in sys.modules
-        ):  # nothing can have been compiled, and to import it takes seconds
-            yield
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
@@ -23,7 +24,7 @@ from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
-from pathspace.network.trace.shadow import arguments_for, running, shadow_of, uncompiled
+from pathspace.network.trace.shadow import arguments_for, running, shadow_of
 from pathspace.network.trace.values import Value
 
 

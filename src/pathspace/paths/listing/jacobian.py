@@ -26,9 +26,10 @@ from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
-from pathspace.paths.listing.unrolled import examples, in_float64
+from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
 from pathspace.paths.space.usage import used_edges
+from pathspace.squared.precision import AtLeast
 
 
 @with_tables_on_the_cpu
@@ -196,7 +197,7 @@ def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tenso
     )
     args = () if isinstance(given, dict) else given if isinstance(given, (tuple, list)) else (given,)
     parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), in_float64():
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
         result = model(*args, **(given if isinstance(given, dict) else {}))
         outputs = [t for t in network.returned(result) if t.requires_grad]
     if not sum(t.numel() for t in outputs):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -240,7 +239,7 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
         args = tuple(prepare(i, value) for i, value in enumerate(example))
     else:
         args = (prepare(0, example),)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_float64(), unroller:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), unroller:
         returned = network.returned(model(*args, **kwargs))
     found = list({id(t): t for t in returned}.values())
     known = [(t, unroller.nodes_of(t)) for t in found if unroller.is_unit(t) and not unroller.is_tail(t)]
@@ -250,15 +249,3 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
     nodes = torch.cat([n.flatten() for _, n in outputs])
     return unroller, nodes, torch.cat([t.detach().double().flatten() for t, _ in outputs])
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """Tensors that the model makes itself, such as a start of zeros, and its casts fit its float64 copy."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with AtLeast(torch.float64):
-            yield
-    finally:
-        torch.set_default_dtype(before)
