@@ -47,6 +47,10 @@ SEQUENCE = (2, 3, 3)
 CASES = {
     "times a constant": (lambda: Model(lambda _, h: h * A), (2, 3), (), 4),
     "divided by a constant": (lambda: Model(lambda _, h: h / A), (2, 3), (), 4),
+    "times a constant to the type of units": (lambda: Model(lambda _, h: h * A.to(h)), (2, 3), (), 4),
+    "times a constant as units are": (lambda: Model(
+        lambda _, h: h * A.float().type_as(h).expand_as(h).view_as(h)), (2, 3), (), 4),
+    "times a constant to the type of inputs": (lambda: Model(lambda _, h, k: h * A.to(k) * k), (2, 3), ((2, 4),), 4),
     "plus a constant": (lambda: Model(lambda _, h: h + A), (2, 3), (), 0),
     "identity matrix": (lambda: Model(lambda _, h: h @ torch.eye(4, dtype=X)), (2, 3), (), 4),
     "permutation matrix": (lambda: Model(lambda _, h: h @ torch.eye(4, dtype=X)[[2, 0, 3, 1]]), (2, 3), (), 4),
@@ -263,3 +267,18 @@ def test_a_learned_number_may_be_added_to_a_constant(number):
     hidden = squares["read.weight"].sum(1) + squares["read.bias"] + 1 + squares["b"]
     expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum()
     torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), expected)
+
+
+@pytest.mark.parametrize("form", [
+    lambda c, h: c.to(h), lambda c, h: c.type_as(h), lambda c, h: c.expand_as(h),
+    lambda c, h: c[None].expand_as(h).view_as(h),
+])  # fmt: skip
+def test_a_constant_in_the_form_of_a_tensor_keeps_its_values(form):
+    """It was read as an input once, so its squares were ones."""
+    model = Model(lambda _, h: h * form(A, h))
+    squares = {name: p.detach().square() for name, p in model.named_parameters()}
+    hidden = (squares["read.weight"].sum(1) + squares["read.bias"]) * A.square()
+    expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum().item()
+    assert ps.paths.squared_path_norm(ps.trace(model, torch.zeros(2, 3, **DOUBLE))).item() == pytest.approx(
+        expected
+    )

@@ -47,7 +47,7 @@ def convolution(
     given = recorder.known(weight)
     fixed = given is None or given.kind == "buffer"
     x, w = (
-        recorder.value(input),
+        recorder.as_units(input),
         recorder.value(weight) if fixed else require_parameter(recorder, name, weight),
     )
     space = w.labels.dim() - 2

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.trace.functions import CLAMPS
-from pathspace.network.trace.reasons import BOUNDED, GATED
+from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value, apart, common_kind
@@ -176,8 +176,18 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
     return recorder.scales.resolve(target).expand(labels.shape)
 
 
-def multiply(recorder: Recorder, name: str, func: Callable[..., Any], x: Any, y: Any) -> Tensor:
+def multiply(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    x: Any,
+    y: Any,
+    *,
+    rounding_mode: str | None = None,
+) -> Tensor:
     """A product with a constant (a fixed weight) or with a parameter (one edge per element)."""
+    if rounding_mode is not None:
+        recorder.refuse(name, ROUNDED)
     a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
     if "div" in name:
         if b is not None and a is not None and b.kind == "input":

@@ -74,7 +74,7 @@ def max_pool(
     n = int(next(c for c in name if c.isdigit()))
     if return_indices:
         recorder.refuse(name, "the indices it returns depend on the data")
-    x = recorder.value(input)
+    x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
     stride = kernel if stride is None or stride == [] else _tuple(stride, n)
@@ -154,7 +154,7 @@ def avg_pool(
     """Average pooling, with every way of counting the padding."""
     del func
     n = int(next(c for c in name if c.isdigit()))
-    x = recorder.value(input)
+    x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -214,7 +214,7 @@ def adaptive_pool(
     """Adaptive average and maximum pooling."""
     del func
     n = int(next(c for c in name if c.isdigit()))
-    x = recorder.value(input)
+    x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     if return_indices:
         recorder.refuse(name, "the indices it returns depend on the data")

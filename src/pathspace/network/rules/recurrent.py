@@ -48,7 +48,7 @@ def rnn(
     del func
     has_biases, layers, _dropout, _train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
-    x = recorder.value(input)
+    x = recorder.as_units(input)
     batched = x.labels.dim() == 3
     batch_dim = (0 if batch_first else 1) if batched else None
     if x.batch is not None and x.batch != batch_dim:
@@ -200,7 +200,7 @@ def rnn_cell(
 ) -> Tensor:
     """One step of a ReLU RNN."""
     del func
-    x = recorder.value(input)
+    x = recorder.as_units(input)
     if x.batch is not None and (x.labels.dim() == 1 or x.batch != 0):
         recorder.wrong_batch(name)
     _check_features(recorder, name, x, w_ih)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.overrides import resolve_name
+from torch.utils import _pytree as pytree
 
 _NAMES: dict[Any, str] = {}
 
@@ -70,6 +73,9 @@ SHAPED_FACTORIES = frozenset(
 )
 """New tensors that take no more than the form of another."""
 
+OF_FORM = frozenset(["view_as", "expand_as", "reshape_as", "type_as", "to"])
+"""What takes no more than the form of the second tensor."""
+
 RANDOM = frozenset(
     [
         "rand",
@@ -111,6 +117,9 @@ READS = frozenset(
     ]
 )
 """What hands values to Python, so that the code can depend on them."""
+
+NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
+"""What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
 
 AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
 """Augmented assignments that write into their first operand."""
@@ -197,3 +206,26 @@ ENDINGS = frozenset(
     ]
 )
 """What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
+
+
+def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a function of tensors without values, of which the shape alone is wanted.
+
+    Args:
+        name: its short name.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    if any(t.is_meta for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
+        args, kwargs = pytree.tree_map_only(Tensor, _emptied, (args, kwargs))  # constants too
+    if name in NORMALIZATIONS:  # with one example there may be a single value, which torch refuses
+        return torch.empty_like(args[0] if args else kwargs["input"])
+    result = func(*args, **kwargs)
+    return pytree.tree_map_only(Tensor, lambda t: _emptied(t) if t.is_meta else t, result)
+
+
+def _emptied(t: Tensor) -> Tensor:
+    """The tensor without values; a sparse one has then no layout either."""
+    dense = t.layout is torch.strided
+    return t if t.is_meta and dense else torch.empty(t.shape, dtype=t.dtype, device="meta")

@@ -24,12 +24,15 @@ from pathspace.network.trace.functions import (
     AUGMENTED,
     ENDINGS,
     METADATA,
+    NORMALIZATIONS,
+    OF_FORM,
     RANDOM,
     READS,
     SHAPED_FACTORIES,
     short_name,
+    without_values,
 )
-from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED
+from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED, SPARSE
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -55,9 +58,10 @@ class Interpreter(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.paused:
-            return func(*args, **kwargs)
         name = short_name(func)
+        if self.paused:
+            self._check_written_outside(name, args, kwargs)
+            return without_values(name, func, args, kwargs)
         if name in METADATA:
             return func(*args, **kwargs)
         recorder = self.recorder
@@ -73,9 +77,17 @@ class Interpreter(TorchFunctionMode):
         self._check_destination(name, args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
+        if name in OF_FORM and recorder.known(args[0]) is None:  # a constant keeps its values
+            return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         kinds = {v.kind for v in values}
         if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
             recorder.refuse(name, ROUNDED)
+        if any(t.layout is not torch.strided for t in tensors):
+            recorder.refuse(name, SPARSE)
+        if name in NORMALIZATIONS and known[0] is not None and known[0].kind == "parameter":
+            recorder.refuse(
+                name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
+            )
         batches = tuple(
             [None if v is None else v.batch for v in known]
         )  # now: a rule may rebind its arguments
@@ -158,6 +170,10 @@ class Interpreter(TorchFunctionMode):
                 self._viewed[id(tensor._base)] = tensor._base
         return result
 
+    def _form_of(self, t: Tensor) -> Tensor:
+        """A constant as it is; a tensor of the form of any other."""
+        return t if self.recorder.known(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
+
     def _of_buffers(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
         real = self.recorder.real
@@ -193,6 +209,21 @@ class Interpreter(TorchFunctionMode):
                 "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
             )
 
+    def _check_written_outside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse that a module left outside changes an activation that entered it; a ReLU in place does no harm."""
+        if not (self._writes(name) or kwargs.get("inplace")) or name.rstrip("_") in ("relu", "leaky_relu"):
+            return
+        target = args[0] if args else kwargs.get("input")
+        if not isinstance(target, Tensor):
+            return
+        value = self.recorder.known(target._base if target._is_view() else target)
+        if value is not None and value.kind == "hidden":
+            self.recorder.refuse(
+                name,
+                "the module is left outside, and changes in place what entered it",
+                "Leave a larger module outside, one that makes the tensor itself",
+            )
+
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
         recorder = self.recorder
@@ -209,6 +240,14 @@ class Interpreter(TorchFunctionMode):
         self.paused = True
         try:
             return recorder.as_inputs(forward, args, kwargs, batch)
+        except (RuntimeError, TypeError) as error:
+            if "meta" not in str(error):  # as torch says where values are missing
+                raise
+            return recorder.refuse(
+                "outside",
+                f"it is left outside, but what it does depends on values, which a trace does not have ({error})",
+                "Leave a larger module outside, or trace the parts around it",
+            )
         finally:
             self.paused = False
 

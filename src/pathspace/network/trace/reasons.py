@@ -13,6 +13,7 @@ _GATED = "it multiplies two activations, so scaling both by s scales the product
 _NORMALIZED = "it divides by a statistic of its own input, which removes the scale that path geometry follows"
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
 _ROUNDED = "it rounds activations to whole numbers (or makes them complex)"
+_SPARSE = "sparse tensors are not known; a dense matrix, index_add and scatter_add are"
 _INDICES = "its indices depend on activations, so the network has no single graph"
 
 REASONS: dict[str, str] = {
@@ -87,7 +88,13 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], _BOUNDED),
-    **dict.fromkeys(["short", "char", "byte", "cfloat", "cdouble", "chalf", "trunc", "fix"], _ROUNDED),
+    **dict.fromkeys(
+        [
+            *("short", "char", "byte", "cfloat", "cdouble", "chalf", "trunc", "fix", "frac", "fmod"),
+            *("floor_divide", "floor_divide_", "__floordiv__", "__ifloordiv__", "remainder", "__mod__"),
+        ],
+        _ROUNDED,
+    ),
     **dict.fromkeys(
         [
             "scaled_dot_product_attention",
@@ -122,9 +129,19 @@ REASONS: dict[str, str] = {
         "the numbers it draws do not scale with the units beside them",
     ),
     **dict.fromkeys(
-        ["_sparse_mm", "sparse_mm", "_sparse_addmm", "sparse_coo_tensor", "sparse_csr_tensor", "to_sparse"],
-        "sparse tensors are not known; a dense matrix, index_add and scatter_add are",
+        [
+            *(
+                "_sparse_mm",
+                "sparse_mm",
+                "_sparse_addmm",
+                "sparse_coo_tensor",
+                "sparse_csr_tensor",
+                "to_sparse",
+            ),
+            *("spmm", "hspmm", "sspaddmm", "smm", "sampled_addmm"),
+        ],
+        _SPARSE,
     ),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
-GATED, BOUNDED, INDICES, ROUNDED = _GATED, _BOUNDED, _INDICES, _ROUNDED
+GATED, BOUNDED, INDICES, ROUNDED, SPARSE = _GATED, _BOUNDED, _INDICES, _ROUNDED, _SPARSE

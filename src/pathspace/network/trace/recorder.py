@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
 from pathspace.network.trace.examples import Examples
+from pathspace.network.trace.functions import short_name, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
@@ -288,7 +289,7 @@ class Recorder:
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
         )
-        result = func(*args, **kwargs)
+        result = without_values(short_name(func), func, args, kwargs)
 
         def bind(tensor: Tensor) -> Tensor:
             if batch is None or tensor.dim() <= batch:

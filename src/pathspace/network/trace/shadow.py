@@ -29,7 +29,9 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
         memo[id(parameter)] = empty
         leaves.append((empty, "parameter", name, parameter.detach()))
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.layout is not torch.strided:  # a constant, which nothing traced may meet
+            memo[id(buffer)] = buffer.detach().clone()
+        elif buffer.is_floating_point() or buffer.is_meta:
             memo[id(buffer)] = torch.empty_like(buffer, device="meta")
             leaves.append((memo[id(buffer)], "buffer", name, buffer))
         else:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
-from pathspace.network.trace.functions import CLAMPS, ENDINGS, SHAPED_FACTORIES, short_name
+from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, SHAPED_FACTORIES, short_name
 from pathspace.paths.listing.affine import (
     NOT_WRITTEN,
     Operation,
@@ -62,6 +62,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
             return func(*args, **kwargs)
         name = short_name(func)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = tensors[:1] if name in OF_FORM else tensors
         units = any(self.is_unit(t) for t in tensors)
         weights = any(id(t) in self._weights for t in tensors)
         data = any(id(t) in self._data for t in tensors)
