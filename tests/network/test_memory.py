@@ -2,6 +2,7 @@
 
 The oracle lists every path, by running the model on real tensors, whose memory says what is shared.
 """
+# ruff: noqa: ARG005
 
 import pytest
 import torch
@@ -310,3 +311,47 @@ def test_a_copy_of_a_parameter_may_be_changed():
     hidden = 4 * squares["a.weight"].sum(1)
     expected = (squares["out.weight"] @ hidden + squares["out.bias"]).sum().item()
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(expected)
+
+
+REPLACED = {
+    "set_": (lambda m, h: h.set_(h.flip(1)), "'set_'.*memory of a tensor"),
+    "swapped": (lambda m, h: torch.utils.swap_tensors(h, h.flip(1)), "'swap_tensors'.*memory of a tensor"),
+    "its data": (lambda m, h: setattr(h, "data", h.flip(1)), r"data\.__set__.*memory of a tensor"),
+    "resized": (lambda m, h: h.resize_(h.shape[0], 4), "'resize_'.*memory of a tensor"),
+    "a parameter's data": (
+        lambda m, h: setattr(m.step.weight, "data", m.step.weight.data.t()), r"data\.__set__.*memory of a tensor",
+    ),
+    "a parameter's data, by a constant": (
+        lambda m, h: setattr(m.step.weight, "data", torch.zeros(4, 4, **DOUBLE)), r"data\.__set__.*memory",
+    ),
+    "a parameter set": (lambda m, h: m.step.weight.set_(m.step.weight.t()), "'set_'.*parameter 'step.weight'"),
+    "a parameter set to a constant": (lambda m, h: m.step.weight.set_(torch.zeros(4, 4, **DOUBLE)), "'set_'.*memory"),
+    "parameters swapped": (
+        lambda m, h: torch.utils.swap_tensors(m.a.weight, m.b.weight), "'swap_tensors'.*parameter '[ab].weight'",
+    ),
+    "another parameter": (
+        lambda m, h: setattr(m.step, "weight", nn.Parameter(torch.zeros(4, 4, **DOUBLE), requires_grad=False)),
+        r"another parameter in the place of 'step\.weight'",
+    ),
+    "strides": (lambda m, h: h.as_strided_((h.shape[0], 4), (0, 1)), "as_strided_"),
+    "storage": (lambda m, h: h.untyped_storage().fill_(0), "untyped_storage"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_refuses_to_lose_sight_of_memory_that_is_replaced(name):
+    change, message = REPLACED[name]
+
+    def careless(m, x):
+        h = m.a(x).relu()
+        change(m, h)
+        return m.out(m.step(h) + m.a(x) + m.b(x))
+
+    with pytest.raises(ps.UntraceableError, match=message):
+        ps.trace(Model(careless), torch.randn(2, 3, **DOUBLE))
+
+
+def test_inference_mode_is_no_obstacle():
+    with torch.inference_mode():
+        model = Model(lambda m, x: m.out(m.a(x).relu()))
+        assert ps.trace(model, torch.zeros(2, 3, **DOUBLE)).num_classes == 4

@@ -19,7 +19,7 @@ def short_name(func: Callable[..., Any]) -> str:
     if name is None:
         full = resolve_name(func) or getattr(func, "__name__", str(func))
         parts = full.split(".")
-        name = ".".join(parts[-2:]) if parts[-1] == "__get__" else parts[-1]
+        name = ".".join(parts[-2:]) if parts[-1] in ("__get__", "__set__") else parts[-1]
         _NAMES[func] = name
     return name
 
@@ -64,6 +64,10 @@ METADATA = frozenset(
         "type_as_dtype",
         "__hash__",
         "requires_grad_",
+        "requires_grad.__set__",
+        "_cdata.__get__",
+        "_version.__get__",
+        "is_inference",
     ]
 )
 """What reads the form of a tensor, never its values."""

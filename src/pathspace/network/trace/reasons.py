@@ -142,6 +142,7 @@ REASONS: dict[str, str] = {
         ],
         _SPARSE,
     ),
+    **dict.fromkeys(["data.__set__", "resize_", "resize_as_"], "it replaces the memory of a tensor"),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
 GATED, BOUNDED, INDICES, ROUNDED, SPARSE = _GATED, _BOUNDED, _INDICES, _ROUNDED, _SPARSE

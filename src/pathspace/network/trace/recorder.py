@@ -51,7 +51,8 @@ class Recorder:
             int, Any
         ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
         self.module_path: list[str] = []
-        self._values: dict[int, tuple[Tensor, Value]] = {}  # keeps the tensors alive, so that ids stay unique
+        # keeps the tensors alive, so that ids stay unique
+        self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}
         self._slots = 0
 
     # -- values -----------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class Recorder:
 
     def bind(self, tensor: Tensor, value: Value) -> Tensor:
         """From now on ``tensor`` has this value."""
-        self._values[id(tensor)] = (tensor, value)
+        self._values[id(tensor)] = (tensor, value, _memory(tensor))
         return tensor
 
     def known(self, tensor: Any) -> Value | None:
@@ -71,8 +72,10 @@ class Recorder:
         entry = self._values.get(id(tensor))
         if entry is None:
             return None
-        value = entry[1]
-        return value if value.version == value.memory.version else self._after_writes(*entry)
+        _, value, memory = entry
+        if memory != _memory(tensor) and value.kind != "input":
+            self._replaced(value, memory[0] == _memory(tensor)[0])
+        return value if value.version == value.memory.version else self._after_writes(tensor, value)
 
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor; a constant becomes a leaf of the squared network."""
@@ -115,8 +118,12 @@ class Recorder:
             self.refuse(
                 name,
                 f"it changes the parameter '{known.memory.parameter}' in place",
-                "Write the result into a new tensor",
+                _NEW,
             )
+
+    def _replaced(self, value: Value, by_set: bool) -> None:
+        what = f"the parameter '{value.name}'" if value.kind == "parameter" else "a tensor"
+        self.refuse("set_" if by_set else "swap_tensors", f"it replaces the memory of {what}", _NEW)
 
     def check_type(self, name: str, target: Tensor, written: Value) -> None:
         """Refuse writing activations into a tensor of whole numbers, which rounds them without a word."""
@@ -329,3 +336,11 @@ class Recorder:
     def mixes(self, name: str) -> Any:
         """Elements of one example came to lie in the place of another's."""
         raise MixedExamples(name, self.path)
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """What changes if somebody replaces a tensor's memory unseen by rules, which write into none."""
+    return tensor._cdata, 0 if tensor.is_inference() else tensor._version
+
+
+_NEW = "Write the result into a new tensor"

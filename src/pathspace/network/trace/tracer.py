@@ -180,7 +180,9 @@ class _Plan:
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
-            result = shadow(*args, **kwargs)
+            own = dict(shadow.named_parameters())
+            result = _run(recorder, shadow, args, kwargs)
+            _check_own(recorder, own, shadow)
             if self.output is not None:
                 result = self.output(result)
         outputs, places, slots = _outputs(recorder, result)
@@ -264,6 +266,28 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
                 "a hook can change what the module computes, and tracing does not see it",
                 "Remove it first (handle.remove(), remove_weight_norm, prune.remove; trace before a quantizer "
                 "prepares the model), or leave the module outside",
+            )
+
+
+def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return shadow(*args, **kwargs)
+    except RuntimeError as error:
+        if "set the storage of a tensor" in str(error):  # set_ is none of the functions that tracing sees
+            recorder.refuse(
+                "set_", "it replaces the memory of a tensor", "Write the result into a new tensor"
+            )
+        raise
+
+
+def _check_own(recorder: Recorder, own: Mapping[str, nn.Parameter], shadow: nn.Module) -> None:
+    """Refuse a forward pass that gave a module another parameter."""
+    for name, parameter in shadow.named_parameters():
+        if own.get(name) is not parameter:
+            recorder.refuse(
+                "nn.Parameter",
+                f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees",
+                "Make parameters where the module is built",
             )
 
 
