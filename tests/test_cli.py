@@ -162,7 +162,7 @@ def test_a_command_that_is_refused_leaves_no_folder_behind(
 def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pathspace.experiments import storage
+    from pathspace import files
 
     def full(source: Path, target: Path) -> None:
         if target.name == "curves.png":
@@ -171,7 +171,7 @@ def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
 
     arguments = ["train", *TINY, "--output", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(storage.os, "replace", full)
+        patch.setattr(files.os, "replace", full)
         result = call(*arguments)
     assert result.exit_code == 2
     (said,) = (line for line in result.stderr.splitlines() if line.startswith("Error"))

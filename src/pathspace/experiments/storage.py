@@ -1,20 +1,20 @@
-"""Files that are either complete or absent, whatever happens while they are written."""
+"""Results on disk: whole files and writable folders, or an error that says what to do."""
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from pathspace import files
 from pathspace.experiments.errors import ConfigurationError, StorageError
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under a temporary name beside `path`, then rename it to `path`.
+    """Write a file as `files.write_atomically` does.
 
     Args:
         path: The final file; an older one is replaced in one step.
@@ -24,19 +24,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
     """
     with _clear_failure(path):
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())  # else a crash of the machine may leave the new name on an empty file
-            # mkstemp makes the file private; results are for sharing, as far as the user's umask allows.
-            temporary.chmod(0o666 & ~_umask())
-            os.replace(temporary, path)  # noqa: PTH105 (the atomic rename, named for what it is)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        files.write_atomically(path, write)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -101,10 +89,3 @@ def _clear_failure(path: Path) -> Iterator[None]:
         raise StorageError(
             f"Cannot write {str(path)!r} ({cause.strerror}): make room there, or choose another folder."
         ) from error
-
-
-def _umask() -> int:
-    # The umask can only be read by setting it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

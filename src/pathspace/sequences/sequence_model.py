@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
+from pathspace.files import write_atomically
+
 from . import storage
 from .ensembles import merge_folds
 from .evaluation import code_length
@@ -267,6 +269,11 @@ class SequenceModel:
         return self.alphabet_.decode(drawn)
 
     def save(self, path: str | Path) -> None:
-        """Write the model and its training to a safetensors file; an existing file is replaced at once."""
+        """Write the model and its training to a safetensors file; an existing file is replaced at once.
+
+        Raises:
+            OSError: if it cannot be written; the file that was there before is then untouched.
+        """
         stored = storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())
-        storage.write_atomically(Path(path), storage.dump(stored))
+        content = storage.dump(stored)
+        write_atomically(Path(path), lambda file: file.write(content))

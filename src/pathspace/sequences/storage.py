@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -54,31 +52,6 @@ class Stored:
     alphabet: Alphabet
     settings: Settings
     options: dict[str, Any]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, then move it into place.
-
-    Raises:
-        OSError: if it cannot be written; the file that was there before is then untouched.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp makes private files
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)  # it can only be read by setting it; other threads may make files meanwhile
-    os.umask(mask)
-    return mask
 
 
 def dump(stored: Stored) -> bytes:

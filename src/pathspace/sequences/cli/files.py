@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
+from pathspace.files import check_writable, write_atomically
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
 
@@ -44,11 +44,22 @@ def writable(path: Path) -> Path:
     """Return the path if a file can be written there; asked before the work, not after hours of it."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give --output a file name")
-    if not path.parent.is_dir():
-        raise ValueError(f"the folder {path.parent} of the output file does not exist: make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"the folder {path.parent} of the output file cannot be written to")
+    try:
+        check_writable(path)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"the folder {error.filename} of the output file does not exist: make it first"
+        ) from error
+    except OSError as error:
+        raise ValueError(
+            f"the output file {path} cannot be written ({error.strerror}: {error.filename}): give another --output"
+        ) from error
     return path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent; devices and pipes are written to as they are."""
+    write_atomically(path, lambda file: file.write(content))
 
 
 def mask_after(text: Text, after: str | None) -> np.ndarray | None:

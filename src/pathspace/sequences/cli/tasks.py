@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.sequences import baselines
-from pathspace.sequences.storage import write_atomically
 from pathspace.sequences.tasks import TASKS
 from pathspace.sequences.text import Alphabet
 
 from .console import errors, per_symbol, say
-from .files import AsJson, read, writable
+from .files import AsJson, read, writable, write
 
 
 def generate_task(
@@ -31,7 +30,7 @@ def generate_task(
             raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
         writable(output)
         text = TASKS[task].generate(np.random.default_rng(seed))
-        write_atomically(output, text.encode())
+        write(output, text.encode())
         length = TASKS[task].true_bits(text)
     different = len(set(text))
     figures = {

@@ -10,10 +10,9 @@ import typer
 from pathspace.sequences.compression import compress as compress_bytes
 from pathspace.sequences.compression import decompress as decompress_bytes
 from pathspace.sequences.estimators import load
-from pathspace.sequences.storage import write_atomically
 
 from .console import errors, say, symbols_bar
-from .files import After, AsJson, InputPath, ModelPath, mask_after, read_for, writable
+from .files import After, AsJson, InputPath, ModelPath, mask_after, read_for, writable, write
 
 
 def sample(
@@ -77,7 +76,7 @@ def compress(
         estimator, data = load(model), file.read_bytes()
         with symbols_bar("compress") as progress:
             packed = compress_bytes(estimator, data, progress)
-        write_atomically(output, packed)
+        write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
     figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
     say(as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte")
@@ -94,5 +93,5 @@ def decompress(
         estimator, packed = load(model), file.read_bytes()
         with symbols_bar("decompress") as progress:
             data = decompress_bytes(estimator, packed, progress)
-        write_atomically(output, data)
+        write(output, data)
     typer.echo(f"{output}: {len(data)} bytes")
