@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from binascii import crc_hqx
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import constriction
@@ -33,6 +33,10 @@ _stream: Any = constriction.stream  # pyright: ignore[reportAttributeAccessIssue
 _MAGIC = b"\xb5\x01"
 _CHECKED = 7
 _BLOCK = 1024
+_INFLATED = 1 << 17
+_LONGEST = 9  # bytes of a varint below 2^63
+
+MAX_BYTES = 1 << 26
 
 Progress = Callable[[int, int], None]
 
@@ -105,15 +109,44 @@ def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
     return zlib.compress(bytes(packed), 9)
 
 
-def _unpack_foreign(packed: bytes) -> Iterator[tuple[int, int]]:
-    try:
-        content = zlib.decompress(packed)
-    except zlib.error as error:
-        raise CorruptedError("the foreign symbols are damaged") from error
-    reader, place = _Reader(content, 0), -1
-    while reader.rest():
-        place += reader.varint()
-        yield place, reader.varint()
+def _unpack_foreign(packed: bytes, symbols: NDArray[Any], most: int) -> NDArray[np.bool_]:
+    """Put the foreign symbols, all at most ``most``, into their places and return which those are."""
+    is_foreign = np.zeros(len(symbols), bool)
+    inflater, place, rest = zlib.decompressobj(), -1, b""
+    while not inflater.eof:
+        try:
+            block = inflater.decompress(packed, _INFLATED)
+        except zlib.error as error:
+            raise CorruptedError("the foreign symbols are damaged") from error
+        packed = inflater.unconsumed_tail
+        numbers, rest = _varints(rest + block)
+        gaps, codes = numbers[::2], numbers[1::2]
+        ended = not block and not packed and not inflater.eof
+        if ended or (gaps < 1).any() or (gaps > len(symbols)).any() or (codes > most).any():
+            raise CorruptedError("the foreign symbols are damaged or do not fit into the text")
+        places = place + np.cumsum(gaps)
+        if len(places) and (place := int(places[-1])) >= len(symbols):
+            raise CorruptedError("the foreign symbols do not fit into the text")
+        symbols[places], is_foreign[places] = codes, True
+    if rest:
+        raise CorruptedError("the foreign symbols are damaged: they end too early")
+    return is_foreign
+
+
+def _varints(content: bytes) -> tuple[IntArray, bytes]:
+    """Return an even number of varints and the bytes after them."""
+    values = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(values < 0x80)
+    ends = ends[: len(ends) // 2 * 2]
+    used = int(ends[-1]) + 1 if len(ends) else 0
+    first = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+    sizes = ends - first + 1
+    if sizes.max(initial=0) > _LONGEST or len(content) - used > 2 * _LONGEST:
+        raise CorruptedError("the foreign symbols are damaged: a number is too long")
+    if not used:
+        return np.empty(0, np.int64), content
+    shifts = 7 * (np.arange(used) - np.repeat(first, sizes))
+    return np.add.reduceat((values[:used] & 0x7F).astype(np.int64) << shifts, first), content[used:]
 
 
 def _family() -> Any:
@@ -136,18 +169,16 @@ def _encode(model: SequenceModel, x: IntArray, progress: Progress | None) -> byt
     return encoder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
 
 
-def _decode(model: SequenceModel, code: bytes, length: int, progress: Progress | None) -> IntArray:
+def _decode(model: SequenceModel, code: bytes, x: NDArray[Any], progress: Progress | None) -> None:
     words = np.frombuffer(code + b"\0" * (-len(code) % 4), "<u4").astype(np.uint32)
     decoder, family, place = _stream.queue.RangeDecoder(words), _family(), Walk(model.parameters_)
-    A = len(model.alphabet_)
-    x = np.empty(length, dtype=np.int64)
+    A, length = len(model.alphabet_), len(x)
     for t in range(length):
         p = np.asarray(mix_with_uniform(place.predict(), t, A))
         x[t] = decoder.decode(family, p[None])[0]
         place.read(int(x[t]))
         if progress is not None and ((t + 1) % _BLOCK == 0 or t + 1 == length):
             progress(t + 1, length)
-    return x
 
 
 def compress(model: SequenceModel, data: bytes, progress: Progress | None = None) -> bytes:
@@ -183,16 +214,21 @@ def compress(model: SequenceModel, data: bytes, progress: Progress | None = None
     return front + crc_hqx(front + head + code, 0).to_bytes(2, "little") + head + code
 
 
-def decompress(model: SequenceModel, content: bytes, progress: Progress | None = None) -> bytes:
+def decompress(
+    model: SequenceModel, content: bytes, progress: Progress | None = None, max_bytes: int = MAX_BYTES
+) -> bytes:
     """Return what was compressed.
 
     Args:
         model: the one that compressed it.
         content: what `compress` returned.
         progress: called with the symbols done and their number.
+        max_bytes: most that it may become: a few bytes can claim to be any number of likely symbols. Memory and
+            time are in proportion to what is claimed below that.
 
     Raises:
         CorruptedError: if the content is damaged, no compressed file, or made with another model.
+        ValueError: if it claims to be longer than ``max_bytes``.
     """
     if len(content) < _CHECKED or content[:2] != _MAGIC:
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
@@ -204,13 +240,21 @@ def decompress(model: SequenceModel, content: bytes, progress: Progress | None =
     reader = _Reader(content, _CHECKED)
     size = reader.varint()
     length = size // 2
-    foreign = dict(_unpack_foreign(reader.take(reader.varint()))) if size % 2 else {}
-    inside = length - len(foreign)
-    if inside < 0 or any(place >= length for place in foreign):
-        raise CorruptedError("the foreign symbols do not fit into the text")
-    one = len(model.alphabet_) == 1
-    x = np.zeros(inside, np.int64) if one else _decode(model, reader.rest(), inside, progress)
-    data = _join(model.alphabet_, x, foreign, length)
+    _check_size(length, max_bytes)
+    is_text = isinstance(model.alphabet_.symbols, str)
+    symbols = np.empty(length, np.uint32 if is_text else np.uint8)
+    is_foreign = np.zeros(length, bool)
+    if size % 2:
+        is_foreign = _unpack_foreign(reader.take(reader.varint()), symbols, 0x10FFFF if is_text else 0xFF)
+        if is_text and (symbols[is_foreign] - np.uint32(0xD800) < 0x800).any():
+            raise CorruptedError("the foreign symbols are damaged: not all are characters")
+    x = np.zeros(length - int(is_foreign.sum()), symbols.dtype)
+    if len(model.alphabet_) > 1:
+        _decode(model, reader.rest(), x, progress)
+    symbols[~is_foreign] = model.alphabet_.codes.astype(symbols.dtype)[x]
+    if is_text:
+        _check_size(length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes)
+    data = symbols.astype("<u4").tobytes().decode("utf-32-le").encode() if is_text else symbols.tobytes()
     if crc_hqx(data, 0).to_bytes(2, "little") != content[3:5]:
         raise CorruptedError(
             "the text does not fit its checksum: another model, version or kind of processor"
@@ -218,12 +262,9 @@ def decompress(model: SequenceModel, content: bytes, progress: Progress | None =
     return data
 
 
-def _join(alphabet: Alphabet, x: IntArray, foreign: dict[int, int], length: int) -> bytes:
-    text = alphabet.decode(x)
-    if not foreign:
-        return text.encode("utf-8") if isinstance(text, str) else text
-    if isinstance(text, str):
-        characters = iter(text)
-        return "".join(chr(foreign[k]) if k in foreign else next(characters) for k in range(length)).encode()
-    values = iter(text)
-    return bytes(foreign[k] if k in foreign else next(values) for k in range(length))
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise ValueError(
+            f"the compressed file claims to be {size} bytes or more, more than the {max_bytes} that are allowed: if "
+            "you trust it, allow more by max_bytes (--max-bytes)"
+        )

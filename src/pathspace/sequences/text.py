@@ -58,7 +58,8 @@ class Alphabet:
         return len(self.symbols)
 
     @cached_property
-    def _codes(self) -> IntArray:
+    def codes(self) -> IntArray:
+        """(A,) the byte value or code point of each symbol."""
         if isinstance(self.symbols, bytes):
             return np.frombuffer(self.symbols, np.uint8).astype(np.int64)
         return np.array([ord(symbol) for symbol in self.symbols], dtype=np.int64)
@@ -72,10 +73,10 @@ class Alphabet:
             codes = np.frombuffer(text, np.uint8).astype(np.int64)
         else:
             codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
-        order = np.argsort(self._codes)
-        place = np.minimum(np.searchsorted(self._codes[order], codes), len(self) - 1)
+        order = np.argsort(self.codes)
+        place = np.minimum(np.searchsorted(self.codes[order], codes), len(self) - 1)
         x = order[place]
-        return x.astype(np.int64), self._codes[x] == codes
+        return x.astype(np.int64), self.codes[x] == codes
 
     def known(self, text: Text) -> NDArray[np.bool_]:
         """Return, for each symbol of the text, whether the alphabet has it."""

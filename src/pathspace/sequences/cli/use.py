@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pathspace.sequences.compression import MAX_BYTES
 from pathspace.sequences.compression import compress as compress_bytes
 from pathspace.sequences.compression import decompress as decompress_bytes
 from pathspace.sequences.estimators import load
@@ -86,12 +87,15 @@ def decompress(
     model: ModelPath,
     file: InputPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    max_bytes: Annotated[
+        int, typer.Option(help="Most bytes to write, against files that claim any number.", min=0)
+    ] = MAX_BYTES,
 ) -> None:
     """Bring back a compressed file; refuses what is damaged or belongs to another model."""
     with errors():
         writable(output)
         estimator, packed = load(model), file.read_bytes()
         with symbols_bar("decompress") as progress:
-            data = decompress_bytes(estimator, packed, progress)
+            data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
     typer.echo(f"{output}: {len(data)} bytes")
