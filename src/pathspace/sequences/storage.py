@@ -3,7 +3,7 @@
 tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if the validation has kept other parameters,
           centre.* if there is a prior; sources, targets
 metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings, the counters and a checksum of
-          the tensors
+          all that and of the tensors (in version 1: of the tensors alone)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .text import Alphabet
 from .training import Settings, Training
 
 _KEY = "pathspace.sequences"
-_VERSION = 1
+_VERSION = 2
 _ARRAYS = ("w", "tau", "rho", "V0")
 _COUNTERS = (
     "rate_w",
@@ -38,6 +38,7 @@ _COUNTERS = (
     "best_pass",
     "validation_bits",
 )
+_WHOLE = {"passes", "tries", "best_pass", "restarts", "ensemble", "folds", "jobs", "heat", "units"}
 
 
 class ModelFileError(ValueError):
@@ -74,12 +75,16 @@ def dump(stored: Stored) -> bytes:
         "options": stored.options,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    description["checksum"] = _checksum(tensors)
+    description["checksum"] = _checksum(description, tensors)
     return save(tensors, {_KEY: json.dumps(description)})
 
 
-def _checksum(tensors: dict[str, np.ndarray]) -> int:
+def _checksum(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> int:
     check = 0
+    if description["version"] > 1:
+        said = {name: value for name, value in description.items() if name != "checksum"}
+        said["tensors"] = {name: [str(array.dtype), array.shape] for name, array in tensors.items()}
+        check = zlib.crc32(json.dumps(said, sort_keys=True).encode())
     for name in sorted(tensors):
         check = zlib.crc32(tensors[name].tobytes(), zlib.crc32(name.encode(), check))
     return check
@@ -109,40 +114,72 @@ def load(path: Path) -> Stored:
             raise ModelFileError(
                 f"{path} was written by a later version ({version}, this one reads {_VERSION})"
             )
-        # files of earlier versions have none
-        if description.get("checksum", check := _checksum(tensors)) != check:
-            raise ModelFileError(f"{path} is damaged: the checksum of its tensors does not fit")
+        stored = description.get("checksum")
+        # the first files of version 1 have none
+        if stored != _checksum(description, tensors) and not (version == 1 and stored is None):
+            raise ModelFileError(f"{path} is damaged: its checksum does not fit")
         return _build(description, tensors)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path} is damaged: {error!r}") from error
 
 
 def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored:
-    units = int(description["units"])
-    pairs = zip(tensors["sources"].tolist(), tensors["targets"].tolist(), strict=True)
-    graph = Graph.from_edges(units, ((i, j) for i, j in pairs if i > 0))
-    if not np.array_equal(graph.sources, tensors["sources"]):
-        raise ValueError("the edges are not in order")
+    graph = _graph(description["units"], tensors)
 
     def parameters(name: str) -> Parameters | None:
-        if f"{name}.w" not in tensors:
+        if not any(f"{name}.{array}" in tensors for array in _ARRAYS):
             return None
         arrays = {array: tensors[f"{name}.{array}"] for array in _ARRAYS}
-        return Parameters(description["kind"], description["squash"], graph, **arrays)
+        found = Parameters(description["kind"], description["squash"], graph, **arrays)
+        if not found.is_finite:
+            raise ValueError(f"the parameters {name!r} are not finite")
+        return found
 
-    symbols = description["alphabet"]
-    alphabet = Alphabet(symbols if isinstance(symbols, str) else bytes(symbols))
-    counters = {name: description["counters"][name] for name in _COUNTERS}
+    counters = {name: _number(description["counters"], name) for name in _COUNTERS}
     last = parameters("last")
     if last is None:
         raise ValueError("there are no parameters")
     training = Training(model=last, best=parameters("best"), centre=parameters("centre"), **counters)
+    alphabet = _alphabet(description["alphabet"])
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
     if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):
         raise ValueError("the rates are not finite")
     known = {field.name for field in fields(Settings)}
     settings = Settings(**{name: v for name, v in description["settings"].items() if name in known})
-    return Stored(training, alphabet, settings, dict(description["options"]))
+    options = dict(description["options"])
+    for name in _WHOLE & options.keys():
+        if type(options[name]) is not int or options[name] < 0:
+            raise ValueError(f"the option {name} is {options[name]!r}")
+    return Stored(training, alphabet, settings, options)
+
+
+def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
+    """Return the graph, whose size the tensors must bear out before it takes any memory."""
+    sources, targets, V0 = tensors["sources"], tensors["targets"], tensors["last.V0"]
+    if type(units) is not int or V0.shape != (units + 1,):
+        raise ValueError(f"units={units!r} does not fit start values of shape {V0.shape}")
+    if sources.ndim != 1 or sources.shape != targets.shape or not sources.dtype == targets.dtype == np.int64:
+        raise ValueError("the edges have no two ends each")
+    pairs = zip(sources.tolist(), targets.tolist(), strict=True)
+    graph = Graph.from_edges(units, ((i, j) for i, j in pairs if i > 0))
+    if not (np.array_equal(graph.sources, sources) and np.array_equal(graph.targets, targets)):
+        raise ValueError("the edges are not in order")
+    return graph
+
+
+def _alphabet(symbols: Any) -> Alphabet:
+    if not isinstance(symbols, str | list):
+        raise ValueError(f"the alphabet is a {type(symbols).__name__}")
+    if len(set(symbols)) < len(symbols):
+        raise ValueError("the alphabet has a symbol twice")
+    return Alphabet(symbols if isinstance(symbols, str) else bytes(symbols))
+
+
+def _number(counters: dict[str, Any], name: str) -> Any:
+    value, whole = counters[name], name in _WHOLE
+    if type(value) not in ((int,) if whole else (int, float)) or (whole and value < 0):
+        raise ValueError(f"the counter {name} is {value!r}")
+    return value
