@@ -12,17 +12,16 @@ Sources:
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, gunzip
 
 PARTS = ("train", "validation", "test")
 
@@ -176,11 +175,12 @@ def _read(corpus: Corpus, name: str, folder: Path | None) -> bytes:
         raise _no_data(corpus, looked)
     try:
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as packed:
-                return packed.read(name)
+            check_zip(path)
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(name)
         content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        return gunzip(content) if path.suffix == ".gz" else content
+    except (*UNREADABLE, KeyError) as error:
         raise ConfigurationError(f"Cannot read {str(path)!r} ({error}): download the file again.") from error
 
 

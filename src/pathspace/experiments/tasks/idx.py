@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.tasks.packed import UNREADABLE, gunzip
 
 UNSIGNED_BYTE = 0x08  # the only type of number that MNIST uses
+MOST_DIMENSIONS = 3
 
 
 def read_idx(path: Path) -> Tensor:
@@ -29,8 +29,8 @@ def read_idx(path: Path) -> Tensor:
         ConfigurationError: The file is missing or broken: it says which file and why.
     """
     try:
-        content = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
+        content = gunzip(path.read_bytes())
+    except UNREADABLE as error:
         raise ConfigurationError(f"Cannot read {str(path)!r} ({error}): download the file again.") from error
     return _parse(content, path)
 
@@ -45,6 +45,8 @@ def _parse(content: bytes, path: Path) -> Tensor:
     kind, dimensions = content[2], content[3]
     if kind != UNSIGNED_BYTE:
         raise broken(f"numbers of type 0x{kind:02x} instead of 0x{UNSIGNED_BYTE:02x}, unsigned bytes")
+    if dimensions > MOST_DIMENSIONS:
+        raise broken(f"{dimensions} dimensions")
     start = 4 + 4 * dimensions
     if len(content) < start:
         raise broken("its header is cut off")

@@ -5,8 +5,9 @@ Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 20
 
 from __future__ import annotations
 
+import io
+import math
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.corpora import data_folder
+from pathspace.experiments.tasks.packed import UNREADABLE, check_zip
 
 IMAGE = (3, 32, 32)
 BYTES = 3 * 32 * 32
@@ -99,22 +101,36 @@ def load(name: str, part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
 
 def _archive(path: Path, known: DataSet) -> tuple[Tensor, Tensor]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            images, labels = content["images"], content["labels"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        check_zip(path)
+        with zipfile.ZipFile(path) as archive:
+            images, labels = (_array(archive.read(f"{name}.npy")) for name in ("images", "labels"))
+    except (*UNREADABLE, ValueError, KeyError) as error:
         raise ConfigurationError(
             f"Cannot read {str(path)!r} ({_first_line(error)}): download it again."
         ) from error
-    if images.dtype != np.uint8 or images.shape[1:] != IMAGE:
+    if images.dtype != np.uint8 or images.shape[1:] != IMAGE or labels.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"{str(path)!r} holds images of shape {images.shape} and type {images.dtype}, not {known.title}."
+            f"{str(path)!r} holds images of shape {images.shape} and type {images.dtype} and labels of type "
+            f"{labels.dtype}, not {known.title}."
         )
     return _checked(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), path, known)
 
 
+def _array(content: bytes) -> np.ndarray:
+    """Return the array in an .npy file, after its shape was compared to the bytes that there are."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(f"its header promises {shape} of {dtype}")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
 def _records(path: Path, known: DataSet) -> tuple[Tensor, Tensor]:
-    content = np.fromfile(path, dtype=np.uint8)
     length = known.labels + BYTES
+    content = np.fromfile(path, dtype=np.uint8)
     if len(content) == 0 or len(content) % length:
         raise ConfigurationError(
             f"{str(path)!r} has {len(content)} bytes, no multiple of {length}: download it again."
