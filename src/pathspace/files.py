@@ -25,7 +25,7 @@ SUFFIX = ".part"
 _KEPT = 100  # characters of the name in the temporary one, which must not be too long for the file system
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
     """Write a file under a temporary name beside it, then rename it; its permissions stay what they were.
 
     A symbolic link stays, and what it names is written. Devices and pipes are written to as they are.
@@ -33,6 +33,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Args:
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
+        keep: Where an older file goes, in the same folder; None: nowhere.
 
     Raises:
         OSError: It cannot be written. A file that was there before is then untouched.
@@ -54,6 +55,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             temporary.chmod(mode)
             if os.name == "nt":  # Windows renames no open file
                 file.close()
+            if keep is not None and target.exists():
+                target.replace(keep)
             os.replace(temporary, target)  # noqa: PTH105 (the atomic rename, named for what it is)
     except BaseException:
         temporary.unlink(missing_ok=True)

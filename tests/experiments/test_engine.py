@@ -108,9 +108,12 @@ def test_a_checkpoint_of_another_configuration_is_refused(
 
 
 def test_a_broken_checkpoint_is_named(tiny_config: Config, tiny_task: Task, tmp_path: Path) -> None:
-    (tmp_path / checkpoint.FILE).write_bytes(b"nothing")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
+    for content in (b"nothing", b"", b"n" * 1000):
+        (tmp_path / checkpoint.FILE).write_bytes(content)
+        with pytest.raises(
+            ConfigurationError, match=r"checkpoint\.pt' cannot be read .* nor the one before it"
+        ):
+            run(tiny_config(), tiny_task, folder=tmp_path, resume=True)
 
 
 def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, tiny_task: Task) -> None:

@@ -1,10 +1,18 @@
-"""Checkpoints of a run: complete or absent, and refused by a run of another configuration."""
+"""Checkpoints of a run: complete or absent, and refused by a run of another configuration.
+
+checkpoint.pt         what `torch.save` wrote, then its SHA-256 as a line of text
+checkpoint-before.pt  the one before, which a run goes on from if the last one is damaged
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any, cast
 
 import torch
 
@@ -12,21 +20,29 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
 
-FILE = "checkpoint.pt"
+FILE, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
+_MARK = b"\nsha256 "
+_ENDING = len(_MARK) + 64
+_BLOCK = 1 << 20
+
+
+class DamagedError(Exception):
+    """A checkpoint is not what was written."""
 
 
 def exists(folder: Path) -> bool:
     """Say whether `folder` holds a checkpoint."""
-    return (folder / FILE).exists()
+    return any((folder / name).exists() for name in (FILE, BEFORE))
 
 
 def remove(folder: Path) -> None:
-    """Delete the checkpoint of a run that is done."""
-    (folder / FILE).unlink(missing_ok=True)
+    """Delete the checkpoints of a run that is done."""
+    for name in (FILE, BEFORE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def save(folder: Path, config: RunConfig, state: RunState) -> None:
-    """Write all that the rest of the run depends on, atomically."""
+    """Write all that the rest of the run depends on, atomically, and keep the checkpoint before."""
     make_folder(folder)
     content = {
         "config": json.dumps(config.as_dict()),
@@ -42,22 +58,57 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "validations": torch.tensor([(v.loss, v.error) for v in state.validations], dtype=torch.float64),
         "validation_steps": [v.step for v in state.validations],
     }
-    write_atomically(folder / FILE, lambda file: torch.save(content, file))
+
+    def write(file: IO[bytes]) -> None:
+        hashed = _Hashed(file)
+        torch.save(content, cast(IO[bytes], hashed))
+        file.write(_MARK + hashed.digest.hexdigest().encode())
+
+    write_atomically(folder / FILE, write, keep=folder / BEFORE)
 
 
-def load(folder: Path, config: RunConfig, state: RunState) -> None:
+class _Hashed:
+    """A file that is written to, and the digest of what is."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def load(
+    folder: Path, config: RunConfig, state: RunState, noted: Callable[[str], object] = lambda _: None
+) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
+    A damaged checkpoint is replaced by the one before it.
+
+    Args:
+        folder: Of the run.
+        config: Of the run.
+        state: Of the run, at its start.
+        noted: Told in a sentence if a checkpoint is damaged: its name, and where the run goes on.
+
     Raises:
-        ConfigurationError: The file is broken or belongs to another configuration.
+        ConfigurationError: No file is whole, or it belongs to another configuration.
     """
     path = folder / FILE
     try:
-        content = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ConfigurationError(
-            f"The checkpoint {str(path)!r} cannot be read ({error}): delete it and start the run again."
-        ) from error
+        content = _read(path)
+    except (OSError, DamagedError) as error:
+        content = _before(folder, error)
+        if path.exists():
+            noted(
+                f"The checkpoint {str(path)!r} is damaged ({error}): going on from the one before it, of step "
+                f"{content['step']}."
+            )
+        # From here on the last one is a good one, so that the next save puts no damaged one in the place before.
+        (folder / BEFORE).replace(path)
     # What an older version did not write stood at its default.
     stored = RunConfig(**json.loads(content["config"])).as_dict()
     asked = json.loads(json.dumps(config.as_dict()))
@@ -82,3 +133,29 @@ def load(folder: Path, config: RunConfig, state: RunState) -> None:
         Validation(step, loss, error)
         for step, (loss, error) in zip(content["validation_steps"], values, strict=True)
     ]
+
+
+def _before(folder: Path, error: Exception) -> dict[str, Any]:
+    try:
+        return _read(folder / BEFORE)
+    except (OSError, DamagedError) as other:
+        raise ConfigurationError(
+            f"The checkpoint {str(folder / FILE)!r} cannot be read ({error}), nor the one before it, {BEFORE!r} "
+            f"({other}): delete them and start the run again."
+        ) from other
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size - _ENDING
+        digest = hashlib.sha256()
+        for begin in range(0, size, _BLOCK):
+            digest.update(file.read(min(_BLOCK, size - begin)))
+        file.seek(max(size, 0))
+        if file.read() != _MARK + digest.hexdigest().encode():
+            raise DamagedError("its checksum does not fit")
+        file.seek(0)
+        try:
+            return torch.load(file, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise DamagedError(str(error)) from error

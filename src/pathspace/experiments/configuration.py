@@ -15,7 +15,7 @@ from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings
 from pathspace.experiments.storage import write_json
 
 FILE = "config.json"
-RUN_FILES = (pool.RESULT, checkpoint.FILE)
+RUN_FILES = (pool.RESULT, checkpoint.FILE, checkpoint.BEFORE)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def run(
     report: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     finished: Callable[[nn.Module], None] | None = None,
+    noted: Callable[[str], object] = lambda _sentence: None,
 ) -> RunResult:
     """Train one model once.
 
@@ -63,6 +64,7 @@ def run(
         report: Called about ten times a second with the number of steps done and the latest loss.
         should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
         finished: Given the model as the last step left it, to look at.
+        noted: Told if a damaged checkpoint is passed over.
 
     Raises:
         ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
@@ -74,7 +76,7 @@ def run(
             config, task, chosen, fresh=not (resume and folder and checkpoint.exists(folder))
         )
         if resume and folder is not None and checkpoint.exists(folder):
-            checkpoint.load(folder, config, state)
+            checkpoint.load(folder, config, state, noted)
         if not state.validations:
             state.validations.append(_validate(state, task))
         _train(

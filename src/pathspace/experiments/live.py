@@ -33,6 +33,9 @@ class Silent:
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""
 
+    def noted(self, config: RunConfig, sentence: str) -> None:
+        """See `pool.Monitor`."""
+
 
 class PlainLines(Silent):
     """Prints a line when a stage begins and when a run is over: for logs and pipes.
@@ -49,6 +52,10 @@ class PlainLines(Silent):
         """See `pool.Monitor`."""
         self._runs, self._done = runs, 0
         self._console.print(f"{title}: {runs} run{'s' * (runs != 1)}", highlight=False)
+
+    def noted(self, config: RunConfig, sentence: str) -> None:
+        """See `pool.Monitor`."""
+        self._console.print(f"  {config.label}: {sentence}", highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""
@@ -90,6 +97,10 @@ class Bars(Silent):
             self._progress.update(self._runs[config.key], completed=step, note=f"loss {loss:.4g}")
             self._parts[config.key] = (step, self._parts[config.key][1])
             self._show_stage()
+
+    def noted(self, config: RunConfig, sentence: str) -> None:
+        """See `pool.Monitor`."""
+        self._progress.console.print(f"{config.label}: {sentence}", highlight=False, markup=False)
 
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""

@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,9 @@ class Monitor(Protocol):
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """A run has done so many steps."""
+
+    def noted(self, config: RunConfig, sentence: str) -> None:
+        """Something happened to a run that its user should know."""
 
     def finished(self, result: RunResult) -> None:
         """A run is over, or its result was there already."""
@@ -107,6 +111,7 @@ def run_one(
     *,
     started: Callable[[RunConfig, int], None],
     advanced: Callable[[RunConfig, int, float], None],
+    noted: Callable[[RunConfig, str], None],
     should_stop: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Do one run in its folder, and replace its checkpoint by its result."""
@@ -121,8 +126,9 @@ def run_one(
         resume=place.resume,
         report=lambda step, loss: advanced(config, step, loss),
         should_stop=should_stop,
+        noted=lambda sentence: noted(config, sentence),
     )
-    write_json(folder / RESULT, result.as_dict())
+    write_result(folder, result)
     checkpoint.remove(folder)
     return result
 
@@ -138,12 +144,26 @@ def _task(name: str, options: str, data_dir: Path | None, _environment: str | No
     return build_task(name, json.loads(options), data_dir=data_dir)
 
 
+def write_result(folder: Path, result: RunResult) -> None:
+    """Write `result.json`, with a checksum of the rest of it."""
+    values = result.as_dict()
+    write_json(folder / RESULT, {**values, "checksum": _checksum(values)})
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
     try:
-        result = RunResult.from_dict(json.loads((folder / RESULT).read_text(encoding="utf-8")))
+        values = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        if values.get("checksum", check := _checksum(values)) != check:  # older results have none
+            raise ValueError("its checksum does not fit")
+        result = RunResult.from_dict(values)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"The result {str(folder / RESULT)!r} cannot be read ({error}): delete it and resume again."
         ) from error
@@ -156,7 +176,12 @@ def _in_this_process(configs: Sequence[RunConfig], place: Place, monitor: Monito
         for config in configs:
             try:
                 result = run_one(
-                    config, place, started=monitor.started, advanced=monitor.advanced, should_stop=stop.is_set
+                    config,
+                    place,
+                    started=monitor.started,
+                    advanced=monitor.advanced,
+                    noted=monitor.noted,
+                    should_stop=stop.is_set,
                 )
             except InterruptedRunError:
                 raise KeyboardInterrupt from None

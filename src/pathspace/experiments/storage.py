@@ -13,18 +13,19 @@ from pathspace import files
 from pathspace.experiments.errors import ConfigurationError, StorageError
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
     """Write a file as `files.write_atomically` does.
 
     Args:
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
+        keep: Where an older file goes; None: nowhere.
 
     Raises:
         StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
     """
     with _clear_failure(path):
-        files.write_atomically(path, write)
+        files.write_atomically(path, write, keep=keep)
 
 
 def write_text(path: Path, text: str) -> None:

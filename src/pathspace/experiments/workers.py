@@ -33,6 +33,7 @@ class Job(Protocol):
         *,
         started: Callable[[RunConfig, int], None],
         advanced: Callable[[RunConfig, int, float], None],
+        noted: Callable[[RunConfig, str], None],
         should_stop: Callable[[], bool] | None,
     ) -> RunResult:
         """Do the run."""
@@ -140,5 +141,6 @@ def _work(job: Job) -> RunResult:
     return job(
         started=lambda config, steps: messages.put(("started", (config, steps))),
         advanced=lambda config, step, loss: messages.put(("advanced", (config, step, loss))),
+        noted=lambda config, sentence: messages.put(("noted", (config, sentence))),
         should_stop=stop.is_set,
     )
