@@ -269,6 +269,21 @@ def test_train_reports_one_run(tmp_path: Path) -> None:
     assert lines[1].startswith("path-sgd,rescaled,0.05,3,0,")
 
 
+def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> None:
+    arguments = ["train", *TINY, "--method", "sgd", "--lr", "1e20", "--output", str(tmp_path), "--json"]
+    results = [call(*arguments), call("train", "--resume", "--output", str(tmp_path))]
+    (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
+    step = row.split(",")[8]
+    for result in results:
+        assert result.exit_code == 1
+        said = result.stderr.splitlines()[-1]
+        assert said.startswith(f"Error: The loss or the step was not finite after {step} steps")
+        assert "lower --lr than 1e+20" in said
+        assert "clip_step" in said
+    assert json.loads(results[0].stdout)["rows"][0]["diverged"] == 1
+    assert "diverged" in (tmp_path / "report.html").read_text()
+
+
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
     limit = time.monotonic() + 60
     while not any(folder.glob("runs/*/checkpoint.pt")):

@@ -42,7 +42,7 @@ from pathspace.experiments.options import (
 )
 from pathspace.experiments.starts import STARTS, check_start
 
-WRONG_USE, INTERRUPTED = 2, 130
+DIVERGED, WRONG_USE, INTERRUPTED = 1, 2, 130
 COMMAND_LINE = "the command line"
 
 app = typer.Typer(
@@ -150,6 +150,8 @@ def train(
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
 
+    The exit code is 1 when the loss or a step is not finite: the run ends there, and its report says so.
+
     \b
     Examples:
       pathspace train --method path-sgd --lr 0.3
@@ -162,7 +164,7 @@ def train(
         options = _options(settings, task=task, epochs=epochs, batch_size=batch_size, threads=threads)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
-        run_train(
+        done = run_train(
             method_name or "path-sgd",
             start or "default",
             chosen.learning_rate if learning_rate is None else learning_rate,
@@ -171,6 +173,15 @@ def train(
             _surroundings(output, data_dir, resume, fresh, 1, threads, as_json),
             given=any(value is not None for value in (method_name, start, learning_rate, seed)),
         )
+        (run,) = done.rows[0].runs
+        if run.diverged_at is not None:
+            typer.echo(
+                f"Error: The loss or the step was not finite after {run.diverged_at} steps, where the run ended: give "
+                f"a lower --lr than {run.config.learning_rate:g}, or bound the steps by --set clip_norm=1 (with "
+                "--method path-sgd-short that is the clip_step of Path-SGD, the longest step on balanced weights).",
+                err=True,
+            )
+            raise typer.Exit(DIVERGED)
 
 
 @app.command()
