@@ -201,7 +201,7 @@ def test_a_folder_that_is_not_there_is_named_and_takes_no_earlier_results_with_i
     page = (tmp_path / "runs" / "report.html").read_text()
     config = (tmp_path / "runs" / "config.json").read_text()
     missing = str(tmp_path / "nowhere")
-    other = ["train", "--task", "mnist", "--output", str(tmp_path / "runs")]
+    other = ["train", "--task", "mnist", "--output", str(tmp_path / "runs"), "--fresh"]
     given = call(*other, "--data-dir", missing)
     assert (given.exit_code, given.stdout) == (2, "")
     assert f"There is no folder '{missing}', which --data-dir names" in given.stderr

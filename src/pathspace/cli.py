@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,7 +88,7 @@ def compare(
     batch_size: BatchOption = None,
     learning_rates: RatesOption = None,
     settings: SetOption = None,
-    output: OutputOption = Path("runs/compare"),
+    output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
@@ -105,7 +106,7 @@ def compare(
       pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
       pathspace compare --resume --output runs/compare
     """  # noqa: D301 (click wants the character, not the letters)
-    with _clear_errors("compare", output):
+    with _clear_errors("compare") as folders:
         from pathspace.experiments.commands import run_compare
 
         options = _options(
@@ -118,9 +119,8 @@ def compare(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
-        run_compare(
-            (COMMAND_LINE, options), _surroundings(output, data_dir, resume, fresh, workers, threads, as_json)
-        )
+        around = _surroundings("compare", output, data_dir, resume, fresh, workers, threads, as_json)
+        run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
 @app.command()
@@ -141,7 +141,7 @@ def train(
     epochs: EpochsOption = None,
     batch_size: BatchOption = None,
     settings: SetOption = None,
-    output: OutputOption = Path("runs/train"),
+    output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
     resume: ResumeOption = False,
@@ -158,10 +158,11 @@ def train(
       pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
       pathspace train --resume --output runs/train
     """  # noqa: D301 (click wants the character, not the letters)
-    with _clear_errors("train", output):
+    with _clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
 
         options = _options(settings, task=task, epochs=epochs, batch_size=batch_size, threads=threads)
+        around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
         done = run_train(
@@ -170,7 +171,7 @@ def train(
             chosen.learning_rate if learning_rate is None else learning_rate,
             seed or 0,
             (COMMAND_LINE, options),
-            _surroundings(output, data_dir, resume, fresh, 1, threads, as_json),
+            replace(around, chosen=folders.append),
             given=any(value is not None for value in (method_name, start, learning_rate, seed)),
         )
         (run,) = done.rows[0].runs
@@ -196,7 +197,7 @@ def reproduce(
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
     settings: SetOption = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Default runs/NAME.")] = None,
+    output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
@@ -217,8 +218,7 @@ def reproduce(
     if name is None or listed:
         _list_recipes()
         return
-    folder = output or Path("runs") / name
-    with _clear_errors(f"reproduce {name}", folder):
+    with _clear_errors(f"reproduce {name}") as folders:
         from pathspace.experiments.commands import run_reproduce
 
         options = _options(
@@ -229,12 +229,8 @@ def reproduce(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
-        run_reproduce(
-            name,
-            size,
-            (COMMAND_LINE, options),
-            _surroundings(folder, data_dir, resume, fresh, workers, threads, as_json),
-        )
+        around = _surroundings(name, output, data_dir, resume, fresh, workers, threads, as_json)
+        run_reproduce(name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
 @app.command("check-invariance")
@@ -260,7 +256,7 @@ def check_invariance(
       pathspace check-invariance --networks rnn,stacked-rnn --steps 20
       pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
     """  # noqa: D301 (click wants the character, not the letters)
-    with _clear_errors("check-invariance", None):
+    with _clear_errors("check-invariance"):
         from pathspace.experiments.commands import run_check_invariance
 
         if not run_check_invariance(
@@ -303,7 +299,7 @@ def paths(
       pathspace paths mlp --rule cyclic --picture mlp.png
       pathspace paths my_model.py:build --input 3,32,32 --json
     """  # noqa: D301 (click wants the character, not the letters)
-    with _clear_errors("paths", None):
+    with _clear_errors("paths"):
         from pathspace.experiments.path_summary import run_paths
 
         sizes = None
@@ -325,18 +321,19 @@ def paths(
 def sequence(context: typer.Context) -> None:
     """Model, generate and compress symbolic sequences."""
     # Handed on as a whole: its imports are too heavy to pay for in every other command.
-    with _clear_errors("sequence", None, extra="sequences"):
+    with _clear_errors("sequence", extra="sequences"):
         import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")
 
 
 @contextmanager
-def _clear_errors(command: str, output: Path | None, *, extra: str = "experiments") -> Iterator[None]:
-    """Turn the errors that a user can mend into one sentence and an exit code."""
+def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[Path]]:
+    """Turn the errors that a user can mend into one sentence and an exit code; wants the folder in use told."""
+    folders: list[Path] = []
     try:
-        yield
+        yield folders
     except ConfigurationError as error:
         kept = "Finished runs are kept; then continue" if isinstance(error, StorageError) else ""
-        typer.echo(f"Error: {error}{kept and _continuation(command, output, kept)}", err=True)
+        typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
@@ -346,14 +343,13 @@ def _clear_errors(command: str, output: Path | None, *, extra: str = "experiment
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        typer.echo(f"Stopped.{_continuation(command, output, 'Continue')}", err=True)
+        typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _continuation(command: str, output: Path | None, opening: str) -> str:
-    """The command that goes on with what is in a folder, or in those of a recipe's parts; empty if nothing is."""
-    begun = output is not None and any((*output.glob("config.json"), *output.glob("*/config.json")))
-    return f" {opening} with: pathspace {command} --resume --output {output}" if begun else ""
+def _continuation(command: str, folders: list[Path], opening: str) -> str:
+    """The command that goes on with what is in the folder in use; empty if there is none."""
+    return "".join(f" {opening} with: pathspace {command} --resume --output {folder}" for folder in folders)
 
 
 def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
@@ -363,7 +359,8 @@ def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
 
 
 def _surroundings(
-    output: Path,
+    name: str,
+    output: Path | None,
     data_dir: Path | None,
     resume: bool,
     fresh: bool,
@@ -377,7 +374,7 @@ def _surroundings(
         raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
     if workers is None:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
-    return Surroundings(output, data_dir, resume, fresh, workers, as_json)
+    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json)
 
 
 def _list_recipes() -> None:

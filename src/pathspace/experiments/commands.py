@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pathspace.experiments import configuration as configurations
-from pathspace.experiments import invariance
+from pathspace.experiments import folders, invariance
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -31,7 +31,7 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.files import PAGE, as_json
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.storage import make_folder, writable_folder
+from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console
 
@@ -44,20 +44,34 @@ class Surroundings:
     """Options of every command that do not change results.
 
     Attributes:
-        output: Where runs and report are written.
+        output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
+            nothing, or what the command would continue.
+        default: See `output`.
         data_dir: Where tasks look for data sets.
         resume: Continue what is in `output`, with its settings.
         fresh: Start over, whatever is in `output`.
         processes: Runs at a time.
         as_json: Print the results as JSON on standard output instead of a table.
+        chosen: Told the folder once it is known.
     """
 
-    output: Path
+    output: Path | None
+    default: Path
     data_dir: Path | None = None
     resume: bool = False
     fresh: bool = False
     processes: int = 1
     as_json: bool = False
+    chosen: Callable[[Path], object] = lambda _folder: None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A comparison, what it was asked for, and the folder of its report."""
+
+    comparison: Comparison
+    configuration: Configuration
+    folder: Path
 
 
 def run_compare(options: Layer, around: Surroundings) -> Comparison:
@@ -65,7 +79,7 @@ def run_compare(options: Layer, around: Surroundings) -> Comparison:
     asked = Configuration("compare", COMPARE_TITLE, settings_from(options))
     done = _execute(asked, around, given=bool(options[1]))
     _print([done], around)
-    return done[0]
+    return done.comparison
 
 
 def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
@@ -76,11 +90,11 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)
-    comparison, configuration = _execute(_asked(recipe, size, options), around, given=bool(options[1]))
-    _print([(comparison, configuration)], around)
+    done = _execute(_asked(recipe, size, options), around, given=bool(options[1]))
+    _print([done], around)
     if recipe.study:
-        _study(recipe, configuration.size, comparison, around)
-    return {name: comparison}
+        _study(recipe, done, around)
+    return {name: done.comparison}
 
 
 def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
@@ -101,33 +115,43 @@ def _reproduce_parts(
 
     Parts that are done are not done again until the whole is, so the same command continues what was stopped.
     """
-    output = writable_folder(around.output, "--output")
-    if around.resume and around.fresh:
-        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    begun = {part for part in recipe.parts if (output / part / configurations.FILE).exists()}
-    if around.resume and not begun:
-        raise ConfigurationError(
-            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
-        )
+
+    def begun(output: Path) -> set[str]:
+        return {part for part in recipe.parts if folders.is_own(output / part)}
+
+    def unfinished(output: Path) -> bool:
+        return bool(begun(output)) and not (output / PAGE).exists()
+
+    output = _place(around, unfinished)
+    if around.resume and not begun(output):
+        raise folders.nothing_to_resume(output)
     if around.resume and not size:
-        size = configurations.read(output / min(begun)).size
-    goes_on = around.resume or not (around.fresh or (output / PAGE).exists())
-    (output / PAGE).unlink(missing_ok=True)
-    done = {}
-    for part in recipe.parts:
-        here = replace(around, output=output / part, resume=goes_on and part in begun)
-        given = bool(options[1]) or not around.resume
-        done[part] = _execute(_asked(load_recipe(part), size, options), here, given=given)
-        if not around.as_json:
-            _print([done[part]], here)
-    comparisons = {part: comparison for part, (comparison, _) in done.items()}
-    content = {
-        "title": recipe.title,
-        "recipe": recipe.name,
-        "versions": configurations.versions(),
-        "parts": {part: configuration.as_dict() for part, (_, configuration) in done.items()},
-    }
-    page = write_parts(comparisons, output, title=recipe.title, configuration=content)
+        size = configurations.read(output / min(begun(output))).size
+    make_folder(output)
+    with folders.alone_in(output):
+        goes_on = around.resume or not (around.fresh or (output / PAGE).exists())
+        known = begun(output)
+        (output / PAGE).unlink(missing_ok=True)
+        content = {
+            "command": "reproduce",
+            "title": recipe.title,
+            "recipe": recipe.name,
+            "versions": configurations.versions(),
+        }
+        write_json(output / folders.FILE, content)
+        around.chosen(output)
+        done = {}
+        for part in recipe.parts:
+            here = replace(
+                around, output=output / part, resume=goes_on and part in known, chosen=lambda _folder: None
+            )
+            given = bool(options[1]) or not around.resume
+            done[part] = _execute(_asked(load_recipe(part), size, options), here, given=given)
+            if not around.as_json:
+                _print([done[part]], here)
+        comparisons = {part: each.comparison for part, each in done.items()}
+        content["parts"] = {part: each.configuration.as_dict() for part, each in done.items()}
+        page = write_parts(comparisons, output, title=recipe.title, configuration=content)
     if around.as_json:
         _print(list(done.values()), around)
     else:
@@ -135,14 +159,14 @@ def _reproduce_parts(
     return comparisons
 
 
-def _study(recipe: Recipe, size: str, comparison: Comparison, around: Surroundings) -> None:
+def _study(recipe: Recipe, done: Done, around: Surroundings) -> None:
     console = Console(stderr=True) if around.as_json else output_console()
     with Console(stderr=True).status(f"Studying the {recipe.study['name']}"):
         found = run_study(
             recipe.study["name"],
-            recipe.study_options(size),
-            comparison,
-            around.output,
+            recipe.study_options(done.configuration.size),
+            done.comparison,
+            done.folder,
             around.data_dir,
         )
     for part in found:
@@ -172,7 +196,7 @@ def run_train(
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
     done = _execute(asked, around, given=given or bool(values))
     _print([done], around)
-    return done[0]
+    return done.comparison
 
 
 def run_check_invariance(
@@ -209,20 +233,43 @@ def run_check_invariance(
     return not any(verdict.broken for verdict in verdicts)
 
 
-def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tuple[Comparison, Configuration]:
+def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done:
     """Do all runs and write the report."""
-    output = writable_folder(around.output, "--output")
-    configuration, resume = _settle(asked, around, given=given)
+
+    def goes_on(folder: Path) -> bool:
+        if not configurations.unfinished(folder, PAGE):
+            return False
+        return (around.resume and not given) or configurations.is_same(folder, asked)
+
+    output = _place(around, goes_on)
+    configuration, _ = _settle(asked, output, around, given=given)
     check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
     make_folder(output)
-    if not resume:
-        configurations.clear(output, PAGE)
-        configurations.write(configuration, output)
-    console = Console(stderr=True)
-    display, watcher = monitor(console)
+    with folders.alone_in(output):
+        # Anew: another command may have been at work here while the task was loaded.
+        configuration, resume = _settle(asked, output, around, given=given)
+        if not resume:
+            configurations.clear(output, PAGE)
+            configurations.write(configuration, output)
+        around.chosen(output)
+        if resume and not around.resume:
+            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+        comparison = _runs(configuration, output, around, resume=resume)
+        write_report(
+            comparison,
+            output,
+            title=configuration.title,
+            configuration=configuration.as_dict(),
+            published=_published(configuration),
+        )
+    return Done(comparison, configuration, output)
+
+
+def _runs(configuration: Configuration, output: Path, around: Surroundings, *, resume: bool) -> Comparison:
+    display, watcher = monitor(Console(stderr=True))
     with display:
         if configuration.seed is None:
-            comparison = compare(
+            return compare(
                 configuration.settings,
                 output,
                 watcher,
@@ -230,72 +277,68 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> tupl
                 resume=resume,
                 processes=around.processes,
             )
-        else:
-            comparison = train(
-                configuration.settings,
-                configuration.seed,
-                output,
-                watcher,
-                data_dir=around.data_dir,
-                resume=resume,
-            )
-    write_report(
-        comparison,
-        output,
-        title=configuration.title,
-        configuration=configuration.as_dict(),
-        published=_published(configuration),
-    )
-    return comparison, configuration
-
-
-def _settle(asked: Configuration, around: Surroundings, *, given: bool) -> tuple[Configuration, bool]:
-    """Decide what to run and whether to continue earlier runs."""
-    output = around.output
-    if around.resume and around.fresh:
-        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    if around.resume or (configurations.unfinished(output, PAGE) and not around.fresh):
-        stored = configurations.read(output)
-        if around.resume and not given and stored.command == asked.command:
-            return stored, True
-        if json.dumps(stored.as_dict()) == json.dumps(asked.as_dict()):
-            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
-            return stored, True
-        if not configurations.unfinished(output, PAGE):
-            raise ConfigurationError(
-                f"The folder {str(output)!r} holds finished runs with other settings: give another --output, or start "
-                "over with --fresh."
-            )
-        raise ConfigurationError(
-            f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
-            f"`pathspace {' '.join(filter(None, (stored.command, stored.recipe)))} --resume --output "
-            f"{output}`, give another --output, or start over with --fresh."
+        return train(
+            configuration.settings,
+            configuration.seed,
+            output,
+            watcher,
+            data_dir=around.data_dir,
+            resume=resume,
         )
-    return asked, False
+
+
+def _place(around: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
+    return folders.place(
+        around.output, around.default, fresh=around.fresh, resume=around.resume, goes_on=goes_on
+    )
+
+
+def _settle(
+    asked: Configuration, output: Path, around: Surroundings, *, given: bool
+) -> tuple[Configuration, bool]:
+    """Decide what to run and whether to continue earlier runs."""
+    unfinished = configurations.unfinished(output, PAGE)
+    if around.fresh or not (around.resume or configurations.is_begun(output)):
+        return asked, False
+    stored = configurations.read(output)
+    if around.resume and not given and stored.command == asked.command:
+        return stored, True
+    if json.dumps(stored.as_dict()) == json.dumps(asked.as_dict()):
+        return stored, around.resume or unfinished
+    if not unfinished:
+        raise ConfigurationError(
+            f"The folder {str(output)!r} holds finished runs with other settings: give another --output, or start "
+            "over with --fresh."
+        )
+    raise ConfigurationError(
+        f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
+        f"`pathspace {' '.join(filter(None, (stored.command, stored.recipe)))} --resume --output "
+        f"{output}`, give another --output, or start over with --fresh."
+    )
 
 
 def _published(configuration: Configuration) -> Published | None:
     return load_published(configuration.recipe) if configuration.recipe else None
 
 
-def _print(done: Sequence[tuple[Comparison, Configuration]], around: Surroundings) -> None:
+def _print(done: Sequence[Done], around: Surroundings) -> None:
     """Print the results: as JSON, one object or the list of the parts; or as a table and the place of the page."""
     if around.as_json:
         values = [
-            as_json(comparison, configuration.as_dict(), _published(configuration))
-            for comparison, configuration in done
+            as_json(each.comparison, each.configuration.as_dict(), _published(each.configuration))
+            for each in done
         ]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2, allow_nan=False))
         return
-    for comparison, configuration in done:
-        published = _published(configuration)
+    for each in done:
+        comparison, published = each.comparison, _published(each.configuration)
         claims = comparison.settings.baselines and comparison.choices
         console = output_console(150 if claims else 120)
         if claims:
             print_table(claim_table(comparison), console, published)
         else:
             print_table(build_table(comparison, published), console, published)
-        console.print(f"Report: {around.output / PAGE}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True)
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any
 from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.folders import FILE, is_own, nothing_to_resume
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import write_json
 
-FILE = "config.json"
 RUN_FILES = (pool.RESULT, checkpoint.FILE, checkpoint.BEFORE)
 
 
@@ -93,9 +93,7 @@ def read(output: Path) -> Configuration:
             seed=content["seed"],
         )
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
-        ) from error
+        raise nothing_to_resume(output) from error
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigurationError):
             raise
@@ -112,10 +110,22 @@ def read(output: Path) -> Configuration:
     return configuration
 
 
+def is_begun(output: Path) -> bool:
+    """Say whether a command has done something in `output`."""
+    return is_own(output) and any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
+
+
 def unfinished(output: Path, report: str) -> bool:
     """Say whether a command has done something in `output` and has not written its report."""
-    begun = any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
-    return begun and (output / FILE).exists() and not (output / report).exists()
+    return is_begun(output) and not (output / report).exists()
+
+
+def is_same(output: Path, asked: Configuration) -> bool:
+    """Say whether the runs in `output` are those that were asked for, of this version."""
+    try:
+        return json.dumps(read(output).as_dict()) == json.dumps(asked.as_dict())
+    except ConfigurationError:
+        return False
 
 
 def clear(output: Path, report: str) -> None:

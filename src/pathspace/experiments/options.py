@@ -12,7 +12,13 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.tasks import TASKS
 
 TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
-OutputOption = Annotated[Path, typer.Option("--output", help="Folder for runs and report.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        help="Folder for runs and report; default runs/NAME, or runs/NAME-2 and so on beside others.",
+    ),
+]
 DataOption = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Folder with the data sets (MNIST in `mnist`); default PATHSPACE_DATA."),
@@ -37,11 +43,10 @@ SetOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue what was stopped in the --output folder.")
+    bool,
+    typer.Option("--resume", help="Continue what was stopped in the --output folder, or in the last one."),
 ]
-FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Start over, even if the folder holds unfinished runs.")
-]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pathspace.experiments import folders
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
-from pathspace.experiments.storage import make_folder, writable_folder, write_json
+from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.symbols.cells import Cell, Score, cells, compute
 from pathspace.experiments.symbols.protocol import Protocol, protocol_from
 from pathspace.experiments.symbols.report import PAGE, as_json, print_table, write_report
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
     from pathspace.experiments.recipes import Recipe
 
-CONFIGURATION, CELLS = "config.json", "cells"
+CELLS = "cells"
 
 
 def reproduce(
@@ -51,7 +52,6 @@ def reproduce(
         raise ConfigurationError(
             f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
         )
-    output = writable_folder(around.output, "--output")
     size = size or next(iter(recipe.sizes), "")
     protocol = protocol_from(*recipe.layers(size), options)
     configuration = {
@@ -61,12 +61,29 @@ def reproduce(
         "protocol": protocol.as_dict(),
         "versions": versions(),
     }
-    _settle(output, configuration, resume=around.resume, fresh=around.fresh)
-    scores = _all_scores(protocol, output / CELLS, around.processes)
-    published = load_published(recipe.name)
-    table = write_report(
-        protocol, scores, output, title=recipe.title, configuration=configuration, published=published
+    output = folders.place(
+        around.output,
+        around.default,
+        fresh=around.fresh,
+        resume=around.resume,
+        goes_on=lambda folder: not (folder / PAGE).exists() and _is_same(folder, configuration),
     )
+    _check(output, configuration, around)
+    make_folder(output)
+    with folders.alone_in(output):
+        _check(output, configuration, around)
+        finished = (output / PAGE).exists()
+        (output / PAGE).unlink(missing_ok=True)
+        if around.fresh or (finished and not around.resume):
+            for file in (output / CELLS).glob("*.json"):
+                file.unlink()
+        write_json(output / folders.FILE, configuration)
+        around.chosen(output)
+        scores = _all_scores(protocol, output / CELLS, around.processes)
+        published = load_published(recipe.name)
+        table = write_report(
+            protocol, scores, output, title=recipe.title, configuration=configuration, published=published
+        )
     if around.as_json:
         print(json.dumps(as_json(protocol, scores, configuration, published), indent=2, allow_nan=False))
     else:
@@ -76,32 +93,23 @@ def reproduce(
     return scores
 
 
-def _settle(output: Path, configuration: dict[str, Any], *, resume: bool, fresh: bool) -> None:
-    """Decide whether to continue; otherwise clear the folder of earlier scores and write `config.json`."""
-    if resume and fresh:
-        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    stored = output / CONFIGURATION
-    if resume and not stored.exists():
+def _is_same(output: Path, configuration: dict[str, Any]) -> bool:
+    content = json.loads((output / folders.FILE).read_text(encoding="utf-8"))
+    return content == json.loads(json.dumps(configuration))
+
+
+def _check(output: Path, configuration: dict[str, Any], around: Surroundings) -> None:
+    """Refuse a folder that holds scores with other settings."""
+    if around.fresh:
+        return
+    if not folders.is_own(output):
+        if around.resume:
+            raise folders.nothing_to_resume(output)
+    elif not _is_same(output, configuration):
         raise ConfigurationError(
-            f"There is nothing to resume in {str(output)!r}: give the --output folder of the stopped command."
+            f"The folder {str(output)!r} holds scores with other settings or of other versions: give another "
+            "--output, or start over with --fresh."
         )
-    unfinished = stored.exists() and not (output / PAGE).exists()
-    if (resume or unfinished) and not fresh:
-        try:
-            content = json.loads(stored.read_text(encoding="utf-8"))
-        except ValueError:
-            content = None
-        if content != json.loads(json.dumps(configuration)):
-            raise ConfigurationError(
-                f"The folder {str(output)!r} holds scores with other settings or of other versions: give another "
-                "--output, or start over with --fresh."
-            )
-    else:
-        for file in (output / CELLS).glob("*.json"):
-            file.unlink()
-        make_folder(output)
-        write_json(stored, configuration)
-    (output / PAGE).unlink(missing_ok=True)
 
 
 def _all_scores(protocol: Protocol, folder: Path, processes: int) -> list[Score]:
@@ -111,7 +119,7 @@ def _all_scores(protocol: Protocol, folder: Path, processes: int) -> list[Score]
     for cell in wanted:
         file = folder / f"{cell.key}.json"
         if file.exists():
-            done[cell.key] = Score.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            done[cell.key] = _stored(file)
     open_cells = [cell for cell in wanted if cell.key not in done]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -131,6 +139,15 @@ def _all_scores(protocol: Protocol, folder: Path, processes: int) -> list[Score]
                     highlight=False, markup=False,
                 )  # fmt: skip
     return [done[cell.key] for cell in wanted]
+
+
+def _stored(file: Path) -> Score:
+    try:
+        return Score.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The score {str(file)!r} cannot be read ({error!r}): delete it and start the command again."
+        ) from error
 
 
 def _computed(open_cells: Sequence[Cell], protocol: Protocol, processes: int) -> Iterator[Score]:

@@ -1,0 +1,152 @@
+"""Which folder a command writes to: its own, and nobody else's.
+
+A folder of runs is known by its `config.json`. Commands without `--output` write to `runs/NAME`, or to the first of
+`runs/NAME-2`, `runs/NAME-3` and so on that holds nothing yet; what is in the others stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.storage import writable_folder
+from pathspace.files import clear_leftovers
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows: two commands in one folder are not told apart
+    fcntl = None
+
+FILE = "config.json"
+COMMANDS = ("compare", "train", "reproduce")
+
+
+class BusyError(ConfigurationError):
+    """Another command is at work in a folder."""
+
+
+def place(
+    given: Path | None, default: Path, *, fresh: bool, resume: bool, goes_on: Callable[[Path], bool]
+) -> Path:
+    """Return the folder that a command writes to; it need not exist yet.
+
+    Args:
+        given: By `--output`; None: one of the series that begins with `default`.
+        default: See `given`.
+        fresh: Whether to start over, in a folder that holds nothing yet if none is given.
+        resume: Whether to go on with what is in the folder.
+        goes_on: Says of a folder of runs whether the command would continue what was stopped there.
+
+    Raises:
+        ConfigurationError: It cannot be written to, or holds something that is not ours.
+    """
+    if resume and fresh:
+        raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
+    folder = given or _choose(default, fresh=fresh, resume=resume, goes_on=goes_on)
+    writable_folder(folder, "--output")
+    if not fresh:
+        _check_own(folder)
+    return folder
+
+
+def _choose(default: Path, *, fresh: bool, resume: bool, goes_on: Callable[[Path], bool]) -> Path:
+    *used, free = _series(default)
+    if fresh:
+        return free
+    own = [folder for folder in reversed(used) if is_own(folder)]
+    found = [folder for folder in own if not is_busy(folder) and goes_on(folder)]
+    if resume:
+        found += [*own, default]
+    return next(iter(found), free)
+
+
+def _series(default: Path) -> Iterator[Path]:
+    """Go through the numbered folders until one holds nothing."""
+    number, folder = 1, default
+    while folder.exists() and (not folder.is_dir() or not _is_empty(folder) or is_busy(folder)):
+        yield folder
+        number += 1
+        folder = default.with_name(f"{default.name}-{number}")
+    yield folder
+
+
+def _is_empty(folder: Path) -> bool:
+    return all(path.name.startswith(".") for path in folder.iterdir())
+
+
+def is_own(folder: Path) -> bool:
+    """Say whether a folder holds the configuration of a command of ours."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("command") in COMMANDS and "versions" in content
+
+
+def _check_own(folder: Path) -> None:
+    """Raise a `ConfigurationError` if a folder holds something, and not the configuration of a command of ours."""
+    if not folder.is_dir() or _is_empty(folder) or is_own(folder):
+        return
+    held = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    broken = f"; its {FILE!r} is no configuration of runs" if FILE in held else ""
+    more = " and more" if len(held) > 3 else ""
+    raise ConfigurationError(
+        f"The folder {str(folder)!r} holds {', '.join(map(repr, held[:3]))}{more}, which no command of pathspace is "
+        f"known to have written{broken}: give another --output, or write there all the same with --fresh."
+    )
+
+
+def nothing_to_resume(folder: Path) -> ConfigurationError:
+    """Return the error for a folder that no command has written to."""
+    return ConfigurationError(
+        f"There is nothing to resume in {str(folder)!r}: give the --output folder of the stopped command."
+    )
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a folder, and clear it of the half-written files of those that were killed.
+
+    Raises:
+        BusyError: Another command is at work there.
+    """
+    with _lock(folder) as held:
+        if not held:
+            raise BusyError(
+                f"Another command is at work in the folder {str(folder)!r}: wait until it is done, or give another "
+                "--output."
+            )
+        for each in (folder, *folder.glob("cells/"), *folder.glob("runs/*/")):
+            if each.is_dir():
+                clear_leftovers(each)
+        yield
+
+
+def is_busy(folder: Path) -> bool:
+    """Say whether another command is at work in a folder."""
+    with _lock(folder) as held:
+        return not held
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder as long as this process lives, at most; says whether that worked."""
+    if fcntl is None:
+        yield True
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
+    finally:
+        os.close(descriptor)

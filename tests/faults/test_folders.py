@@ -1,0 +1,104 @@
+"""Folders that hold what a command did not write, and commands that meet in one folder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+from pathspace.experiments import folders
+
+TINY = [
+    "train", "--task", "adding", "--epochs", "2", "--batch-size", "16", "--set", "model_options.hidden=4",
+    "--set", "task_options.length=4", "--set", "task_options.train_size=32",
+    "--set", "task_options.validation_size=16", "--set", "task_options.test_size=16",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    # The pictures take most of the time, and are checked elsewhere.
+    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _comparison: (b"", "<svg></svg>"))
+    return tmp_path
+
+
+def call(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.html", "mine"), ("config.json", '{"mine": 1}'), ("config.json", "[1]"), ("notes", "mine")],
+)
+@pytest.mark.parametrize("command", [TINY, ["reproduce", "symbols"], ["reproduce", "winner"]])
+def test_a_folder_with_files_of_another_kind_is_refused(
+    here: Path, command: list[str], name: str, content: str
+) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / name).write_text(content)
+    before = contents(here)
+    said = call(*command, "--output", "mine", code=2).stderr
+    assert f"holds '{name}', which no command of pathspace is known to have written" in said
+    assert "--fresh" in said
+    assert contents(here) == before
+
+
+def test_fresh_writes_beside_files_of_another_kind(here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "notes").write_text("mine")
+    call(*TINY, "--output", "mine", "--fresh")
+    assert (here / "mine" / "notes").read_text() == "mine"
+    assert folders.is_own(here / "mine")
+
+
+def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(here: Path) -> None:
+    runs = here / "runs"
+    assert "Report: runs/train/report.html" in call(*TINY).stdout
+    before = contents(runs)
+    said = call(*TINY, "--lr", "0.2", "--output", "runs/train", code=2).stderr
+    assert "holds finished runs with other settings" in said
+    assert contents(runs) == before
+
+    assert "Report: runs/train-2/report.html" in call(*TINY, "--lr", "0.2").stdout
+    assert {name: v for name, v in contents(runs).items() if "train-2" not in name} == before
+
+    # What was stopped goes on where it was, before any new folder is begun; --resume finds it, too.
+    for resume in ([], ["--resume"]):
+        (runs / "train" / "report.html").unlink()
+        (lost,) = (runs / "train").glob("runs/*/result.json")
+        lost.unlink()
+        (lost.parent / "checkpoint.pt").write_bytes(b"")  # begun, and damaged
+        (lost.parent / "checkpoint-before.pt").unlink(missing_ok=True)
+        assert "delete them" in call(*(resume and ["train"]) or TINY, *resume, code=2).stderr
+        (lost.parent / "checkpoint.pt").unlink()
+        lost.write_bytes(before[str(lost)])
+        assert "Report: runs/train/report.html" in call(*(resume and ["train"]) or TINY, *resume).stdout
+        assert {path.name for path in runs.iterdir()} == {"train", "train-2"}
+
+    assert "Report: runs/train-3/report.html" in call(*TINY, "--fresh").stdout
+    assert (runs / "train" / "curves.csv").read_bytes() == before[str(runs / "train" / "curves.csv")]
+
+
+def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
+    call(*TINY)
+    folder = here / "runs" / "train"
+    before = contents(here)
+    leftover = folder / ".curves.csv.abcdefgh.part"
+    leftover.write_bytes(b"half")
+    with folders.alone_in(folder):
+        assert not leftover.exists()
+        for more in ([], ["--fresh"], ["--resume"]):
+            said = call(*TINY, *more, "--output", str(folder), code=2).stderr
+            assert "Another command is at work in the folder" in said
+        assert contents(here) == before
+        (folder / "report.html").unlink()
+        assert "Report: runs/train-2/report.html" in call(*TINY).stdout
+    call(*TINY, "--output", str(folder))
