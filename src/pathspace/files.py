@@ -11,14 +11,14 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows: leftovers stay
+except ModuleNotFoundError:  # Windows: leftovers stay, and folders have no locks
     fcntl = None
 
 SUFFIX = ".part"
@@ -99,6 +99,26 @@ def clear_leftovers(folder: Path, name: str = "") -> None:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found.unlink()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder, until the end of the block or of the process; says whether nobody else had."""
+    if fcntl is None:
+        yield True
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        alone = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        except OSError:  # a file system without locks
+            pass
+        yield alone
+    finally:
+        os.close(descriptor)
 
 
 def _temporary(target: Path) -> tuple[int, Path]:

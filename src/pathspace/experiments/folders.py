@@ -7,19 +7,13 @@ A folder of runs is known by its `config.json`. Commands without `--output` writ
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import writable_folder
-from pathspace.files import clear_leftovers
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows: two commands in one folder are not told apart
-    fcntl = None
+from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
 COMMANDS = ("compare", "train", "reproduce")
@@ -114,7 +108,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     Raises:
         BusyError: Another command is at work there.
     """
-    with _lock(folder) as held:
+    with locked(folder) as held:
         if not held:
             raise BusyError(
                 f"Another command is at work in the folder {str(folder)!r}: wait until it is done, or give another "
@@ -128,25 +122,5 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def is_busy(folder: Path) -> bool:
     """Say whether another command is at work in a folder."""
-    with _lock(folder) as held:
+    with locked(folder) as held:
         return not held
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Lock a folder as long as this process lives, at most; says whether that worked."""
-    if fcntl is None:
-        yield True
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            pass
-        yield True
-    finally:
-        os.close(descriptor)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold
 from .graph import Graph
 from .parameters import Kind, Squash, start
 from .text import Corpus
-from .training import Report, Settings, Training, train
+from .training import Report, Settings, Training
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ def score(training: Training, has_validation: bool) -> float:
     return training.best_bits if has_validation else -training.log_likelihood
 
 
-def _run(job: tuple[Training, Fold, Settings]) -> Training:
-    training, fold, settings = job
+def _run(job: tuple[Training, Fold, Settings, Checkpoint | None]) -> Training:
+    training, fold, settings, kept = job
     with threadpool_limits(1):
-        return train(training, fold.corpus, settings, fold.validation)
+        return train_kept(training, fold, settings, None, kept)
 
 
 def _end_quietly() -> None:
@@ -72,6 +73,8 @@ def train_all(
     jobs: int = 1,
     report: Report | None = None,
     finished: Callable[[int, Training], None] | None = None,
+    kept: Checkpoints | None = None,
+    stage: str = "end",
 ) -> list[Training]:
     """Train several networks and return them in the order given.
 
@@ -82,6 +85,8 @@ def train_all(
         jobs: processes to use; 1 trains one after the other in this process.
         report: called after each pass; with more processes than one, after each training.
         finished: called with the number of trainings done and the last of them.
+        kept: where each is kept and goes on from, or None.
+        stage: what these trainings are called there.
 
     Raises:
         ValueError: if jobs is not positive.
@@ -89,12 +94,13 @@ def train_all(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    work = list(zip(trainings, folds, settings, strict=True))
+    files = [kept.of(stage, k, each) if kept else None for k, each in enumerate(settings)]
+    work = list(zip(trainings, folds, settings, files, strict=True))
     if jobs == 1 or len(work) == 1:
         done = []
         with threadpool_limits(1):
-            for training, fold, each in work:
-                done.append(train(training, fold.corpus, each, fold.validation, report))
+            for training, fold, each, file in work:
+                done.append(train_kept(training, fold, each, report, file))
                 if finished is not None:
                     finished(len(done), done[-1])
         return done
@@ -121,6 +127,7 @@ def race(
     keep: int = 1,
     report: Report | None = None,
     finished: Callable[[int, Training], None] | None = None,
+    kept: Checkpoints | None = None,
 ) -> list[list[Training]]:
     """Train every seed for a heat, and the better ones to the end; return those of each fold, the best first.
 
@@ -134,18 +141,23 @@ def race(
         keep: how many restarts of each fold go on after the heat.
         report: as in `train_all`.
         finished: as in `train_all`.
+        kept: as in `train_all`.
     """
     F = len(folds)
     entries = [(k % F, architecture.training(folds[k % F].corpus, seed)) for k, seed in enumerate(seeds)]
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), 0.0
     if heat and len(entries) > F and heat < settings.passes:
         half = None if settings.seconds is None else settings.seconds / 2
         short = replace(settings, passes=heat, seconds=half)
-        ranked = _by_fold(entries, folds, short, jobs, report)
+        ranked = _by_fold(entries, folds, short, jobs, report, kept=kept, stage="heat")
+        spent = sum(training.seconds for found in ranked for training in found) / min(jobs, len(entries))
         entries = [(number, training) for number in range(F) for training in ranked[number][:keep]]
     if settings.seconds is not None:
-        settings = replace(settings, seconds=max(0.0, settings.seconds + began - time.perf_counter()))
-    return _by_fold(entries, folds, settings, jobs, report, finished)
+        spent = max(
+            spent, time.perf_counter() - began
+        )  # less than the trainings had if they went on from checkpoints
+        settings = replace(settings, seconds=max(0.0, settings.seconds - spent))
+    return _by_fold(entries, folds, settings, jobs, report, finished, kept=kept)
 
 
 def _by_fold(
@@ -155,11 +167,15 @@ def _by_fold(
     jobs: int,
     report: Report | None,
     finished: Callable[[int, Training], None] | None = None,
+    *,
+    kept: Checkpoints | None,
+    stage: str = "end",
 ) -> list[list[Training]]:
     """Train all entries (number of the fold, training) and sort them fold by fold, the best first."""
     trainings = [training for _, training in entries]
     texts = [folds[number] for number, _ in entries]
-    done = train_all(trainings, texts, _shared(settings, trainings, jobs), jobs, report, finished)
+    shared = _shared(settings, trainings, jobs)
+    done = train_all(trainings, texts, shared, jobs, report, finished, kept, stage)
     ranked: list[list[Training]] = [[] for _ in folds]
     for (number, _), training in zip(entries, done, strict=True):
         ranked[number].append(training)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from pathspace.files import write_atomically
 
 from . import storage
+from .checkpoints import Checkpoints
 from .ensembles import merge_folds
 from .evaluation import code_length
 from .folds import Fold, deal, keep_back
@@ -154,6 +156,7 @@ class SequenceModel:
         seconds: float | None = None,
         resume: bool = False,
         report: Report | None = None,
+        checkpoint: str | Path | None = None,
     ) -> Self:
         """Learn a text, or several.
 
@@ -169,9 +172,13 @@ class SequenceModel:
             resume: go on where the last fit, or the file the model was loaded from, has stopped. With the same
                 text the result is the same, bit by bit, as if it had never stopped.
             report: called with the `Training` after each pass; with jobs, after each training.
+            checkpoint: an existing folder in which to keep all trainings, each at least every half minute or pass. The
+                same call with what is in it goes on there; without a budget of seconds the result is the same, bit by
+                bit. Delete its files when the model is saved.
 
         Raises:
-            ValueError: if there is no symbol, none is to be predicted, or an argument is out of range.
+            ValueError: if there is no symbol, none is to be predicted, an argument is out of range, or ``checkpoint``
+                holds another fit.
             UnseenSymbolError: if, when resuming, a symbol is new.
             FloatingPointError: if a direction is not finite.
         """
@@ -183,7 +190,8 @@ class SequenceModel:
                 )
             training = self._fitted()
             fold = self._fold(text, validation, mask, validation_mask)
-            done = train_all([training], [fold], [settings], report=report)
+            kept = self._kept(checkpoint, settings, [fold], training)
+            done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
             parts = _as_list(text)
             if validation is not None and not isinstance(validation, int | float):
@@ -193,12 +201,24 @@ class SequenceModel:
             architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
             seeds = [self.seed + k for k in range(self.restarts)]
             keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
-            ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report)
+            kept = self._kept(checkpoint, settings, folds)
+            ranked = race(architecture, seeds, folds, settings, self.jobs, self.heat, keep, report, kept=kept)
             done = ranked[0]
             if self.ensemble > 1:
                 done = [merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)]
         self.training_ = done[0]
         return self
+
+    def _kept(
+        self, folder: str | Path | None, settings: Settings, folds: list[Fold], begin: Training | None = None
+    ) -> Checkpoints | None:
+        if folder is None:
+            return None
+        kept = Checkpoints(Path(folder), self.alphabet_)
+        fit = {**self.get_params(), **asdict(settings), "kind": self.kind}
+        del fit["jobs"]  # changes when, not what
+        kept.claim(fit, folds, begin)
+        return kept
 
     def _folds(
         self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any

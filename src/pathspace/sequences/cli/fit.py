@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from pathspace.sequences.checkpoints import beside, is_begun
 from pathspace.sequences.estimators import CNN, PCNN, RNN, load
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
@@ -87,9 +88,16 @@ def fit(
         typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn a file and write the model; the best by the validation part is kept."""
+    """Learn a file and write the model; the best by the validation part is kept.
+
+    Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
+    on from there.
+    """
     with errors():
         writable(output)
         if resume and not output.exists():
@@ -132,7 +140,10 @@ def fit(
             counted -= held_counted
         elif folds > 1:
             held_counted = counted
-        with progress_bar() as bar:
+        known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
+        with beside(output, fresh) as checkpoint, progress_bar() as bar:
+            if checkpoint is not None and is_begun(checkpoint):
+                console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
             report = _FitReport(bar, passes, seconds, max(counted, 1), held_counted)
             try:
                 estimator.fit(
@@ -140,25 +151,22 @@ def fit(
                     held,
                     mask=mask,
                     validation_mask=held_mask,
-                    alphabet=None if alphabet is None else read(alphabet, isinstance(training_text, str)),
+                    alphabet=known,
                     passes=passes if resume else None,
                     seconds=seconds if resume else None,
                     resume=resume,
                     report=report,
+                    checkpoint=checkpoint,
                 )
             except KeyboardInterrupt:
-                if report.last is None:
-                    console.print("interrupted before the first pass was over: nothing is saved")
+                if report.last is None or estimator.restarts > 1:
+                    going_on = checkpoint is not None and is_begun(checkpoint)
+                    told = "the same command goes on from its checkpoints" if going_on else "nothing is saved"
+                    console.print(f"interrupted: {told}")
                     raise
                 estimator.training_ = report.last
-                if estimator.restarts == 1:
-                    told = "interrupted: what has been learned is saved, go on with --resume"
-                else:
-                    told = f"interrupted: of {estimator.restarts} networks, the last one is saved alone"
-                    told += "" if estimator.folds > 1 else ", go on with it by --resume"
-                    estimator.set_params(restarts=1, ensemble=1)
-                console.print(told)
-        estimator.save(output)
+                console.print("interrupted: what has been learned is saved, go on with --resume")
+            estimator.save(output)
     _say_figures(output, estimator.training_, counted, held_counted, as_json)
 
 

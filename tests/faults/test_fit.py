@@ -1,0 +1,185 @@
+"""A fit that dies goes on from its checkpoints, to the same bits."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+from pathspace.files import locked
+from pathspace.sequences import PCNN, checkpoints, load, storage
+from pathspace.sequences.checkpoints import Checkpoint
+from pathspace.sequences.cli import fit as command
+
+TEXT = "she sells sea shells by the sea shore; " * 8
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: nothing is written after it."""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.fixture
+def killed_after(monkeypatch):
+    """Kill the process after so many passes, all networks together, and write a checkpoint every third pass."""
+
+    write, train = Checkpoint.write, checkpoints.train
+
+    def set_up(passes):
+        done = [0]
+
+        def dying(checkpoint, training):
+            if done[0] < passes:
+                write(checkpoint, training)
+
+        def counted(*arguments):
+            *rest, report = arguments
+
+            def reported(training):
+                done[0] += 1
+                monkeypatch.setattr(checkpoints, "SECONDS", 0.0 if done[0] % 3 == 0 else 1e9)
+                report(training)
+                if done[0] == passes:
+                    raise KilledError
+
+            return train(*rest, reported)
+
+        monkeypatch.setattr(Checkpoint, "write", dying)
+        monkeypatch.setattr(checkpoints, "train", counted)
+
+    return set_up
+
+
+def fit(*more, code=0):
+    arguments = ["sequence", "fit", "text", "-o", "m", "--units", "4", "--passes", "12", *more]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def assert_same(one, other):
+    for name in ("w", "tau", "rho", "V0"):
+        assert np.array_equal(getattr(one.parameters_, name), getattr(other.parameters_, name))
+    assert one.training_.best_bits == other.training_.best_bits
+    assert (one.training_.passes, one.training_.tries) == (other.training_.passes, other.training_.tries)
+
+
+@pytest.mark.parametrize(
+    ("options", "deaths"),
+    [
+        ([], (5, 4)),
+        (["--model", "rnn", "--prior-writing", "0.1", "--share", "0"], (5, 4)),
+        (["--restarts", "4", "--heat", "4", "--ensemble", "2"], (5, 9, 10)),
+        (["--restarts", "2", "--folds", "2", "--ensemble", "2"], (5, 11)),
+    ],
+)
+def test_a_killed_fit_goes_on_to_the_same_bits(here, killed_after, options, deaths):
+    fit(*options)
+    whole = load("m")
+    (here / "m").unlink()
+    assert not (here / "m.checkpoint").exists()
+    for death in deaths:
+        killed_after(death)
+        with pytest.raises(KilledError):
+            fit(*options)
+        assert (here / "m.checkpoint" / "fit.json").exists()
+    killed_after(10**9)
+    assert "m.checkpoint (--fresh starts over)" in " ".join(fit(*options).output.split())
+    assert_same(load("m"), whole)
+    assert {path.name for path in here.iterdir()} == {"text", "m"}
+
+
+def test_resuming_from_the_output_is_kept_too(here, killed_after):
+    fit()
+    fit("--passes", "30", "--resume")
+    whole = load("m")
+    fit("--fresh")
+    killed_after(7)
+    with pytest.raises(KilledError):
+        fit("--passes", "30", "--resume")
+    assert load("m").training_.passes == 12
+    killed_after(10**9)
+    fit("--passes", "30", "--resume")
+    assert_same(load("m"), whole)
+
+
+def test_another_fit_does_not_go_on_from_there(here, killed_after):
+    killed_after(4)
+    with pytest.raises(KilledError):
+        fit()
+    before = {path.name: path.read_bytes() for path in (here / "m.checkpoint").iterdir()}
+    assert set(before) == {"fit.json", "end-0.safetensors"}
+    killed_after(10**9)
+    for more in (["--units", "5"], ["--seed", "1"], ["--damping", "2"], ["--validation", "text"]):
+        said = " ".join(fit(*more, code=2).output.split())
+        assert "what is left of another fit" in said
+        assert "--fresh" in said
+    (here / "text").write_text(TEXT[:-1] + "!")
+    fit(code=2)
+    assert {path.name: path.read_bytes() for path in (here / "m.checkpoint").iterdir()} == before
+    assert "5 units" in fit("--units", "5", "--fresh").output
+    assert not (here / "m.checkpoint").exists()
+
+
+def test_a_damaged_checkpoint_is_named(here, killed_after):
+    killed_after(4)
+    with pytest.raises(KilledError):
+        fit()
+    path = here / "m.checkpoint" / "end-0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+    killed_after(10**9)
+    said = " ".join(fit(code=2).output.split())
+    assert "end-0.safetensors is damaged: its checksum does not fit; delete it" in said
+    path.unlink()
+    fit()
+
+
+def test_a_fit_that_fails_leaves_no_folder_and_a_device_has_none(here):
+    fit("--metric", "adam", code=2)
+    assert {path.name for path in here.iterdir()} == {"text"}
+    result = CliRunner().invoke(app, ["sequence", "fit", "text", "-o", "/dev/null", "--passes", "2"])
+    assert result.exit_code == 0, result.output
+
+
+def test_two_fits_of_one_file_do_not_meet(here):
+    (here / "m.checkpoint").mkdir()
+    with locked(here / "m.checkpoint"):
+        assert "another fit is writing m" in " ".join(fit(code=2).output.split())
+    fit()
+
+
+def test_ctrl_c_keeps_all_restarts(here, monkeypatch):
+    fit("--restarts", "2", "--heat", "0")
+    whole = load("m")
+    (here / "m").unlink()
+    show = command._FitReport.__call__
+
+    def interrupt(report, training):
+        show(report, training)
+        if report._number == 2 and training.passes == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command._FitReport, "__call__", interrupt)
+        said = fit("--restarts", "2", "--heat", "0", code=130).output
+    assert "the same command goes on" in said
+    assert not (here / "m").exists()
+    assert storage.load(here / "m.checkpoint" / "end-1.safetensors").training.passes == 5
+    fit("--restarts", "2", "--heat", "0")
+    assert_same(load("m"), whole)
+
+
+def test_the_library_keeps_them_where_it_is_told(tmp_path):
+    model = PCNN(units=3, passes=4).fit(TEXT, checkpoint=tmp_path)
+    assert storage.load(tmp_path / "end-0.safetensors").training.passes == 4
+    again = PCNN(units=3, passes=4).fit(TEXT, checkpoint=tmp_path)
+    assert_same(again, model)
+    with pytest.raises(ValueError, match="another fit"):
+        PCNN(units=3, passes=5).fit(TEXT, checkpoint=tmp_path)
