@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ from pathspace.experiments.options import (
 )
 from pathspace.experiments.starts import STARTS, check_start
 
-DIVERGED, WRONG_USE, INTERRUPTED = 1, 2, 130
+DIVERGED, WRONG_USE, BROKEN, INTERRUPTED = 1, 2, 70, 130
+TRACEBACK = "PATHSPACE_TRACEBACK"
 COMMAND_LINE = "the command line"
 
 app = typer.Typer(
@@ -59,7 +61,40 @@ def main() -> None:
     """Run the command line."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
         sys.stdout.reconfigure(errors="backslashreplace")
-    app()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: in the background
+        signal.signal(signal.SIGINT, _Interrupts())
+    try:
+        app()
+    except MemoryError:
+        typer.echo(
+            "Error: There is not enough memory for this: make it smaller, or give fewer workers.", err=True
+        )
+        sys.exit(WRONG_USE)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        said = " ".join(str(error).split())
+        typer.echo(
+            f"Error: {type(error).__name__}: {said}\nThis is a mistake in pathspace and not in your command. Please "
+            f"report it, with what the command prints with {TRACEBACK}=1 set.",
+            err=True,
+        )
+        sys.exit(BROKEN)
+
+
+class _Interrupts:
+    """Ctrl-C: the first interrupts what is being done, another one, while that is being put away, ends it quietly."""
+
+    def __init__(self) -> None:
+        self._heard = False
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        if not self._heard:
+            self._heard = True
+            raise KeyboardInterrupt
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h\n")  # the cursor that a progress bar has hidden
+        os._exit(INTERRUPTED)
 
 
 def _print_version(wanted: bool) -> None:

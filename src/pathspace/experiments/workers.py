@@ -8,9 +8,9 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pathspace.children import deaf_children, end_with_parent
 from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.interrupt import postponed_interrupt
@@ -79,7 +79,7 @@ class Workers:
             KeyboardInterrupt: The user stopped. The jobs in progress write their checkpoints as the workers end.
         """
         with postponed_interrupt() as interrupted:
-            with _deaf_children():
+            with deaf_children():
                 pending = {self._executor.submit(_work, job) for job in jobs}
             while pending:
                 _pass_on(self._messages, monitor)
@@ -114,23 +114,9 @@ def _result(future: Future[RunResult]) -> RunResult:
         raise KeyboardInterrupt from None
 
 
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    # Ctrl-C goes to every process of the terminal. A blocked signal stays blocked in the children from their
-    # first instruction on, so that none of them dies of it while it is still loading. Windows has no such
-    # thing: there the initializer below has to do.
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _start_worker(messages: Any, stop: Any) -> None:
     global _channel
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _channel = (messages, stop)
 

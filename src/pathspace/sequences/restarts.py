@@ -6,15 +6,16 @@ Alphabet of this module: K restarts. A restart differs from the others in its ra
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+
+from pathspace.children import deaf_children, end_with_parent, hear_quietly
 
 from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold
@@ -61,9 +62,9 @@ def _run(job: tuple[Training, Fold, Settings, Checkpoint | None]) -> Training:
         return train_kept(training, fold, settings, None, kept)
 
 
-def _end_quietly() -> None:
-    """Let Ctrl-C end this process without a word: the one that started it tells the user."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+def _start() -> None:
+    end_with_parent()
+    hear_quietly()
 
 
 def train_all(
@@ -91,6 +92,7 @@ def train_all(
     Raises:
         ValueError: if jobs is not positive.
         FloatingPointError: as `train` does.
+        ChildProcessError: if a process died.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -106,14 +108,21 @@ def train_all(
         return done
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_end_quietly) as pool:
+    with ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_start) as pool:
         done = []
-        for training in pool.map(_run, work):
-            done.append(training)
-            if report is not None:
-                report(training)
-            if finished is not None:
-                finished(len(done), training)
+        with deaf_children():
+            found = pool.map(_run, work)
+        try:
+            for training in found:
+                done.append(training)
+                if report is not None:
+                    report(training)
+                if finished is not None:
+                    finished(len(done), training)
+        except BrokenProcessPool as error:
+            raise ChildProcessError(
+                "a process of the training died, perhaps for want of memory: give fewer jobs"
+            ) from error
     return done
 
 

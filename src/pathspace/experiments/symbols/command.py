@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pathspace.children import deaf_children, end_with_parent, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
@@ -157,18 +159,23 @@ def _computed(open_cells: Sequence[Cell], protocol: Protocol, processes: int) ->
         return
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(processes, len(open_cells)), mp_context=context, initializer=_one_thread
-    ) as pool:
-        jobs = [pool.submit(compute, cell, protocol) for cell in open_cells]
+    with ProcessPoolExecutor(min(processes, len(open_cells)), mp_context=context, initializer=_start) as pool:
+        with deaf_children():
+            jobs = [pool.submit(compute, cell, protocol) for cell in open_cells]
         try:
             for job in as_completed(jobs):
                 yield job.result()
+        except BrokenProcessPool as error:
+            raise ConfigurationError(
+                "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _one_thread() -> None:
+def _start() -> None:
+    end_with_parent()
+    hear_quietly()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"

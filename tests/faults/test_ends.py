@@ -1,0 +1,105 @@
+"""How the command line ends when it is interrupted or has a mistake of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pathspace import cli
+from pathspace.experiments import commands
+
+
+@pytest.fixture(autouse=True)
+def _own_handler():
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "code"),
+    [
+        (AssertionError("the sizes\ndiffer"), "Error: AssertionError: the sizes differ", 70),
+        (RuntimeError("no"), "Error: RuntimeError: no", 70),
+        (MemoryError(), "Error: There is not enough memory", 2),
+        (KeyboardInterrupt(), "Stopped.", 130),
+    ],
+)
+def test_no_traceback_reaches_a_user(monkeypatch, capsys, error, says, code):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(commands, "run_check_invariance", fail)
+    monkeypatch.setattr(sys, "argv", ["pathspace", "check-invariance"])
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    assert ended.value.code == code
+    assert captured.err.startswith(says)
+    assert "Traceback" not in captured.err
+    if code == 70:
+        assert captured.err.endswith(f"with what the command prints with {cli.TRACEBACK}=1 set.\n")
+        monkeypatch.setenv(cli.TRACEBACK, "1")
+        with pytest.raises(type(error)):
+            cli.main()
+
+
+# Both signals come when they hurt most: the second one while the first one is being put away.
+TWICE = """
+import os, signal, sys
+from pathspace import cli
+from pathspace.experiments import commands
+def run(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("not reached")
+commands.run_check_invariance = run
+sys.argv = ["pathspace", "check-invariance"]
+cli.main()
+"""
+
+
+def test_a_second_ctrl_c_ends_quietly():
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['pathspace', '--version']\n"
+        "from pathspace import cli\n"
+        "try: cli.main()\n"
+        "finally: assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_children_of_a_killed_process_end(tmp_path):
+    # The child holds the write end of a pipe, which reads as closed when it has ended.
+    reader, writer = os.pipe()
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import multiprocessing, os, signal, sys, time\n"
+        "from pathspace.children import end_with_parent\n"
+        "def work(ready):\n"
+        "    end_with_parent()\n"
+        "    ready.set()\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('fork')\n"
+        "    ready = context.Event()\n"
+        "    context.Process(target=work, args=(ready,)).start()\n"
+        "    ready.wait()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, script], pass_fds=[writer], check=False, stderr=subprocess.DEVNULL)
+    assert done.returncode == -signal.SIGKILL
+    os.close(writer)
+    assert os.read(reader, 1) == b""  # waits for the end of the child
+    os.close(reader)
