@@ -103,6 +103,13 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--workers", "0"], "--workers is 0"),
         (["compare", "--batch-size", "5000"], "batch size 5000 exceeds the 1197 training sequences"),
         (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
+        (["compare", "--set", "schedule=[1]"], "'schedule' is [1]: give a name"),
+        (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give names"),
+        (["compare", "--seeds", "3000000000"], "'seeds' is 3000000000: give at most 10000"),
+        (
+            ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],
+            "Unknown dataset '[1]'",
+        ),
         (["compare", "--resume", "--fresh"], "--resume and --fresh contradict each other"),
         (["compare", "--resume"], "There is nothing to resume in"),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import pathspace
 from pathspace.cli import app
 from pathspace.sequences import checkpoints
 
@@ -138,7 +139,8 @@ def test_two_at_once_do_not_harm_each_other(here, undisturbed):
 
 
 def run(folder, name, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    sources = str(Path(pathspace.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", "from pathspace.sequences import checkpoints; checkpoints.SECONDS = 0.0\n"
          "from pathspace.cli import main; main()", *COMMANDS[name]],

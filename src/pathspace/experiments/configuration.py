@@ -83,7 +83,12 @@ def read(output: Path) -> Configuration:
     path = output / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        stored = content["versions"]
+        stored = dict(content["versions"])
+        for name in ("command", "title", "recipe", "size"):
+            if not isinstance(content[name], str):
+                raise TypeError(f"{name!r} is {content[name]!r}")
+        if not (content["seed"] is None or type(content["seed"]) is int):
+            raise TypeError(f"'seed' is {content['seed']!r}")
         configuration = Configuration(
             command=content["command"],
             title=content["title"],
@@ -94,7 +99,7 @@ def read(output: Path) -> Configuration:
         )
     except FileNotFoundError as error:
         raise nothing_to_resume(output) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from importlib.resources import files
 from typing import Any
@@ -29,9 +30,15 @@ def parse_published(content: dict[str, Any], where: str) -> Published:
     """Turn the content of a file into published numbers; `where` is the file's name for errors."""
     _check_keys(content, KEYS, where)
     results = []
-    for entry in content["results"]:
+    entries = content["results"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigurationError(f"The key 'results' in {where} is {entries!r}: give tables [[results]].")
+    for entry in entries:
         _check_keys(entry, RESULT_KEYS, where, optional=("method", "task_options", "model_options"))
-        results.append(PublishedResult(**{**entry, "value": float(entry["value"])}))
+        value = entry["value"]
+        if type(value) not in (int, float) or not abs(value) < math.inf:
+            raise ConfigurationError(f"The key 'value' in {where} is {value!r}: give a number.")
+        results.append(PublishedResult(**{**entry, "value": float(value)}))
     return Published(content["source"], content["setting"], tuple(results))
 
 

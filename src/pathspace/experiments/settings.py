@@ -18,6 +18,7 @@ from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
+MOST_SEEDS = 10_000  # each is a line of config.json
 FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
@@ -95,12 +96,16 @@ class Settings:
     threads: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("model", "schedule", "tuning"):
+            _require(name, getattr(self, name), isinstance(getattr(self, name), str), "a name")
         for name in (
             "seeds", "tuning_seeds", "epochs", "batch_size", "checkpoint_every", "threads", "refresh_every",
         ):  # fmt: skip
             _require(name, getattr(self, name), _is_whole(getattr(self, name), 1), "a whole number from 1 on")
         for name in ("tuning_epochs", "rescale_exponent", "verified_seeds", "validate_every"):
             _require(name, getattr(self, name), _is_whole(getattr(self, name), 0), "a whole number")
+        for name in ("seeds", "tuning_seeds", "verified_seeds"):
+            _require(name, getattr(self, name), getattr(self, name) <= MOST_SEEDS, f"at most {MOST_SEEDS}")
         for name in ("momentum", "warmup"):
             value = getattr(self, name)
             _require(name, value, _is_real(value) and 0 <= value < 1, "one in [0, 1)")
@@ -119,6 +124,9 @@ class Settings:
         _require("tuning", self.tuning, self.tuning in TUNINGS, "'grid' or 'in turn'")
         _require("shared_rates", self.shared_rates, isinstance(self.shared_rates, bool), "true or false")
         check_schedule(self.schedule)
+        for name in ("methods", "starts", "baselines"):
+            chosen = getattr(self, name)
+            _require(name, list(chosen), all(isinstance(one, str) for one in chosen), "names")
         good = set(self.baselines) <= set(self.methods)
         _require("baselines", list(self.baselines), good, "some of the methods")
         for name in ("methods", "starts"):
@@ -281,4 +289,4 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

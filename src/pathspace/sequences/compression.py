@@ -175,7 +175,10 @@ def _decode(model: SequenceModel, code: bytes, x: NDArray[Any], progress: Progre
     A, length = len(model.alphabet_), len(x)
     for t in range(length):
         p = np.asarray(mix_with_uniform(place.predict(), t, A))
-        x[t] = decoder.decode(family, p[None])[0]
+        try:
+            x[t] = decoder.decode(family, p[None])[0]
+        except AssertionError as error:  # what the coder calls a word that no text leads to
+            raise CorruptedError("the compressed file is damaged: no text has this code") from error
         place.read(int(x[t]))
         if progress is not None and ((t + 1) % _BLOCK == 0 or t + 1 == length):
             progress(t + 1, length)

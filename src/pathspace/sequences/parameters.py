@@ -55,6 +55,8 @@ class Parameters:
             raise ValueError(f"unknown model {self.kind!r}, choose from {get_args(Kind)}")
         if self.squash not in get_args(Squash):
             raise ValueError(f"unknown squash {self.squash!r}, choose from {get_args(Squash)}")
+        if self.w.ndim != 2:
+            raise ValueError(f"w must be a matrix, got the shape {self.w.shape}")
         N1, E, A = self.graph.units + 1, self.graph.edges, self.symbols
         contextual = self.kind != "rnn"
         wanted = {

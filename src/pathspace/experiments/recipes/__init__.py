@@ -31,7 +31,8 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
-KEYS = ("title", "settings", "sizes", "study", "parts", "engine")
+KEYS = {"title": str, "settings": dict, "sizes": dict, "study": dict, "parts": list, "engine": str}
+NAMES = {str: "string", dict: "table", list: "list"}
 
 # Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
 # a function `check(layers)` and a function `reproduce(recipe, size, options, surroundings)`.
@@ -106,6 +107,13 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
             raise unknown_name("key", key, KEYS, where)
     if "title" not in content:
         raise ConfigurationError(f"The key 'title' is missing in {where}: add it.")
+    for key, value in content.items():
+        if not isinstance(value, KEYS[key]):
+            raise ConfigurationError(f"The key {key!r} in {where} is {value!r}: give a {NAMES[KEYS[key]]}.")
+    for key in ("sizes", "study"):
+        for size, value in content.get(key, {}).items():
+            if (key, size) != ("study", "name") and not isinstance(value, dict):
+                raise ConfigurationError(f"The key '{key}.{size}' in {where} is {value!r}: give a table.")
     if "engine" in content:
         return _with_engine(name, content, where)
     if "parts" in content:

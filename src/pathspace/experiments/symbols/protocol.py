@@ -54,6 +54,7 @@ class Protocol:
     seed: int = 1000
 
     def __post_init__(self) -> None:
+        _check_whole("connectivity", self.connectivity, 1)
         for name, known in (("texts", TEXTS), ("rows", ROWS)):
             _check_names(getattr(self, name), known, name)
         for name in ("lengths", "passes", "restarts"):
@@ -117,7 +118,7 @@ def _check_names(
     if not names and not may_be_empty:
         raise ConfigurationError(f"The setting {where!r} is empty: give at least one of {', '.join(known)}.")
     for name in names:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise unknown_name("name", str(name), known, f"the setting {where!r}")
     if len(set(names)) < len(names):
         raise ConfigurationError(f"The setting {where!r} is {list(names)!r}: give each one once.")

@@ -59,7 +59,7 @@ def build(
     Raises:
         ConfigurationError: There is no such data set, a size is impossible, or there is no data.
     """
-    if dataset not in CHARACTERS:
+    if not isinstance(dataset, str) or dataset not in CHARACTERS:
         raise unknown_name(
             "dataset", str(dataset), CHARACTERS, "the option 'dataset' of the task 'characters'"
         )

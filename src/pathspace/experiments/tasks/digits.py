@@ -33,7 +33,7 @@ def build(*, read: str = "rows", data_dir: Path | None = None) -> Task:  # noqa:
     Raises:
         ConfigurationError: `read` is neither.
     """
-    if read not in READINGS:
+    if not isinstance(read, str) or read not in READINGS:
         raise unknown_name("reading", str(read), READINGS, "the option 'read' of the task 'digits'")
     from sklearn.datasets import load_digits
 

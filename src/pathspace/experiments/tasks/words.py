@@ -62,7 +62,7 @@ def build(
     Raises:
         ConfigurationError: There is no such data set, a size is impossible, or there is no data.
     """
-    if dataset not in WORDS:
+    if not isinstance(dataset, str) or dataset not in WORDS:
         raise unknown_name("dataset", str(dataset), WORDS, "the option 'dataset' of the task 'words'")
     corpus = WORDS[dataset]
     texts = [text.replace("\n", f" {END} ").split() for text in read_corpus(corpus, data_dir)]
