@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,13 @@ COMPARE = [
 
 def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take a second each; the tests of the reports draw them."""
+    for name in ("draw", "draw_claim"):
+        monkeypatch.setattr(f"pathspace.experiments.report.files.{name}", lambda _: (b"", "<svg></svg>"))
 
 
 def test_version_and_help() -> None:
@@ -75,6 +81,7 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     assert config["seeds"] == [0, 1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
     result = call(*COMPARE, "--output", str(tmp_path), "--json")
     content = json.loads(result.stdout)
@@ -166,6 +173,7 @@ def test_a_command_that_is_refused_leaves_no_folder_behind(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_full_disk_keeps_the_runs_and_the_way_to_go_on_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +208,7 @@ def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.
     assert "pathspace[download]" in result.stderr
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_that_is_not_there_is_named_and_takes_no_earlier_results_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +239,7 @@ def test_the_list_of_recipes_keeps_names_and_sizes_whole(monkeypatch: pytest.Mon
     assert {"winner-characters", "paper-cifar100-160", "paper-98-permuted"} <= set(words)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path: Path) -> None:
     listed = call("reproduce").stdout
     for name in ("adding", "digits", "mnist-rows"):
@@ -247,6 +257,7 @@ def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path
     assert "RNN-Path, T = 750" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_some_methods_of_a_claim_keep_the_baselines_among_them(tmp_path: Path) -> None:
     result = call(
         "reproduce", "winner-adding", "--methods", "sgd,path-soap", "--learning-rates", "0.01", "--seeds", "2",
@@ -265,6 +276,7 @@ def curves(folder: Path) -> str:
     return (folder / "curves.csv").read_text() + (folder / "validation.csv").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_train_reports_one_run(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--method", "path-sgd", "--start", "rescaled", "--lr", "0.05", "--seed", "3"]
     result = call(*arguments, "--output", str(tmp_path))
@@ -291,39 +303,79 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
     assert "diverged" in (tmp_path / "report.html").read_text()
 
 
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
-    limit = time.monotonic() + 60
-    while not any(folder.glob("runs/*/checkpoint.pt")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+# Three epochs of four steps with a checkpoint every third: the second one falls due in the middle of an epoch.
+STOPPED = [
+    *TINY, "--method", "path-sgd", "--epochs", "3", "--set", "checkpoint_every=3", "--set", "momentum=0.9",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_and_a_killed_run_resume_to_the_same_curves(tmp_path: Path, number: int) -> None:
-    arguments = [*TINY, "--method", "path-sgd", "--epochs", "300", "--set", "checkpoint_every=50"]
-    folder = tmp_path / "stopped"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pathspace.cli", "train", *arguments, "--output", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    wait_for_checkpoint(folder, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+def resumes_to_the_same_curves(folder: Path, whole: Path) -> bool:
     assert not (folder / "report.html").exists(), "the run was over too soon to be stopped"
-    if number == signal.SIGINT:
-        assert process.returncode == 130
-        assert errors.endswith(f"Stopped. Continue with: pathspace train --resume --output {folder}\n")
-        assert "Traceback" not in errors
     resumed = call("train", "--resume", "--output", str(folder))
     assert resumed.exit_code == 0, resumed.output
-    assert call("train", *arguments, "--output", str(tmp_path / "whole")).exit_code == 0
-    assert curves(folder) == curves(tmp_path / "whole")
+    assert call("train", *STOPPED, "--output", str(whole)).exit_code == 0
+    return curves(folder) == curves(whole)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_stopped_run_resumes_to_the_same_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathspace.experiments import checkpoint
+
+    save, steps = checkpoint.save, []
+
+    def save_and_stop(folder: Path, config: Any, state: Any) -> None:
+        save(folder, config, state)
+        steps.append(state.step)
+        if len(steps) == 1:
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does
+
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_and_stop)
+        stopped = call("train", *STOPPED, "--output", str(folder))
+    assert stopped.exit_code == 130
+    assert stopped.stderr.endswith(f"Stopped. Continue with: pathspace train --resume --output {folder}\n")
+    assert "Traceback" not in stopped.output
+    assert steps[-1] < 12
+    assert resumes_to_the_same_curves(folder, tmp_path / "whole")
+
+
+# Runs as `python -m pathspace.cli` and kills itself where the second checkpoint is due, so that nothing waits for
+# another process: three steps are lost.
+KILLED = """
+import os, runpy, signal
+from pathspace.experiments import checkpoint
+
+save = checkpoint.save
+
+
+def save_or_die(folder, config, state):
+    if checkpoint.exists(folder):
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(folder, config, state)
+
+
+checkpoint.save = save_or_die
+runpy.run_module("pathspace.cli", run_name="__main__")
+"""
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_killed_run_resumes_to_the_same_curves(tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "train", *STOPPED, "--output", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list(folder.glob("runs/*/checkpoint.pt"))
+    assert resumes_to_the_same_curves(folder, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
     arguments = [*COMPARE, "--output", str(tmp_path)]
     assert call(*arguments).exit_code == 0
@@ -351,12 +403,14 @@ def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
     assert curves(tmp_path) != before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_command_that_did_not_begin_leaves_nothing_to_continue(tmp_path: Path) -> None:
     refused = call(*COMPARE, "--output", str(tmp_path), "--batch-size", "65")
     assert refused.exit_code == 2
     assert call("train", *TINY, "--output", str(tmp_path)).exit_code == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_of_other_versions_are_not_mixed_in(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--output", str(tmp_path)]
     assert call(*arguments).exit_code == 0
