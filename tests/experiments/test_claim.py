@@ -206,7 +206,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         PART.replace("[0.01]", "[0.03]").replace("[sizes.paper]", "[sizes.huge]")
     )
     monkeypatch.setattr("pathspace.experiments.recipes.files", lambda _: folder.parent)
-    # pictures take a second each; one test draws them
+    # pictures take a second each; test_report draws this one
     monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", "<svg></svg>"))
     return tmp_path
 
@@ -234,7 +234,10 @@ def test_a_recipe_of_parts_gives_one_table_each_one_page_and_one_picture(recipes
     assert [part["configuration"]["recipe"] for part in json.loads(again.stdout)] == ["one", "other"]
 
 
-def test_parts_that_are_done_are_kept_until_the_whole_is(recipes: Path) -> None:
+def test_parts_that_are_done_are_kept_until_the_whole_is(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
     output = recipes / "runs"
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, command).exit_code == 0
