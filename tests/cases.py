@@ -6,6 +6,8 @@ unit classes it has. `oracle(case)` gives its path norm and kappa by brute force
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,6 +77,23 @@ def trace(case: Case, model: nn.Module, *, batch: int = 3, **options: Any) -> An
     """The traced network of a case, found from an example of `batch` in the model's precision."""
     example = case.example(batch, dtype=next(model.parameters()).dtype)
     return ps.trace(model, example, output=case.output, **options)
+
+
+def traced(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any]:
+    """A fresh model of a case and its network: copies of a pair that a process traces once, which costs far less."""
+    return copy.deepcopy(_traced(case, dtype))
+
+
+@functools.cache
+def _traced(case: Case, dtype: torch.dtype) -> tuple[nn.Module, Any]:
+    model = case.model(dtype)
+    return model, trace(case, model)
+
+
+@functools.cache
+def listed(case: Case) -> ps.paths.Paths:
+    """All paths of a case, listed once in a process: not to be changed."""
+    return ps.paths.enumerate_paths(_traced(case, torch.float64)[1])
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, trace
+from cases import BY_NAME, ZOO, trace, traced
 
 
 def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
@@ -24,8 +24,7 @@ def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_are_numbered_named_and_consistent(case):
-    model = case.model()
-    network = trace(case, model)
+    model, network = traced(case)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     assert isinstance(network.unit_classes, tuple)
     assert [c.index for c in network.unit_classes] == list(range(network.num_classes))
@@ -48,8 +47,7 @@ def test_edges_say_how_every_weight_scales(case):
 
     Tied embeddings have a test of their own: there a weight may be divided by one scale twice.
     """
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     exponent = torch.zeros(network.num_classes)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for unit_class in network.unit_classes:
@@ -94,7 +92,7 @@ def test_of_a_recurrent_layer():
 
 def test_of_a_convolution_with_a_flattened_read_out():
     case = BY_NAME["cnn 1d"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     for channel in range(3):
         (unit,) = (c for c in network.unit_classes if ("0.bias", (channel,)) in c.bias)
         taps = ((channel, i, k) for i in range(2) for k in range(3))
@@ -106,7 +104,7 @@ def test_of_a_convolution_with_a_flattened_read_out():
 
 def test_channels_added_by_a_skip_are_one_class():
     case = BY_NAME["deep residual"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     (stream,) = (c for c in network.unit_classes if ("embed.bias", (1,)) in c.bias)
     assert {("blocks.0.2.bias", (1,)), ("blocks.1.2.bias", (1,)), ("blocks.2.2.bias", (1,))} < set(
         stream.bias
@@ -118,7 +116,7 @@ def test_channels_added_by_a_skip_are_one_class():
 def test_normalised_channels_are_scaled_by_the_normalisation_alone():
     """The running mean is fixed, so the units before it keep their scale; gain and shift carry the class."""
     case = BY_NAME["batch norm"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     (unit,) = (c for c in network.unit_classes if ("features.1.bias", (2,)) in c.bias)
     assert set(unit.bias) == edges("features.1.bias", (2,))
     assert set(unit.incoming) - set(unit.bias) == edges("features.1.weight", (2,))
@@ -130,8 +128,7 @@ def test_normalised_channels_are_scaled_by_the_normalisation_alone():
 def test_tied_embeddings_scale_inversely():
     """Column d of the matrix enters the network at one end and leaves it at the other."""
     case = BY_NAME["tied characters"]
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     factors = torch.tensor([2.0, 4.0, 16.0], dtype=torch.float64)
     ps.rescaling.rescale_(network, factors)
@@ -149,8 +146,7 @@ def test_tied_embeddings_scale_inversely():
 def test_dead_weights_belong_to_a_class_or_stay():
     """A reversed recurrent matrix that one step never uses must not be scaled wrongly later."""
     case = BY_NAME["bidirectional rnn"]
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     assert ps.paths.kappa(network)["rnn.weight_hh_l0_reverse"].abs().max() == 0
     long = case.example(2, torch.float64)
     every = model.rnn(long)[0]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import ZOO, trace
+from cases import ZOO, traced
 from pathspace.paths.data.chain_shares import chain_shares
 from pathspace.paths.data.data_dependent import Request, kappa_shares
 from pathspace.paths.data.node_measure import spread_of
@@ -81,8 +81,8 @@ def test_a_wrong_mask_is_seen():
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_only_chains_are_taken_for_chains(case):
-    model = case.model(torch.float64)
-    is_chain = layers_of(trace(case, model)) is not None
+    model, network = traced(case, torch.float64)
+    is_chain = layers_of(network) is not None
     names = {type(m) for m in model.modules()}
     assert is_chain <= (names <= {nn.Sequential, nn.Linear, nn.ReLU, nn.Flatten})
     assert is_chain or case.name != "mlp"

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, call, mlp, trace
+from cases import BY_NAME, ZOO, Recurrent, call, mlp, trace, traced
 from conformance import arbitrary_factors
 from fixture_nets import NETS, load
 from oracles.data import OnData
@@ -144,9 +144,8 @@ def examples_one_by_one(case, example, count):
 
 @pytest.mark.parametrize("case", FOLLOWED, ids=str)
 def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
-    model, n = case.model(torch.float64), 3
+    (model, network), n = traced(case, torch.float64), 3
     example = case.example(n, torch.float64)
-    network = trace(case, model)
     rows = {name: [] for name in network.parameters}
     for one in examples_one_by_one(case, example, n):
         outputs = case.picked(call(model, one)).reshape(-1)
@@ -356,8 +355,8 @@ def test_the_variance_of_one_example_is_zero(estimator):
 
 @pytest.mark.parametrize("case", FOLLOWED, ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
-    model = case.model(torch.float64)
-    example, network = case.example(4, torch.float64), trace(case, model)
+    _, network = traced(case, torch.float64)
+    example = case.example(4, torch.float64)
 
     def norms():
         return torch.stack(
@@ -644,7 +643,7 @@ def test_bad_options_are_refused():
 
 def test_other_shapes_than_the_traced_are_refused():
     case = BY_NAME["rnn"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     with pytest.raises(ValueError, match="trace"):
         ps.paths.data_dependent_norm(network, torch.randn(2, 7, 2))
 

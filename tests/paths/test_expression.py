@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, trace
+from cases import BY_NAME, ZOO, listed, trace, traced
 from fixture_nets import NETS, load
 
 MANY = {
@@ -31,12 +31,12 @@ def test_paths_of_the_fixtures_in_terms_of_a_basis(name, rule):
 
 @pytest.mark.parametrize("case", SHOWN, ids=str)
 def test_paths_in_terms_of_a_basis(case):
-    check(trace(case, case.model(torch.float64)), "largest")
+    check(traced(case, torch.float64)[1], "largest", listed(case))
 
 
-def check(network, rule):
+def check(network, rule, paths=None):
     skeleton = ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(0))
-    paths = ps.paths.enumerate_paths(network)
+    paths = paths or ps.paths.enumerate_paths(network)
     found = ps.paths.express(network, skeleton, paths)
     assert len(found.edges) == ps.paths.degrees_of_freedom(network)
     assert torch.equal(found.exponents @ found.counts, paths.counts)

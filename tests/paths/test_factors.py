@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, mlp, trace
+from cases import BY_NAME, ZOO, mlp, trace, traced
 from pathspace.paths.kernel.kappa import factored_first_term, first_term
 from pathspace.squared import tape
 from pathspace.squared.squares import Outer, Square, single_row, single_value
@@ -38,7 +38,7 @@ def test_a_map_used_once_has_an_outer_product():
 )
 def test_common_networks_need_no_autograd(name, monkeypatch):
     case = BY_NAME[name]
-    network = trace(case, case.model())
+    _, network = traced(case)
 
     def refuse(*_, **__):
         raise AssertionError("autograd was asked for a gradient")
@@ -50,8 +50,7 @@ def test_common_networks_need_no_autograd(name, monkeypatch):
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_gradients_by_hand_are_those_of_autograd(case, monkeypatch):
     """Every instruction's own pullback against autograd of the same instruction."""
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    network = trace(case, case.model(torch.float64))  # its tape is changed, which copies share
     by_hand = first_term(network)
     bare = [
         tape.Instruction(i.function, i.inputs, i.outputs, i.name, i.of_parameter, i.recurrent)

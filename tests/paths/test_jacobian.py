@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, trace
+from cases import BY_NAME, ZOO, listed, trace, traced
 from fixture_nets import NETS, load
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -40,8 +40,8 @@ def test_rank_of_the_fixtures(name):
 
 @pytest.mark.parametrize("case", COUNTED, ids=str)
 def test_rank_is_weights_minus_classes(case):
-    network = trace(case, case.model(torch.float64))
-    jacobian = ps.paths.path_jacobian(network)
+    _, network = traced(case, torch.float64)
+    jacobian = ps.paths.path_jacobian(network, listed(case))
     assert ps.paths.path_rank(jacobian) == ps.paths.degrees_of_freedom(network)
     used = jacobian.abs().sum(0) > 0
     assert torch.equal(used, ps.paths.used_edges(network))
@@ -68,7 +68,7 @@ def test_zero_weights_are_differentiated_exactly():
 
 def test_rank_does_not_depend_on_the_scale_of_units():
     case = BY_NAME["rnn without bias"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     ps.rescaling.random_rescale_(network, 1e-4, 1e4, generator=torch.Generator().manual_seed(1))
     assert ps.paths.path_rank(ps.paths.path_jacobian(network)) == ps.paths.degrees_of_freedom(network)
 
@@ -76,7 +76,7 @@ def test_rank_does_not_depend_on_the_scale_of_units():
 @pytest.mark.parametrize("name", ["mlp", "rnn without bias"])
 def test_data_reach_the_generic_number(name):
     case = BY_NAME[name]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     data = 3 * case.example(400, torch.float64)
     assert not bool(ps.paths.dead_units(network, data).any())
     assert ps.paths.degrees_of_freedom(network, data) == ps.paths.degrees_of_freedom(network)
@@ -84,7 +84,7 @@ def test_data_reach_the_generic_number(name):
 
 def test_two_biases_that_add_up_are_one_degree_of_freedom():
     case = BY_NAME["rnn"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     data = case.example(150, torch.float64)
     assert ps.paths.degrees_of_freedom(network, data) == ps.paths.degrees_of_freedom(network) - 3
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, call, trace
+from cases import BY_NAME, ZOO, call, listed, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -56,9 +56,8 @@ def test_the_fixtures_outputs_are_sums_over_paths(name):
 
 @pytest.mark.parametrize("case", LISTED, ids=str)
 def test_outputs_and_path_norm_are_sums_over_paths(case):
-    model = case.model(torch.float64)
-    network = trace(case, model)
-    paths = ps.paths.enumerate_paths(network)
+    model, network = traced(case, torch.float64)
+    paths = listed(case)
     value = (paths.factor * paths.values(network.parameters)).square().sum()
     assert_close(value, ps.paths.squared_path_norm(network), **SAME)
     data = case.example(3, torch.float64)
@@ -95,7 +94,7 @@ def test_a_gate_that_is_wrong_is_seen():
 
 def test_values_do_not_change_under_rescaling():
     case = BY_NAME["stacked rnn with dropout"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     paths = ps.paths.enumerate_paths(network)
     before = paths.values(network.parameters).detach()
     ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(0))
@@ -162,14 +161,14 @@ def test_a_module_left_outside_ends_and_starts_paths():
 
 def test_running_statistics_may_be_of_any_sign():
     case = BY_NAME["batch norm of vectors"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     paths = ps.paths.enumerate_paths(network)
     assert bool((paths.factor < 0).any())
 
 
 def test_too_many_paths_are_counted_and_refused():
     case = BY_NAME["small resnet"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     with pytest.raises(ps.paths.TooManyPathsError, match="6,104,366 paths, more than the limit of 1000"):
         ps.paths.enumerate_paths(network, 1000)
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import ZOO, trace
+from cases import ZOO, traced
 from pathspace.paths.data import recurrent_shares as module
 from pathspace.paths.data.data_dependent import Request, kappa_shares
 from pathspace.paths.data.recurrent_shares import recurrent_shares
@@ -135,8 +135,7 @@ def test_a_wrong_gate_is_seen():
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_only_recurrent_layers_with_a_readout_are_taken_for_them(case):
-    model = case.model(torch.float64)
-    found = recurrent_chain_of(trace(case, model))
+    found = recurrent_chain_of(traced(case, torch.float64)[1])
     assert (found is not None) == (case.name in RECOGNISED)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import ZOO, trace
+from cases import ZOO, traced
 from fixture_nets import NETS, load
 
 EXACT = {"rtol": 1e-12, "atol": 0}
@@ -30,8 +30,7 @@ def test_edges_and_classes_are_those_of_the_fixture(name):
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_exponents_say_what_a_rescaling_does(case):
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    _model, network = traced(case, torch.float64)
     graph = ps.paths.reduction_graph(network)
     before = graph.flatten(network.parameters).detach()
     factors = ps.rescaling.random_rescale_(network, 0.5, 2.0, generator=torch.Generator().manual_seed(3))

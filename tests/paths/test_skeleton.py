@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, mlp, trace
+from cases import BY_NAME, ZOO, mlp, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import as_skeleton, best_products, fixture_edges
 
@@ -55,7 +55,7 @@ def test_cyclic_rule_is_that_of_the_paper():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_edges_are_where_they_belong(case, rule):
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     skeleton = choose(network, rule)
     for unit_class in network.unit_classes:
         into, out_of = skeleton.incoming[unit_class.index], skeleton.outgoing[unit_class.index]
@@ -68,7 +68,7 @@ def test_edges_are_where_they_belong(case, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", UNTIED, ids=str)
 def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     skeleton = choose(network, rule)
     paths = ps.paths.basis_paths(network, skeleton)
     graph = skeleton.graph
@@ -94,7 +94,7 @@ def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     ids=str,
 )
 def test_largest_rule_takes_the_largest_products(case):
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     products = choose(network).products(network.parameters).abs()
     into, out_of = best_products(network)
     c = network.num_classes
@@ -104,7 +104,7 @@ def test_largest_rule_takes_the_largest_products(case):
 
 def test_other_rules_do_not():
     case = BY_NAME["mlp"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     largest = choose(network).products(network.parameters).abs()
     for rule in ("cyclic", "random"):
         assert choose(network, rule).products(network.parameters).abs().sum() < largest.sum()
@@ -113,7 +113,7 @@ def test_other_rules_do_not():
 @pytest.mark.parametrize("rule", ["largest", "cyclic"])
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_choice_does_not_depend_on_the_scales(case, rule):
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     before = choose(network, rule)
     ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
     after = choose(network, rule)
@@ -135,7 +135,7 @@ def test_ties_are_broken_alike_in_every_scaling():
 
 def test_values_do_not_depend_on_the_scales():
     case = BY_NAME["skip"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     skeleton = choose(network)
     before = ps.paths.basis_values(network, skeleton)
     ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
@@ -146,7 +146,7 @@ def test_values_do_not_depend_on_the_scales():
 
 def test_values_are_products_along_the_paths():
     case = BY_NAME["stacked bidirectional rnn"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     skeleton = choose(network)
     values = ps.paths.basis_values(network, skeleton)
     left_out = set(skeleton.outgoing)
@@ -233,7 +233,7 @@ def test_weights_on_no_path_have_no_part_in_it(rule):
 
 def test_impossible_requests_are_refused():
     case = BY_NAME["mlp"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     with pytest.raises(ValueError, match="'largest', 'cyclic' or 'random'"):
         ps.paths.skeleton(network, "best")
     other = trace(BY_NAME["rnn"], BY_NAME["rnn"].model())
@@ -246,7 +246,7 @@ def test_impossible_requests_are_refused():
 
 def test_edges_chosen_by_hand_are_checked():
     case = BY_NAME["rnn"]
-    network = trace(case, case.model())
+    _, network = traced(case)
     skeleton = choose(network)
     again = ps.paths.Skeleton.from_edges(network, skeleton.incoming, skeleton.outgoing)
     assert torch.equal(again.edges, skeleton.edges)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, trace
+from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, trace, traced
 from oracles.graph import layered, recurrent
 from pathspace.paths.kernel.node_mass import node_mass
 
@@ -127,8 +127,7 @@ def test_no_other_member_has_less_path_mass_in_any_class(name):
 @pytest.mark.parametrize("name", ["batch norm", "small resnet", "tied characters", "bidirectional rnn"])
 def test_all_masses_are_least_in_other_networks_too(name):
     case = BY_NAME[name]
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    _model, network = traced(case, torch.float64)
     ps.rescaling.balance_(network)
     best = node_mass(network)
     torch.testing.assert_close(best.into, best.out_of)
@@ -140,8 +139,7 @@ def test_all_masses_are_least_in_other_networks_too(name):
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_leaves_no_spread(case):
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    _model, network = traced(case, torch.float64)
     ps.rescaling.random_rescale_(network, 1e-2, 1e2, generator=torch.Generator().manual_seed(0))
     ps.rescaling.balance_(network)
     assert not spread(network).numel() or spread(network).max() < 1e-9
@@ -149,7 +147,7 @@ def test_leaves_no_spread(case):
 
 def test_powers_of_two_leave_at_most_a_factor_of_four():
     case = BY_NAME["stacked bidirectional rnn"]
-    network = trace(case, case.model(torch.float64))
+    _, network = traced(case, torch.float64)
     ps.rescaling.balance_(network, powers_of_two=True)
     assert 0 < spread(network).max() <= 2 * math.log(2) + 1e-12
 
@@ -163,9 +161,8 @@ def test_powers_of_two_leave_at_most_a_factor_of_four():
     ids=str,
 )
 def test_the_check_passes_where_the_function_stays(case, dtype):
-    model = case.model(dtype)
+    _, network = traced(case, dtype)
     example = case.example(3, dtype)
-    network = trace(case, model)
     ps.rescaling.random_rescale_(network, 0.01, 100.0, generator=torch.Generator().manual_seed(0))
     ps.rescaling.balance_(network, example)
     assert not spread(network).numel() or spread(network).max() < 1e-3

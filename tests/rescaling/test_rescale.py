@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, call, mlp, trace
+from cases import BY_NAME, ZOO, call, mlp, trace, traced
 from oracles.squared import Oracle
 
 
@@ -23,10 +23,10 @@ def weights(model):
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_preserves_the_function(case):
-    model = case.model(torch.float64)
+    model, network = traced(case, torch.float64)
     example = case.example(3, torch.float64)
     before, start = output(case, model, example), weights(model)
-    factors = ps.rescaling.random_rescale_(trace(case, model), generator=torch.Generator().manual_seed(0))
+    factors = ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(0))
     assert factors.shape == (case.classes,)
     assert_close(
         output(case, model, example), before, rtol=1e-11, atol=1e-13 * before.abs().max().item() + 1e-13
@@ -36,10 +36,9 @@ def test_preserves_the_function(case):
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_powers_of_two_round_nothing(case):
-    model = case.model(torch.float32)
+    model, network = traced(case, torch.float32)
     example = case.example(3)
     before, start = output(case, model, example), weights(model)
-    network = trace(case, model)
     factors = ps.rescaling.random_rescale_(network, low=2.0**-10, high=2.0**10, powers_of_two=True)
     assert torch.equal(factors, 2.0 ** factors.log2().round())
     assert ((factors >= 2.0**-10) & (factors <= 2.0**10)).all()
@@ -114,7 +113,7 @@ def test_random_factors_follow_their_generator_and_bounds():
     drawn = []
     for seed in (1, 1, 2):
         generator = torch.Generator().manual_seed(seed)
-        network = trace(case, case.model())
+        _, network = traced(case)
         drawn.append(ps.rescaling.random_rescale_(network, low=0.1, high=10, generator=generator))
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(drawn[0], drawn[1])
@@ -141,10 +140,10 @@ def test_random_rescaling_refuses_impossible_bounds(low, high):
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_balancing_preserves_the_function(case):
-    model = case.model(torch.float64)
+    model, network = traced(case, torch.float64)
     example = case.example(3, torch.float64)
     before = output(case, model, example)
-    ps.rescaling.balance_(trace(case, model))
+    ps.rescaling.balance_(network)
     assert_close(output(case, model, example), before, rtol=1e-9, atol=1e-11)
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
@@ -152,11 +151,10 @@ def test_balancing_preserves_the_function(case):
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_balancing_forgets_the_scales(case):
     """The same weights from every rescaled start: that is what makes it a baseline."""
-    model, rescaled = case.model(torch.float64), case.model(torch.float64)
-    network = trace(case, rescaled)
-    ps.rescaling.random_rescale_(network, low=1e-2, high=1e2, generator=torch.Generator().manual_seed(0))
+    (model, network), (rescaled, other) = traced(case, torch.float64), traced(case, torch.float64)
+    ps.rescaling.random_rescale_(other, low=1e-2, high=1e2, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.balance_(other)
     ps.rescaling.balance_(network)
-    ps.rescaling.balance_(trace(case, model))
     assert_close(weights(rescaled), weights(model), rtol=1e-5, atol=1e-7)
 
 
@@ -172,8 +170,7 @@ def test_balanced_units_receive_as_much_as_they_give():
 
 def test_balancing_by_powers_of_two_rounds_nothing():
     case = BY_NAME["rnn"]
-    model = case.model(torch.float32)
-    network = trace(case, model)
+    model, network = traced(case, torch.float32)
     ps.rescaling.random_rescale_(network, low=2.0**-10, high=2.0**10, powers_of_two=True)
     before = output(case, model, case.example(3))
     factors = ps.rescaling.balance_(network, powers_of_two=True)
