@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from oracles import enumerated
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -119,60 +120,21 @@ def made(name, seed=0):
     return model, inputs if more else inputs[0], classes
 
 
-def call(model, inputs):
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_has_the_classes_and_the_path_norm_of_its_paths(name):
-    model, inputs, classes = made(name)
-    network = ps.trace(model, inputs)
-    assert network.num_classes == classes
-    paths = ps.paths.enumerate_paths(network)
-    weights = {key: p.detach().clone().requires_grad_() for key, p in network.parameters.items()}
-    # gamma_net^2 = sum_p (c_p v_p)^2, and p dG/dp = 2 p^2 kappa1
-    known = (paths.factor * paths.values(weights)).square().sum()
-    assert ps.paths.squared_path_norm(network).item() == pytest.approx(known.item(), rel=1e-12)
-    slopes = torch.autograd.grad(known, list(weights.values()), materialize_grads=True, allow_unused=True)
-    kappa = ps.paths.kappa(network)
-    for (key, p), slope in zip(weights.items(), slopes, strict=True):
-        torch.testing.assert_close(2 * p.detach() * kappa[key], slope, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_computes_the_sum_over_its_paths(name):
-    model, inputs, _ = made(name)
-    network = ps.trace(model, inputs)
-    ours = ps.paths.enumerate_paths(network).output(network.parameters, ps.paths.activity(network, inputs))
-    torch.testing.assert_close(ours, call(model, inputs).reshape(ours.shape), rtol=1e-10, atol=1e-10)
+def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
+    enumerated.check_paths(*made(name))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("plus a constant", "where or one")])
 def test_rescaling_is_bitwise_invisible_to_path_sgd(name):
     model, inputs, _ = made(name)
-    network = ps.trace(model, inputs)
-    before = call(model, inputs)
-    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(call(model, inputs), before)
-    report = ps.rescaling.check_invariance(
-        model, inputs, lambda out: out.square().mean(),
-        lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.01, momentum=0.9), steps=8,
-    )  # fmt: skip
-    assert report.passed
+    enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_measure_on_data_does_not_see_the_scale(name):
     model, inputs, _ = made(name)
-    network = ps.trace(model, inputs)
-    norms = []
-    for _ in range(2):
-        for alpha in (0.5, 1.0):
-            norms.append(
-                ps.paths.data_dependent_norm(network, inputs, alpha=alpha, statistic="second_moment").item()
-            )
-        ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
-    assert norms[:2] == pytest.approx(norms[2:], rel=1e-9)
+    enumerated.check_measure(model, inputs)
 
 
 REFUSED = {

@@ -498,9 +498,10 @@ def python_calls(function) -> int:
 def test_cost_grows_no_faster_than_the_number_of_steps():
     model = HandLoop(1, 6)
     ps.trace(model, torch.randn(2, 10, 1))
-    short, long = (python_calls(lambda t=t: ps.trace(model, torch.randn(2, t, 1))) for t in (98, 784))
-    assert long < 8.5 * short
-    assert long < 784 * 2000
+    # eight times as many steps; one call more for every fifth pair of steps would show
+    short, long = (python_calls(lambda t=t: ps.trace(model, torch.randn(2, t, 1))) for t in (49, 392))
+    assert long < 8 * short
+    assert long < 392 * 2000
 
 
 def test_runs_the_model_at_most_a_few_times():
@@ -511,7 +512,7 @@ def test_runs_the_model_at_most_a_few_times():
             type(self).calls += 1
             return super().forward(x)
 
-    network = ps.trace(Counted(), torch.randn(2, 784, 2))
+    network = ps.trace(Counted(), torch.randn(2, 20, 2))
     assert 1 <= Counted.calls <= 4
     assert network.num_classes == 3
 
