@@ -23,7 +23,7 @@ from pathspace.replay.replay import replay
 from pathspace.squared.squares import dense
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-KNOWN = json.loads((Path(__file__).parents[1] / "data" / "data_dependent.json").read_text())
+KNOWN = json.loads((Path(__file__).parents[2] / "data" / "data_dependent.json").read_text())
 LETTER = {"second_moment": "M", "covariance": "C"}
 STATISTICS = list(LETTER)
 FOLLOWED = [case for case in ZOO if case.name != "rnn with a learned start"]

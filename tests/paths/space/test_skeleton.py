@@ -14,7 +14,7 @@ from cases import BY_NAME, ZOO, mlp, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import as_skeleton, best_products, fixture_edges
 
-KNOWN = json.loads((Path(__file__).parents[1] / "data" / "path_space.json").read_text())
+KNOWN = json.loads((Path(__file__).parents[2] / "data" / "path_space.json").read_text())
 RULES = ["largest", "cyclic", "random"]
 UNTIED = [case for case in ZOO if case.name != "tied characters"]
 
