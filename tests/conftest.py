@@ -1,9 +1,14 @@
-"""One thread and a fixed seed for every test: its numbers must not depend on its neighbours."""
+"""One thread and a fixed seed for every test: neither its neighbours nor the clock may decide on it."""
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# Both go by the clock on the wall, which a busy machine moves too.
+settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no clock")
 
 
 @pytest.fixture(autouse=True)
