@@ -30,14 +30,20 @@ class Case:
     batch_dim: int = 0
     output: Callable[[Any], Tensor] | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
+    training: bool = False  # traced and run in training form
 
     def model(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
-        """A fresh model in evaluation mode; the same one for the same seed."""
+        """A fresh model in evaluation mode, unless the case says otherwise; the same one for the same seed."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = self.build()
             _shake(model)
-        return model.to(dtype).eval()
+        return model.to(dtype).train(self.training)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it divides by statistics of what it sees: then it is not a sum over paths of fixed edges."""
+        return "normalizes" in self.tags
 
     def example(self, batch: int = 3, dtype: torch.dtype = torch.float32, seed: int = 1) -> Any:
         with torch.random.fork_rng():
@@ -418,6 +424,22 @@ class SmallResNet(nn.Module):
         return self.head(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
 
 
+class NormalizedResidual(nn.Module):
+    """Normalised convolutions with padding, one of them strided, and a residual around one without an activation."""
+
+    def __init__(self, normalize: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(1, 4, 3, padding=1, bias=False), normalize(4)
+        self.conv, self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False), normalize(4)
+        self.down, self.third = nn.Conv2d(4, 2, 3, stride=2, padding=1, bias=False), normalize(2)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(self.stem(x)).relu()
+        x = x + self.second(self.conv(x))
+        return self.head(self.third(self.down(x)).relu().flatten(1))
+
+
 # --- recurrent ------------------------------------------------------------------------------------
 
 
@@ -721,6 +743,14 @@ ZOO: list[Case] = [
         4,
     ),
     Case("small resnet", SmallResNet, _normal(1, 4, 4), 2 + 2 + 3 + 3, tags=_tags("invariance")),
+    Case(
+        "batch norm in training",
+        lambda: NormalizedResidual(nn.BatchNorm2d),
+        _normal(1, 4, 4),
+        4 + 2,
+        tags=_tags("invariance", "normalizes"),
+        training=True,
+    ),
     Case("rnn", lambda: Recurrent(batch_first=True), _normal(5, 2), 3, tags=_tags("invariance")),
     Case("rnn without bias", lambda: Recurrent(batch_first=True, bias=False), _normal(4, 2), 3),
     Case("rnn time first", Recurrent, _time_first(4, 2), 3, batch_dim=1),

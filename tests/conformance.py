@@ -446,7 +446,7 @@ def start(
     **options: Any,
 ) -> Run:
     """A fresh run of an entry on a case, from weights rescaled by `factors`."""
-    model = case.model(dtype).train(training)
+    model = case.model(dtype).train(training or case.training)
     network = trace(case, model)
     if factors is not None:
         ps.rescaling.rescale_(network, factors.to(dtype))

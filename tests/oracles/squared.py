@@ -2,8 +2,8 @@
 
 The model's code runs as it stands under a `TorchFunctionMode` that replaces the few operations which differ
 in the squared network: ReLU and its kin disappear, max-pooling becomes a sum over the window, fixed averaging
-weights are squared, normalisation by running statistics becomes fixed edges, and an embedding reads a one-hot
-input of ones.
+weights are squared, normalisation by running statistics becomes fixed edges, one by statistics of what enters a
+division by its mean with that mean held, and an embedding reads a one-hot input of ones.
 Everything else (matrix products, convolutions, additions, reshaping) is what it was.
 
     G(q) = sum over the outputs of one example,  q = p o p,   h_0 = 0,   ones at the inputs
@@ -79,6 +79,11 @@ def _rnn(x, hx, weights, has_biases, num_layers, dropout, train, bidirectional, 
     return (x.transpose(0, 1) if batch_first else x), torch.stack(last)
 
 
+def _gained(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    n = n if weight is None else n * weight
+    return n if bias is None else n + bias
+
+
 class SquaredNetwork(TorchFunctionMode):
     """Inside this mode the forward of a model with squared parameters computes its squared network."""
 
@@ -113,8 +118,13 @@ class SquaredNetwork(TorchFunctionMode):
     @staticmethod
     def batch_norm(x, mean, var, weight=None, bias=None, training=False, eps=1e-5, **_):
         # y = gamma ((x - mean) / sigma) + beta: fixed edges 1/sigma from x and mean/sigma from the bias node
-        assert not training, "the squared network of a normalisation is that of its evaluation form"
         shape = (1, -1) + (1,) * (x.dim() - 2)
+        if training:
+            over = [d for d in range(x.dim()) if d != 1]
+            return _gained(
+                x / x.mean(over, keepdim=True).detach(),
+                *(None if p is None else p.reshape(shape) for p in (weight, bias)),
+            )
         mean, var = mean.to(x.dtype).reshape(shape), var.to(x.dtype).reshape(shape)
         y = x / (var + eps) + mean**2 / (var + eps)
         if weight is not None:

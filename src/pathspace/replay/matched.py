@@ -67,6 +67,7 @@ class Matched:
         self.ungraded = False  # whether a part ran with gradients disabled
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
         self.live = network.tape.made
+        self.normalizations = network.tape.normalizations
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Whether a tensor depends on parameters only."""

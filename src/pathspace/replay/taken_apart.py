@@ -50,11 +50,15 @@ def batch_norm(
     """
     given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
     x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
+    call = follower.next("batch_norm")
+    if call.results[0] in follower.normalizations:  # traced in training: the batch's own statistics, held
+        if result is not None:
+            raise UnmatchedForwardError("the model normalizes in another form than the traced one")
+        var, mean = torch.var_mean(x.detach(), [d for d in range(x.dim()) if d != 1], correction=0)
     if mean is None or var is None:
         raise UnmatchedForwardError(
             "a BatchNorm without running statistics mixes the examples of a batch; use track_running_stats=True"
         )
-    call = follower.next("batch_norm")
     normal = func(
         x if result is None else x.detach(), mean, var, None, None, False, 0.0, given.get("eps", 1e-5)
     )

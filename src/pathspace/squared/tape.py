@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.squared.blend import Blend
+from pathspace.squared.normalization import Normalization
 from pathspace.squared.repeated import Repeated, spread
 from pathspace.squared.squares import Outer, Square, dense
 
@@ -44,8 +45,8 @@ class Instruction:
     # none the pullback gets the outputs
     forward: Callable[..., tuple[Tensor | tuple[Tensor, ...], Any]] | None = None
     shape: tuple[int, ...] | None = None  # of its output, where the pullback needs no more of it than that
-    # what it is, for those that read the tape: "linear", "movement", "windows", or the form of a stack; "windows" take
-    # and give ``Repeated`` values
+    # what it is, for those that read the tape: "linear", "movement", "windows", the form of a stack, or a
+    # normalization; "windows" take and give ``Repeated`` values
     form: Any = None
 
 
@@ -154,6 +155,11 @@ class Tape:
     def made(self) -> frozenset[int]:
         """Slots that instructions fill."""
         return frozenset(slot for instruction in self.instructions for slot in instruction.outputs)
+
+    @cached_property
+    def normalizations(self) -> Mapping[int, Normalization]:
+        """Slot -> the layer that fills it by dividing by a statistic of what enters."""
+        return {i.outputs[0]: i.form for i in self.instructions if isinstance(i.form, Normalization)}
 
     @cached_property
     def _last(self) -> frozenset[int]:

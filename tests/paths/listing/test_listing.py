@@ -18,7 +18,8 @@ LONG = {
     "paddings",
     "stacked rnn",
 }
-LISTED = [case for case in ZOO if case.name not in LONG]
+# paths are those of the evaluation form
+LISTED = [case for case in ZOO if case.name not in LONG and not case.normalizes]
 SAME = {"rtol": 1e-12, "atol": 1e-13}
 
 

@@ -55,5 +55,5 @@ RULES: dict[str, Callable[..., Any]] = {
 MOVEMENTS = frozenset([*movement.RULES, *upsampling.RULES])
 """Operations that mean the same for inputs as for activations."""
 
-ON_INPUTS = MOVEMENTS | frozenset(packed.RULES) | {"sort", "argsort"}
+ON_INPUTS = MOVEMENTS | frozenset(packed.RULES) | {"sort", "argsort", "batch_norm"}
 """Operations whose rules also say what they make of inputs; any other function of inputs alone is preprocessing."""

@@ -1,16 +1,21 @@
-"""Batch normalization, in its evaluation form y = gamma (x - mean) / sigma + beta with the running statistics.
+"""Normalization layers: y_c = g_c (x_c - mean) / sigma + b_c, with statistics of what enters or with fixed ones.
 
-It is read as fixed edges 1/sigma from x and mean/sigma from the bias node to the normalized unit, then the edge
-gamma; beta is a bias. Because the running mean is a constant, the units *before* it have the fixed scale 1; the
-scale of the units after it is free and sits in gamma and beta. That rescaling preserves the function in both forms.
+*With statistics over a set S of what enters* (BatchNorm in training: the batch and all positions of a channel;
+LayerNorm and RMSNorm: the features of a token; GroupNorm and InstanceNorm: theirs) the layer forgets the scale of the
+weights before it, and so does the squared network: path mass leaves as g_c^2 z_c / m + b_c^2, with m the mean over S of
+the mass z that enters (see ``squared.normalization``).
 
-In its batch form the normalization also removes any factor of the weights before it. Path-SGD is equivariant to
-that extra symmetry too (1/sigma^2 stands in kappa), as far as the running statistics follow the batch's; it is not
-among the unit classes, because rescaling with it would have to change buffers.
+*With running statistics*, BatchNorm in its evaluation form, it is fixed edges 1/sigma from x and mean/sigma from the
+bias node to the normalized unit, then the edge g_c; b_c is a bias.
+
+In both forms the units *before* it have the fixed scale 1: the eps in sigma breaks their symmetry in the one, the
+running mean, a constant, in the other. The scale of the units after it is free and sits in gain and bias. That rescaling
+preserves the function and touches no buffer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +27,7 @@ from pathspace.network.rules.linear import require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Value
+from pathspace.squared.normalization import Normalization
 
 
 def batch_norm(
@@ -37,29 +43,104 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Batch normalization with running statistics; without them sigma is taken as 1 and the mean as 0."""
-    del func, training, momentum
-    x = recorder.value(input)
+    """Batch normalization, in the form in which it was called."""
+    del func, momentum
+    x = recorder.as_units(input)
     if x.batch is not None and x.batch != 0:
         recorder.wrong_batch(name)
+    channels, n = x.shape[1], x.labels.dim()
+    place = (1, channels) + (1,) * (n - 2)
+    if x.kind != "hidden" and weight is None:  # a function of inputs is an input
+        return recorder.as_inputs(torch.clone, (input,), {}, x.batch)
+    if training:
+        over = tuple(d for d in range(n) if d != 1)
+        return normalized(recorder, name, input, x, x.shape, over, place, weight, bias)
+    return _fixed(recorder, name, input, x, place, running_mean, running_var, weight, bias, eps)
+
+
+def normalized(
+    recorder: Recorder,
+    name: str,
+    input: Tensor,
+    x: Value,
+    shape: Sequence[int],
+    over: tuple[int, ...],
+    place: tuple[int, ...] = (),
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Division by a statistic of what enters, then a gain and a bias.
+
+    Args:
+        recorder: what is known.
+        name: the operation.
+        input: what enters.
+        x: its value.
+        shape: see :class:`Normalization`, like ``over`` and ``place``.
+        over: the set S.
+        place: where gain and bias stand.
+        weight: the gain.
+        bias: the bias.
+    """
+    inputs, labels = _affine(recorder, name, x, place, weight, bias)
+    layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)
+    return recorder.note_linear(
+        recorder.emit(
+            layer.run,
+            [x, *inputs],
+            labels,
+            name=name,
+            dtype=input.dtype,
+            batch=x.batch,
+            pullback=layer.pullback,
+            forward=layer.forward,
+            form=layer,
+        )
+    )
+
+
+def _affine(
+    recorder: Recorder,
+    name: str,
+    x: Value,
+    place: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[list[Value], Tensor]:
+    """Gain and bias as edges to units of scales of their own, and the labels of these units."""
     recorder.scales.unify(x.labels, torch.tensor(FIXED))
-    channels = x.shape[1]
-    shape = [1, channels] + [1] * (x.labels.dim() - 2)
-    inputs: list[Value] = [x]
-    present: list[str] = ["x"]
-    target = torch.full((channels,), FIXED)
+    inputs: list[Value] = []
+    target = torch.tensor(FIXED)
     if weight is not None:
-        gamma = require_parameter(recorder, name, weight)
-        target = recorder.scales.fresh(channels, recorder.where(name))
-        recorder.uses.add(gamma, target, torch.full((channels,), FIXED))
+        gain = require_parameter(recorder, name, weight)
+        target = recorder.scales.fresh(math.prod(gain.shape), recorder.where(name)).reshape(gain.shape)
+        recorder.uses.add(gain, target, torch.full_like(target, FIXED))
         target = recorder.scales.resolve(target)
-        inputs.append(gamma)
-        present.append("gamma")
+        inputs.append(gain)
     if bias is not None:
-        beta = require_parameter(recorder, name, bias)
-        target = add_bias(recorder, name, beta, target)
-        inputs.append(beta)
-        present.append("beta")
+        shift = require_parameter(recorder, name, bias)
+        target = add_bias(recorder, name, shift, target.expand(shift.shape))
+        inputs.append(shift)
+    labels = target.reshape(place) if inputs else target
+    return inputs, labels.expand(x.shape)
+
+
+def _fixed(
+    recorder: Recorder,
+    name: str,
+    input: Tensor,
+    x: Value,
+    place: tuple[int, ...],
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Normalization with running statistics."""
+    affine, labels = _affine(recorder, name, x, place, weight, bias)
+    present = ["x", *(key for key, t in (("gamma", weight), ("beta", bias)) if t is not None)]
+    inputs = [x, *affine]
     for key, tensor in (("mean", running_mean), ("var", running_var)):
         if tensor is not None:
             inputs.append(recorder.value(tensor))
@@ -69,12 +150,12 @@ def batch_norm(
         given = dict(zip(present, slots, strict=True))
         h = given["x"]
         if "mean" in given:  # mean arrives squared, like every buffer
-            h = h + given["mean"].reshape(shape)
+            h = h + given["mean"].reshape(place)
         if "var" in given:  # the variance too: undo it
-            h = h / (given["var"].sqrt() + eps).reshape(shape)
+            h = h / (given["var"].sqrt() + eps).reshape(place)
         if "gamma" in given:
-            h = h * given["gamma"].reshape(shape)
-        return h + given["beta"].reshape(shape) if "beta" in given else h
+            h = h * given["gamma"].reshape(place)
+        return h + given["beta"].reshape(place) if "beta" in given else h
 
     def pullback(
         slots: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
@@ -88,7 +169,7 @@ def batch_norm(
         places = [d for d in range(g.dim()) if d != 1]
         found: dict[str, Tensor] = {}
         if needed[0]:
-            found["x"] = g if scale is None else g * scale.reshape(shape)
+            found["x"] = g if scale is None else g * scale.reshape(place)
         total = g.sum(places)
         if "gamma" in given:
             weighted = (g * given["x"]).sum(places)
@@ -98,7 +179,6 @@ def batch_norm(
         found["beta"] = total
         return [found.get(key) for key in present]
 
-    labels = target.reshape(shape).expand(x.shape)
     return recorder.note_linear(
         recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch, pullback=pullback)
     )

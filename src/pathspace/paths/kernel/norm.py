@@ -21,6 +21,10 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
     P16 lists the initial state h_0 among the inputs; it counts as 0 here, because as ones it would destroy the
     invariance.
 
+    A normalization by statistics of what enters divides by the mean m of the path mass over the set that it normalizes
+    (see docs/network.md). m enters the value and is held in the gradient, which is 2 p kappa1: there the norm is no
+    function of which kappa is the derivative.
+
     Args:
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
