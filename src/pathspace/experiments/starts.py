@@ -59,8 +59,8 @@ def balance_once_(network: Network) -> None:
     from pathspace.paths.kernel.node_mass import node_mass
 
     rescaling.balance_(network, powers_of_two=True)
-    gauge = node_mass(network).gauge()
-    if bool(((gauge - 1).abs() > BALANCED).any()):
+    apart = node_mass(network).balance()
+    if bool(((apart - 1).abs() > BALANCED).any()):
         rescaling.balance_(network)
 
 

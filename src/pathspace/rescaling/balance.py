@@ -74,7 +74,7 @@ def balance_(
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
     expect_weights(network)
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
-    factors = 1.0 / node_mass(network).gauge()
+    factors = 1.0 / node_mass(network).balance()
     if powers_of_two:
         factors = torch.exp2(torch.log2(factors).round())
     if example_input is None:

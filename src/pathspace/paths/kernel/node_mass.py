@@ -4,7 +4,11 @@ For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time st
 of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise rescaling they become s_c^2 gamma_in and
 gamma_out / s_c^2, so their product is invariant, and (gamma_in / gamma_out)^(1/4) tells how far c is from balance.
 
-Letters: c unit class, h value of a node in the squared network, delta = dG/dh.
+In a network that normalizes, by statistics of what enters, balance is no measure of a weight: scales in front of a
+normalization are 1, and whatever lies behind a gain, such as an average over n positions, which divides path mass by n,
+would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size.
+
+Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta = dG/dh.
 """
 
 from __future__ import annotations
@@ -23,13 +27,33 @@ from pathspace.squared.squares import Square
 
 @dataclass(frozen=True)
 class NodeMass:
-    """Path mass of every unit class, float64, shape ``[num_classes]`` each."""
+    """Path mass of every unit class, float64, shape ``[num_classes]`` each.
+
+    Attributes:
+        into: gamma_in.
+        out_of: gamma_out.
+        nodes: n_c, over how many nodes each is summed.
+        normalized: whether the network normalizes.
+    """
 
     into: Tensor
     out_of: Tensor
+    nodes: Tensor
+    normalized: bool
 
     def gauge(self) -> Tensor:
-        """The scales b_c = (gamma_in / gamma_out)^(1/4) at which each class stands, covariant: b_c becomes s_c b_c.
+        """The scales b_c at which each class stands, covariant: b_c becomes s_c b_c.
+
+        Those of the balanced member, or b_c = sqrt(gamma_in / n_c) in a network that normalizes. A class that no path
+        enters has the scale of its other side, 1 / sqrt(gamma_out).
+        """
+        balance = self.balance()
+        if not self.normalized:
+            return balance
+        return torch.where(self.into > 0, (self.into / self.nodes.clamp_min(1)).sqrt(), balance)
+
+    def balance(self) -> Tensor:
+        """How far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
 
         A class that no path leaves (or none enters) still has the scale of its other side, sqrt(gamma_in) (or
         1 / sqrt(gamma_out)); one without any path has no scale, and 1 stands for it.
@@ -60,7 +84,7 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         nodes, cells = network.tape.masses(q, network.live, slots)
         device = next(iter(q.values())).like().device
     into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=device)
-    out_of = torch.zeros_like(into)
+    out_of, count = torch.zeros_like(into), torch.zeros_like(into)
     masses = [(node.labels, *mass) for node, mass in zip(network.nodes, nodes, strict=True)]
     for cell in cells:
         for name, states, delta in zip(cell.recurrent, cell.states, cell.deltas, strict=True):
@@ -72,6 +96,7 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
+        count.index_add_(0, flat.abs(), torch.ones_like(h))
     into, out_of = into[1:], out_of[1:]
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
         worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
@@ -79,4 +104,4 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
             "the path mass of a unit class is not finite in float64: "
             + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
         )
-    return NodeMass(into, out_of)
+    return NodeMass(into, out_of, count[1:], bool(network.tape.normalizations))
