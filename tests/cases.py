@@ -114,6 +114,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 def _shake(model: nn.Module) -> None:
     """Biases and normalisations away from their start, where zeros and ones hide mistakes."""
     for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
+            for p in module.parameters():
+                p.add_(torch.randn_like(p), alpha=0.5)
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_(0, 0.5)
             module.running_var.uniform_(0.5, 2)
@@ -422,6 +425,33 @@ class SmallResNet(nn.Module):
 
     def forward(self, x):
         return self.head(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+
+
+class NormalizedBlocks(nn.Module):
+    """Normalised features, a residual block of them, and a head."""
+
+    def __init__(self, normalize: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Linear(3, 4, bias=False), normalize(4)
+        self.inner, self.second = nn.Linear(4, 4, bias=False), normalize(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.first(self.embed(x)).relu()
+        return self.head(h + self.second(self.inner(h)).relu())
+
+
+class RootMeanSquare(nn.Module):
+    """RMSNorm as it is written in Llama."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(features) + 0.5)
+
+    def forward(self, x):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
 
 
 class NormalizedResidual(nn.Module):
@@ -750,6 +780,21 @@ ZOO: list[Case] = [
         4 + 2,
         tags=_tags("invariance", "normalizes"),
         training=True,
+    ),
+    Case(
+        "layer norm",
+        lambda: NormalizedBlocks(nn.LayerNorm),
+        _normal(3),
+        4,
+        tags=_tags("invariance", "normalizes"),
+    ),
+    Case("rms norm", lambda: NormalizedBlocks(nn.RMSNorm), _normal(3), 4, tags=_tags("normalizes")),
+    Case(
+        "group norm",
+        lambda: NormalizedResidual(lambda channels: nn.GroupNorm(2, channels)),
+        _normal(1, 4, 4),
+        4 + 2,
+        tags=_tags("normalizes"),
     ),
     Case("rnn", lambda: Recurrent(batch_first=True), _normal(5, 2), 3, tags=_tags("invariance")),
     Case("rnn without bias", lambda: Recurrent(batch_first=True, bias=False), _normal(4, 2), 3),

@@ -188,7 +188,10 @@ def packed(m, x):
 REFUSED = {
     "gelu": (after(nn.GELU())[0], normal(2, 3), "'gelu' in module '1'.*outside="),
     "relu6": (after(nn.ReLU6())[0], normal(2, 3), "'1'.*outside="),
-    "group norm": (nn.Sequential(nn.Conv1d(1, 4, 1), nn.GroupNorm(2, 4)), normal(2, 1, 3), "'group_norm'.* '1'"),
+    "local response": (
+        nn.Sequential(nn.Conv1d(1, 4, 1), nn.LocalResponseNorm(2), nn.Conv1d(4, 2, 1)), normal(2, 1, 3),
+        "'local_response_norm'.* '1'",
+    ),
     "alpha dropout": (after(nn.AlphaDropout())[0], normal(2, 3), "'alpha_dropout' in module '1'.*draws"),
     "highway": (
         Model(lambda m, x: m.t(torch.sigmoid(m.t(x)) * m.t(x)), t=nn.Linear(3, 3)), normal(2, 3),

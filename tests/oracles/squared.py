@@ -105,6 +105,10 @@ class SquaredNetwork(TorchFunctionMode):
             return total / (args[0].numel() // total.numel()) ** 2
         if name == "batch_norm":
             return self.batch_norm(*args, **kwargs)
+        if name in ("layer_norm", "rms_norm"):
+            return self.layer_norm(*args, **kwargs)
+        if name == "group_norm":
+            return self.group_norm(*args, **kwargs)
         if name == "embedding":
             return self.embedding(*args, **kwargs)
         if name == "rnn_relu":
@@ -130,6 +134,19 @@ class SquaredNetwork(TorchFunctionMode):
         if weight is not None:
             y = y * weight.reshape(shape)
         return y if bias is None else y + bias.reshape(shape)
+
+    @staticmethod
+    def layer_norm(x, features, weight=None, bias=None, *_, **__):
+        over = tuple(range(-len(features), 0))
+        bias = bias if isinstance(bias, Tensor) else None  # eps, in the place of a bias
+        return _gained(x / x.mean(over, keepdim=True).detach(), weight, bias)
+
+    @staticmethod
+    def group_norm(x, groups, weight=None, bias=None, *_, **__):
+        parts = x.reshape(x.shape[0], groups, -1)
+        n = (parts / parts.mean(2, keepdim=True).detach()).reshape(x.shape)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        return _gained(n, *(None if p is None else p.reshape(shape) for p in (weight, bias)))
 
     @staticmethod
     def embedding(indices, weight, *_, **__):

@@ -47,6 +47,7 @@ class Follower(Matched, TorchFunctionMode):
         super().__init__(network, leaves, count, differentiable, inputs, summary)
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
+        self._tails: dict[int, Tensor] = {}  # what was traced as a function of outputs
         self._paused = False
 
     def __torch_function__(
@@ -63,9 +64,9 @@ class Follower(Matched, TorchFunctionMode):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
             return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
-        if name == "batch_norm" and self._depends(tensors):
-            return taken_apart.batch_norm(self, func, args, kwargs)
-        args = taken_apart.written(self, name, args)
+        if name in taken_apart.NORMALIZATIONS and self._depends(tensors):
+            return taken_apart.normalization(self, name, func, args, kwargs)
+        args = taken_apart.written(self, name, self._with_statistics_held(name, args))
         result = func(*args, **kwargs)
         self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)
         return result
@@ -107,6 +108,8 @@ class Follower(Matched, TorchFunctionMode):
                 "so what it adds on data is not known; detach only what the model returns"
             )
         call = self.next(name) if made[0].requires_grad else None
+        if call is not None and call.kind == "tail":
+            self._tails.update((id(t), t) for t in made)
         if call is not None and call.kind != "parameter":
             data = True
             if (
@@ -133,6 +136,14 @@ class Follower(Matched, TorchFunctionMode):
                 self.weights.append(t)
                 if name in MOVEMENTS and id(tensors[0]) in self.views:
                     self.views.add(id(t))
+
+    def _with_statistics_held(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a product that was traced as a normalization, its root mean square cut from the graph."""
+        traced = self.program.operations
+        call = traced[self.position] if self.position < len(traced) else None
+        if call is None or call.name != name or call.results[0] not in self.normalizations:
+            return args
+        return tuple(t.detach() if id(t) in self._tails else t for t in args)
 
     def _depends(self, tensors: list[Tensor]) -> bool:
         return any(t.requires_grad for t in tensors)

@@ -1,7 +1,8 @@
 """Operations that a replay takes apart, because nodes of the network lie inside them.
 
-BatchNorm is fixed edges to the normalized unit, then one edge gamma and a bias; a recurrent layer is a loop; a bag is
-the rows of an embedding, and what is made of them.
+A normalization is fixed edges to the normalized unit, then one edge gamma and a bias: those of running statistics, or,
+where the layer takes statistics of what enters, those of the data, held. A recurrent layer is a loop; a bag is the rows
+of an embedding, and what is made of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.replay.matched import Matched
 from pathspace.replay.observed import Key, Use
+from pathspace.squared.normalization import Normalization
 
 _WRITES = {
     **dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1),
@@ -27,43 +29,58 @@ _EMBEDDING_BAG = (
     *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),
 )
-_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_CHANNELS = ("input", "running_mean", "running_var", "weight", "bias")
+_NORMALIZATIONS = {
+    "batch_norm": (*_CHANNELS, "training", "momentum", "eps"),
+    "instance_norm": (*_CHANNELS, "use_input_stats", "momentum", "eps"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
+}
+NORMALIZATIONS = frozenset(_NORMALIZATIONS)
 
 
 def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
     """Whether an operation is a BatchNorm in its evaluation form."""
-    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
-    return name == "batch_norm" and not given.get("training", False) and given.get("running_var") is not None
+    if name != "batch_norm":
+        return False
+    given = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
+    return not given.get("training", False) and given.get("running_var") is not None
 
 
-def batch_norm(
-    follower: Matched, func: Callable[..., Any], args: Any, kwargs: Any, result: Tensor | None = None
+def normalization(
+    follower: Matched,
+    name: str,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    result: Tensor | None = None,
 ) -> Tensor:
     """Fixed edges to the normalized unit, then one edge gamma and a bias.
 
     Args:
         follower: what follows the pass.
-        func: the operation.
+        name: the operation.
+        func: likewise.
         args: its arguments.
         kwargs: likewise.
         result: what it returned, in the evaluation form, if it ran already.
     """
-    given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+    given = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
+    call = follower.next(name)
+    layer = follower.normalizations.get(call.results[0])
     x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
-    call = follower.next("batch_norm")
-    if call.results[0] in follower.normalizations:  # traced in training: the batch's own statistics, held
-        if result is not None:
-            raise UnmatchedForwardError("the model normalizes in another form than the traced one")
-        var, mean = torch.var_mean(x.detach(), [d for d in range(x.dim()) if d != 1], correction=0)
-    if mean is None or var is None:
-        raise UnmatchedForwardError(
-            "a BatchNorm without running statistics mixes the examples of a batch; use track_running_stats=True"
-        )
-    normal = func(
-        x if result is None else x.detach(), mean, var, None, None, False, 0.0, given.get("eps", 1e-5)
-    )
     weight, bias = given.get("weight"), given.get("bias")
-    shape = (1, -1) + (1,) * (x.dim() - 2)
+    if layer is not None:
+        normal = _held(layer, x, given.get("eps", _EPS), centred=name != "rms_norm")
+        shape = layer.place
+    elif mean is not None and var is not None:
+        eps = given.get("eps", _EPS)
+        normal = F.batch_norm(x if result is None else x.detach(), mean, var, None, None, False, 0.0, eps)
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+    else:  # on no path to an output
+        made = follower.data[id(args[0])] = func(*args, **kwargs)
+        return made
 
     def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
         y = x if gamma is None else x * gamma.reshape(shape)
@@ -77,12 +94,24 @@ def batch_norm(
         batches = {} if batch is None else {id(kept): batch}
         edge = get_gradient_edge(result)
         given = (kept, weight, bias)
-        follower.uses.append(
-            Use("batch_norm", affine, given, {}, weights, batches, [edge], batch, result.shape)
-        )
+        follower.uses.append(Use(name, affine, given, {}, weights, batches, [edge], batch, result.shape))
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])
     return result
+
+
+_EPS = 1e-5
+
+
+def _held(layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) -> Tensor:
+    """The normalized values of a batch, a fixed affine map of x: its statistics are constants."""
+    shape = x.shape if len(layer.shape) == x.dim() else (x.shape[0], *layer.shape[1:])
+    parts = x.detach().reshape(shape)
+    mean = parts.mean(layer.over, keepdim=True) if centred else torch.zeros_like(parts)
+    square = (parts - mean).square().mean(layer.over, keepdim=True)
+    inverse = (square + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+    mean, inverse = (t.expand(shape).reshape(x.shape) for t in (mean, inverse))
+    return (x - mean) * inverse
 
 
 def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from pathspace.replay.arguments import examples_in, tensors_in
 from pathspace.replay.follower import Follower
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
-from pathspace.replay.taken_apart import batch_norm, is_fixed_batch_norm
+from pathspace.replay.taken_apart import is_fixed_batch_norm, normalization
 
 _OTHERWISE = frozenset(
     ["batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
@@ -62,7 +62,7 @@ class Witness(TorchFunctionMode):
             return result
         tensors = tensors_in(args, kwargs)
         if is_fixed_batch_norm(name, args, kwargs) and any(t.requires_grad for t in tensors):
-            self._attempt(lambda follower: batch_norm(follower, func, args, kwargs, result))
+            self._attempt(lambda follower: normalization(follower, name, func, args, kwargs, result))
             return result
         if name in _OTHERWISE or name in _HOOKS or _draws(name, args, kwargs):
             self._follower = None
@@ -103,6 +103,10 @@ def can_witness(network: Network, given: list[Tensor], *, backwards: bool = True
     parameters, traced = network.parameters.values(), network.call
     device = next(iter(parameters)).device.type
     if not given or traced.outside or traced.states:
+        return False
+    if (
+        network.tape.normalizations
+    ):  # the graph of the call leads through their statistics, which a replay holds
         return False
     if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False

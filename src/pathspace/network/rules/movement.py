@@ -314,6 +314,9 @@ _COPIES = (
 )
 _SAME = "contiguous clone detach to type type_as float double half bfloat16 long int cpu cuda data.__get__"
 
+CASTS = frozenset(_SAME.split())
+"""Changes of type or device, and copies."""
+
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_ONE.split(), move_one),
     **dict.fromkeys(["cat", "concat", "concatenate", "stack", "hstack", "vstack"], join),

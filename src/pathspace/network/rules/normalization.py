@@ -9,7 +9,7 @@ the mass z that enters (see ``squared.normalization``).
 bias node to the normalized unit, then the edge g_c; b_c is a bias.
 
 In both forms the units *before* it have the fixed scale 1: the eps in sigma breaks their symmetry in the one, the
-running mean, a constant, in the other. The scale of the units after it is free and sits in gain and bias. That rescaling
+running mean, a constant, in the other. The scale of the units after it is free and sits in gain and bias: rescaling it
 preserves the function and touches no buffer.
 """
 
@@ -45,17 +45,96 @@ def batch_norm(
 ) -> Tensor:
     """Batch normalization, in the form in which it was called."""
     del func, momentum
-    x = recorder.as_units(input)
-    if x.batch is not None and x.batch != 0:
-        recorder.wrong_batch(name)
-    channels, n = x.shape[1], x.labels.dim()
-    place = (1, channels) + (1,) * (n - 2)
+    x, _, place = _channels(recorder, name, input)
     if x.kind != "hidden" and weight is None:  # a function of inputs is an input
         return recorder.as_inputs(torch.clone, (input,), {}, x.batch)
     if training:
-        over = tuple(d for d in range(n) if d != 1)
+        over = tuple(d for d in range(x.labels.dim()) if d != 1)
         return normalized(recorder, name, input, x, x.shape, over, place, weight, bias)
     return _fixed(recorder, name, input, x, place, running_mean, running_var, weight, bias, eps)
+
+
+def layer_norm(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Layer normalization: S is the features of a token, the last dimensions."""
+    del func
+    x, k = recorder.as_units(input), len(normalized_shape)
+    n = x.labels.dim()
+    over = tuple(range(n - k, n))
+    if x.batch in over:
+        recorder.wrong_batch(name)
+    place = (1,) * (n - k) + tuple(x.shape[n - k :])
+    return normalized(recorder, name, input, x, x.shape, over, place, weight, bias)
+
+
+def rms_norm(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Root mean square normalization: as layer normalization, without a mean and a bias."""
+    del eps
+    return layer_norm(recorder, name, func, input, normalized_shape, weight)
+
+
+def group_norm(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Group normalization: S is the channels of a group at all positions."""
+    del func
+    x, channels, place = _channels(recorder, name, input)
+    shape = (x.shape[0], num_groups, channels // num_groups, *x.shape[2:])
+    return normalized(recorder, name, input, x, shape, tuple(range(2, len(shape))), place, weight, bias)
+
+
+def instance_norm(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Instance normalization: S is all positions of a channel; with running statistics it is BatchNorm."""
+    del func, momentum
+    x, _, place = _channels(recorder, name, input)
+    if not use_input_stats:
+        return _fixed(recorder, name, input, x, place, running_mean, running_var, weight, bias, eps)
+    return normalized(recorder, name, input, x, x.shape, tuple(range(2, x.labels.dim())), place, weight, bias)
+
+
+def _channels(recorder: Recorder, name: str, input: Tensor) -> tuple[Value, int, tuple[int, ...]]:
+    """What enters ``[batch, channels, ...]``, the number of channels, and where their gains stand."""
+    x = recorder.as_units(input)
+    if x.batch is not None and x.batch != 0:
+        recorder.wrong_batch(name)
+    return x, x.shape[1], (1, x.shape[1]) + (1,) * (x.labels.dim() - 2)
 
 
 def normalized(
@@ -184,4 +263,10 @@ def _fixed(
     )
 
 
-RULES: dict[str, Callable[..., Any]] = {"batch_norm": batch_norm}
+RULES: dict[str, Callable[..., Any]] = {
+    "batch_norm": batch_norm,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": group_norm,
+    "instance_norm": instance_norm,
+}

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Operation
-from pathspace.network.rules import MOVEMENTS, ON_INPUTS, output
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS, output, root_mean_square
 from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.functions import (
     AUGMENTED,
@@ -92,7 +92,12 @@ class Interpreter(TorchFunctionMode):
             [None if v is None else v.batch for v in known]
         )  # now: a rule may rebind its arguments
         if kinds & {"tail", "indices"}:
-            result = self._after_the_end(name, func, args, kwargs, values)
+            result = None
+            if any(v.statistic is not None for v in values):
+                result = root_mean_square.continued(recorder, name, func, args, kwargs, values)
+            if result is None:
+                root_mean_square.ended(recorder, values)
+                result = self._after_the_end(name, func, args, kwargs, values)
             self._note_operation(name, batches, result, args)
             return result
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
@@ -109,7 +114,9 @@ class Interpreter(TorchFunctionMode):
         except UntraceableError as refusal:  # put off until a parameter comes after it
             if name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds:
                 raise
-            result = output.ending(recorder, func, args, kwargs, values, refusal)
+            result = root_mean_square.begun(recorder, name, func, args, kwargs, values, refusal)
+            if result is None:
+                result = output.ending(recorder, func, args, kwargs, values, refusal)
         self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
@@ -232,6 +239,7 @@ class Interpreter(TorchFunctionMode):
             value = recorder.known(tensor)
             if value is not None:
                 batch = value.batch if batch is None else batch
+                root_mean_square.ended(recorder, [value])
                 if value.kind == "hidden":
                     entering.append(value)
         recorder.extra_outputs += entering

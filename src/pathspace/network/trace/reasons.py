@@ -71,11 +71,7 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(
         [
-            "layer_norm",
-            "group_norm",
-            "instance_norm",
             "local_response_norm",
-            "rms_norm",
             "normalize",
             "cosine_similarity",
             "_weight_norm",

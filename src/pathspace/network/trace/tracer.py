@@ -18,7 +18,7 @@ from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatch
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.returned import Returned, tensors_in
-from pathspace.network.rules import RULES
+from pathspace.network.rules import RULES, root_mean_square
 from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
@@ -301,6 +301,7 @@ def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, .
                 "output", "", "a returned tensor was made by code that tracing does not see"
             )
         found.append(value)
+    root_mean_square.ended(recorder, found)
     of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
     chosen = [v for v in of_units if not v.state]
     if not chosen and not recorder.extra_outputs:  # nothing but states is returned, and nothing goes outside

@@ -71,6 +71,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """What may become the root mean square of an activation: (mean over some dimensions of x^2) ^ (power / 2).
+
+    Attributes:
+        of: x.
+        power: 2 for x^2 and its mean.
+        over: the dimensions; none before the mean is taken.
+    """
+
+    of: Value
+    power: float
+    over: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Value:
     """What is known of one tensor of the traced forward pass.
 
@@ -91,6 +106,7 @@ class Value:
         order: True for a permutation of the examples, an input.
         refusal: for a tail, the error to raise if a parameter comes after it.
         examples: the example at every place of the dimension ``batch``; None where there is one each. See ``examples``.
+        statistic: for a tail that is kept back, what it is of another value (see ``rules.root_mean_square``).
     """
 
     slot: int
@@ -106,6 +122,7 @@ class Value:
     order: bool = False
     refusal: Exception | None = None
     examples: Tensor | None = None
+    statistic: Statistic | None = None
 
     @property
     def shape(self) -> torch.Size:

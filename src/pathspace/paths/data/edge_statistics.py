@@ -34,6 +34,7 @@ from pathspace.paths.data.node_measure import Statistic
 from pathspace.paths.data.signs import Pairs
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay
+from pathspace.replay.taken_apart import NORMALIZATIONS
 from pathspace.squared.squares import memory_for
 
 Sharing = Literal["parameters", "edges"]
@@ -43,7 +44,8 @@ _ROUNDING = 32  # in units of the last place: of a mean square, less the squared
 CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay in the cache
 
 _BILINEAR = frozenset(
-    ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding", "batch_norm"]
+    ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
+    + [*NORMALIZATIONS]
     + [
         "add",
         "add_",

@@ -14,6 +14,8 @@ from pathspace.paths.data.layer_data import Examples, lead, sequences, some
 from pathspace.paths.data.signs import Pairs
 from pathspace.replay.observed import Use
 
+_CHANNEL_NORMS = frozenset(["batch_norm", "group_norm", "instance_norm"])  # gain and bias for each channel
+
 UseOf = tuple[Use, Tensor, Tensor]
 """A use of a parameter, which of its arguments the parameter is (or is made into), and delta at its result."""
 
@@ -55,7 +57,7 @@ def _of_examples(
                 return minuend.view(*d.shape[:2], -1).baddbmm_(d, h, alpha=-1)
             return torch.bmm(d, h).reshape(-1, *weight.shape)
         J = d.sum(1)
-    elif use.name == "batch_norm" and weight.dim() == 1 and use.batch == 0:
+    elif use.name in _CHANNEL_NORMS and weight.dim() == 1 and use.batch == 0:
         J = some(delta, examples)
         if weight is use.args[1]:
             J = J * some(use.args[0], examples)

@@ -106,6 +106,13 @@ class Unroller(KnownTensors, TorchFunctionMode):
                 "it has no running statistics, so what it computes depends on the other examples of a batch",
                 "Build it with track_running_stats=True",
             )
+        if name in _NORMALIZATIONS and (units or weights):
+            raise UntraceableError(
+                name,
+                "",
+                "it divides by a statistic of what enters, which is no fixed factor of a path",
+                NOT_WRITTEN,
+            )
         if name == "embedding_bag" and data:
             with self:
                 return bags(*args, **kwargs)
@@ -293,6 +300,8 @@ class Unroller(KnownTensors, TorchFunctionMode):
         finally:
             self.paused = paused
 
+
+_NORMALIZATIONS = frozenset(["layer_norm", "rms_norm", "group_norm"])  # others may be in evaluation form
 
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]
