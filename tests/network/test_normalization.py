@@ -9,102 +9,12 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import NormalizedBlocks, NormalizedResidual, RootMeanSquare, half_mean_square
+from cases import NormalizedBlocks
+from oracles.normalization import NETWORKS, TIGHT, by_hand, network_of, over_mean, shaken
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.norm import squared_path_norm
 
-TIGHT = {"rtol": 1e-11, "atol": 1e-13}
-
-
-def shaken(model):
-    """In float64, with gains and biases away from one and zero."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape) / max(1, p[0].numel() if p.dim() else 1) ** 0.5 + 0.1)
-    return model.double().train()
-
-
-def over_mean(z, dims):
-    """The rule: what enters over its mean, held."""
-    return z / z.mean(dims, keepdim=True).detach()
-
-
-def blocks(q, over):
-    """The squared network of `NormalizedBlocks` by hand: gamma^2 at the inner nodes, and at the outputs."""
-
-    def normalized(z, layer):
-        y = over_mean(z, over) * q[f"{layer}.weight"]
-        return y + q[f"{layer}.bias"] if f"{layer}.bias" in q else y
-
-    one = q["embed.weight"].new_ones(1, 3)
-    h = normalized(one @ q["embed.weight"].T, "first")
-    r = normalized(h @ q["inner.weight"].T, "second")
-    return [h, r], (h + r) @ q["head.weight"].T + q["head.bias"]
-
-
-def images(q, normalize):
-    """The squared network of `NormalizedResidual` by hand."""
-    one = q["stem.weight"].new_ones(1, 1, 4, 4)
-    h = normalize(functional.conv2d(one, q["stem.weight"], padding=1), q, "first")
-    r = normalize(functional.conv2d(h, q["conv.weight"], padding=1), q, "second")
-    y = normalize(functional.conv2d(h + r, q["down.weight"], stride=2, padding=1), q, "third")
-    return [h, r, y], y.flatten(1) @ q["head.weight"].T + q["head.bias"]
-
-
-def by_channel(z, q, layer):
-    n = over_mean(z, (0, 2, 3))
-    return n * q[f"{layer}.weight"].view(1, -1, 1, 1) + q[f"{layer}.bias"].view(1, -1, 1, 1)
-
-
-def by_group(z, q, layer):
-    n = over_mean(z.view(1, 2, -1), 2).view(z.shape)
-    return n * q[f"{layer}.weight"].view(1, -1, 1, 1) + q[f"{layer}.bias"].view(1, -1, 1, 1)
-
-
-NETWORKS = {
-    "layer norm": (lambda: NormalizedBlocks(nn.LayerNorm), (3,), lambda q: blocks(q, 1)),
-    "layer norm without a bias": (
-        lambda: NormalizedBlocks(lambda n: nn.LayerNorm(n, bias=False)),
-        (3,),
-        lambda q: blocks(q, 1),
-    ),
-    "rms norm": (lambda: NormalizedBlocks(nn.RMSNorm), (3,), lambda q: blocks(q, 1)),
-    "rms norm by hand": (lambda: NormalizedBlocks(RootMeanSquare), (3,), lambda q: blocks(q, 1)),
-    "group norm of images": (
-        lambda: NormalizedResidual(lambda n: nn.GroupNorm(2, n)),
-        (1, 4, 4),
-        lambda q: images(q, by_group),
-    ),
-    "instance norm of images": (
-        lambda: NormalizedResidual(lambda n: nn.InstanceNorm2d(n, affine=True)),
-        (1, 4, 4),
-        lambda q: images(q, by_channel),
-    ),
-    "batch norm": (lambda: NormalizedBlocks(nn.BatchNorm1d), (3,), lambda q: blocks(q, 0)),
-    "batch norm of images": (
-        lambda: NormalizedResidual(nn.BatchNorm2d),
-        (1, 4, 4),
-        lambda q: images(q, by_channel),
-    ),
-}
 EACH = pytest.mark.parametrize("name", NETWORKS)
-
-
-def network_of(name):
-    build, shape, hand = NETWORKS[name]
-    model = shaken(build())
-    return model, ps.trace(model, torch.zeros(1, *shape).double()), hand
-
-
-def by_hand(network, hand):
-    """Squared path norm, kappa, and gamma^2 and dG/dgamma^2 of the inner nodes."""
-    q = {name: p.detach().square().requires_grad_() for name, p in network.parameters.items()}
-    nodes, outputs = hand(q)
-    total = outputs.sum()
-    grads = torch.autograd.grad(total, [*q.values(), *nodes])
-    masses = [(h.detach(), d) for h, d in zip(nodes, grads[len(q) :], strict=True)]
-    return total.item(), dict(zip(q, grads[: len(q)], strict=True)), masses
 
 
 @EACH
@@ -385,111 +295,6 @@ def test_what_is_normalized_holds_no_batch():
     assert network.call.batch_dim is None
 
 
-# --- on data ---------------------------------------------------------------------------------------------
-
-
-class Held(nn.Module):
-    """A normalization whose statistics are constants to autograd."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x):
-        norm, n = self.norm, x.dim()
-        place, parts = (1, -1) + (1,) * (n - 2), x
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            over = [d for d in range(n) if d != 1]
-        elif isinstance(norm, nn.GroupNorm):
-            parts, over = x.reshape(len(x), norm.num_groups, -1), (2,)
-        elif isinstance(norm, nn.InstanceNorm2d):
-            over = (2, 3)
-        else:
-            place, over = (-1,), (n - 1,)
-        fixed = parts.detach()
-        mean = 0 if isinstance(norm, (nn.RMSNorm, RootMeanSquare)) else fixed.mean(over, keepdim=True)
-        square = (fixed - mean).square().mean(over, keepdim=True)
-        eps = getattr(norm, "eps", 1e-6)
-        eps = torch.finfo(x.dtype).eps if eps is None else eps
-        y = ((parts - mean) / (square + eps).sqrt()).reshape(x.shape) * norm.weight.reshape(place)
-        return y if getattr(norm, "bias", None) is None else y + norm.bias.reshape(place)
-
-
-@EACH
-@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
-def test_on_data_statistics_are_held(name, statistic):
-    """alpha = 1 is the squared Jacobian of the outputs, example by example."""
-    model, network, _ = network_of(name)
-    torch.manual_seed(1)
-    x = torch.randn(6, *NETWORKS[name][1], dtype=torch.float64)
-    held = copy.deepcopy(model)
-    for layer in ("first", "second", "third"):
-        if hasattr(held, layer):
-            setattr(held, layer, Held(getattr(held, layer)))
-    outputs = held(x)
-    assert_close(outputs, model(x), rtol=1e-9, atol=1e-11)
-    weights = dict(zip(network.parameters, held.parameters(), strict=True))
-    squares = {key: torch.zeros_like(p) for key, p in weights.items()}
-    for k in range(outputs.shape[1]):
-        rows = [
-            torch.autograd.grad(outputs[i, k], list(weights.values()), retain_graph=True) for i in range(6)
-        ]
-        for key, *slopes in zip(weights, *rows, strict=True):
-            J = torch.stack(slopes)
-            squares[key] += J.square().mean(0) if statistic == "second_moment" else J.var(0, correction=0)
-    options = {"alpha": 1.0, "statistic": statistic}
-    assert_close(ps.paths.data_dependent_kappa(network, x, **options), squares, rtol=1e-9, atol=1e-11)
-    if statistic == "second_moment":
-        norm = ps.paths.data_dependent_norm(network, x, alpha=1.0)
-        assert norm.item() == pytest.approx(outputs.square().mean(0).sum().item(), rel=1e-10)
-        edges = ps.paths.data_dependent_kappa(network, x, alpha=0.5, sharing="edges")
-        assert all(bool((k >= 0).all()) for k in edges.values())
-
-
-def test_on_data_the_mean_is_that_of_the_data_dependent_measure():
-    model, network, _ = network_of("batch norm")
-    torch.manual_seed(1)
-    x, alpha = torch.randn(6, 3, dtype=torch.float64), 0.3
-    q = {name: p.detach().square() for name, p in network.parameters.items()}
-    h = model.first(model.embed(x))
-    r = model.second(model.inner(h.relu()))
-    output = model(x)
-
-    def mixed(z, path):
-        return alpha * z.detach().square().mean(0) + (1 - alpha) * path
-
-    h = mixed(h, q["first.weight"] + q["first.bias"])  # one feature is its own mean
-    r = mixed(r, q["second.weight"] + q["second.bias"])
-    expected = mixed(output, q["head.weight"] @ (h + r) + q["head.bias"])
-    found = ps.paths.data_dependent_norm(network, x, alpha=alpha)
-    assert found.item() == pytest.approx(expected.sum().item(), rel=1e-10)
-    value = ps.paths.data_dependent_kappa(network, x, alpha=alpha)
-    assert all(bool((k >= 0).all()) for k in value.values())
-
-
-# --- training --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", ["PathSGD", "PathAdam"])
-def test_an_optimizer_goes_on_in_the_form_of_its_network(optimizer):
-    """An evaluation between two steps changes nothing."""
-    runs = []
-    for pause in (False, True):
-        model, network, _ = network_of("batch norm of images")
-        rule = getattr(ps.optim, optimizer)(model.parameters(), network, lr=0.01)
-        torch.manual_seed(1)
-        for _ in range(5):
-            x = torch.randn(4, 1, 4, 4, dtype=torch.float64)
-            rule.zero_grad()
-            half_mean_square(model(x)).backward()
-            if pause:
-                model.eval()
-            rule.step()
-            model.train()
-        runs.append(model.state_dict())
-    assert_close(dict(runs[0]), dict(runs[1]), rtol=0, atol=0)
-
-
 def test_the_gauge_is_the_size_of_what_enters():
     """At PyTorch's start it is one; balance is another member, where gains make up for all that lies behind them."""
     torch.manual_seed(0)
@@ -509,3 +314,56 @@ def test_the_gauge_is_the_size_of_what_enters():
     found = node_mass(network)
     assert found.into[0] == 0
     assert found.gauge()[0].item() == pytest.approx(found.out_of[0].item() ** -0.5)
+
+
+@pytest.mark.parametrize("t", [2.0**-70, 2.0**60])
+def test_weights_in_front_may_leave_the_room_of_their_type_when_squared(t):
+    model, _, _ = network_of("batch norm of images")
+    x = torch.zeros(1, 1, 4, 4)
+    expected = ps.paths.kappa(ps.trace(model, x.double()))
+    model = model.float()
+    with torch.no_grad():
+        model.conv.weight.mul_(t)
+    found = ps.paths.kappa(ps.trace(model, x))
+    for key, k in found.items():
+        assert_close(k.double(), expected[key] / (t**2 if key == "conv.weight" else 1), rtol=1e-5, atol=0)
+
+
+def test_a_normalization_may_be_the_last_layer():
+    model = shaken(nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4)))
+    network = ps.trace(model, torch.zeros(1, 3).double())
+    assert network.num_classes == 0
+    q = {key: p.detach().square().requires_grad_() for key, p in network.parameters.items()}
+    total = (over_mean(q["0.weight"].sum(1), 0) * q["1.weight"] + q["1.bias"]).sum()
+    expected = dict(zip(q, torch.autograd.grad(total, list(q.values())), strict=True))
+    assert_close(ps.paths.kappa(network), expected, **TIGHT)
+
+
+def test_one_normalization_at_several_places():
+    """Each call normalizes by itself; the gains are tied."""
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.step = nn.Linear(2, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.norm, self.out = nn.LayerNorm(3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            h = self.norm(self.read(x)).relu()
+            for _ in range(2):
+                h = self.norm(self.step(h)).relu()
+            return self.out(h)
+
+    model = shaken(Loop())
+    network = ps.trace(model, torch.zeros(1, 2).double())
+    assert network.num_classes == 3
+    q = {key: p.detach().square().requires_grad_() for key, p in network.parameters.items()}
+    h = q["read.weight"].sum(1)
+    for last in (False, False, True):
+        h = over_mean(h, 0) * q["norm.weight"] + q["norm.bias"]
+        h = h if last else q["step.weight"] @ h
+    total = q["out.weight"][0] @ h + q["out.bias"][0]
+    expected = dict(zip(q, torch.autograd.grad(total, list(q.values())), strict=True))
+    assert_close(ps.paths.kappa(network), expected, **TIGHT)
+    both = ps.paths.kappa(network, second_term=True)
+    assert bool((both["step.weight"] > expected["step.weight"]).any())

@@ -39,11 +39,13 @@ def trace(
 ) -> Network:
     """Trace a model into a graph of unit classes.
 
-    The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change.
+    The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change. It runs
+    in the mode that it is in, and the network goes on in that form: trace a model with BatchNorm in training mode if it
+    will be trained so (see docs/network.md).
 
     Args:
         model: any module whose operations are positively homogeneous, linear, or only move values. ReLU, LeakyReLU,
-            PReLU, linear and convolutional layers, pooling, residual sums, BatchNorm, embeddings and ReLU
+            PReLU, linear and convolutional layers, pooling, residual sums, normalization, embeddings and ReLU
             recurrences are known, in modules and in functional form.
         example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
             of keyword arguments. Only shapes and types are read.
