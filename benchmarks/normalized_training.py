@@ -29,9 +29,10 @@ EXAMPLES, BATCH, STEPS, LAST = 4096, 64, 160, 20
 REFRESH, MOMENTUM, DAMPING = 10, 0.9, 0.01
 
 RATES = {
-    **dict.fromkeys(["SGD", "PathSGD"], (0.01, 0.03, 0.1, 0.3)),
-    **dict.fromkeys(["AdamW", "PathAdam"], (0.001, 0.003, 0.01)),
+    **dict.fromkeys(["SGD", "PathSGD", "GSGD", "DDPSGD"], (0.01, 0.03, 0.1, 0.3)),
+    **dict.fromkeys(["AdamW", "PathAdam", "GAdam", "PathSOAP", "PathMuon"], (0.001, 0.003, 0.01)),
 }
+COMPARED = ["SGD", "PathSGD", "AdamW", "PathAdam"]
 
 
 def conv(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -86,9 +87,11 @@ def optimizer(
     if name == "AdamW":
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     make: Callable[..., torch.optim.Optimizer] = getattr(ps.optim, name)
-    fixed: dict[str, Any] = {"refresh_every": REFRESH}
-    if name == "PathSGD":
-        fixed |= {"momentum": MOMENTUM, "damping": DAMPING}
+    fixed: dict[str, Any] = {} if name in ("GSGD", "GAdam") else {"refresh_every": REFRESH}
+    if name in ("PathSGD", "DDPSGD"):
+        fixed |= {"damping": DAMPING}
+    if name in ("PathSGD", "DDPSGD", "GSGD"):
+        fixed |= {"momentum": MOMENTUM}
     return make(model.parameters(), ps.trace(model, example), lr=lr, **(fixed | options))
 
 
@@ -120,7 +123,7 @@ def final_loss(
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--optimizers", nargs="+", choices=list(RATES), default=list(RATES))
+    parser.add_argument("--optimizers", nargs="+", choices=list(RATES), default=COMPARED)
     parser.add_argument("--rates", nargs="+", type=float, help="instead of those of the optimizer")
     parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument(

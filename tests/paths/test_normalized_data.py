@@ -91,3 +91,25 @@ def test_on_data_the_mean_is_that_of_the_data_dependent_measure():
     assert found.item() == pytest.approx(expected.sum().item(), rel=1e-10)
     value = ps.paths.data_dependent_kappa(network, x, alpha=alpha)
     assert all(bool((k >= 0).all()) for k in value.values())
+
+
+def test_a_normalization_on_no_path_is_passed_over():
+    class Idle(nn.Module):
+        def __init__(self, *, idle):
+            super().__init__()
+            self.idle, self.first, self.second = idle, nn.Linear(3, 4), nn.Linear(4, 2)
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x):
+            h = self.first(x).relu()
+            if self.idle:
+                self.norm(h).sum()
+            return self.second(h)
+
+    values, x = [], torch.randn(5, 3)
+    for idle in (True, False):
+        torch.manual_seed(0)
+        network = ps.trace(Idle(idle=idle), x)
+        assert {"norm.weight", "norm.bias"} == set(network.outside)
+        values.append(ps.paths.data_dependent_norm(network, x).item())
+    assert values[0] == values[1]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, call, listed, trace, traced
+from cases import BY_NAME, ZOO, NormalizedBlocks, RootMeanSquare, call, listed, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -193,6 +193,33 @@ def test_what_is_no_sum_over_paths_is_refused():
     network = ps.trace(Normalised(), torch.randn(4, 3))
     with pytest.raises(ps.UntraceableError, match="batch_norm"):
         ps.paths.unroll(network)
+
+
+@pytest.mark.parametrize("name", ["layer norm", "rms norm", "group norm"])
+def test_statistics_of_what_enters_are_no_fixed_factors(name):
+    case = BY_NAME[name]
+    with pytest.raises(ps.UntraceableError, match=f"'{name.replace(' ', '_')}'.*statistic"):
+        ps.paths.enumerate_paths(trace(case, case.model()))
+
+
+def test_a_root_mean_square_by_hand_is_refused_too():
+    model = NormalizedBlocks(RootMeanSquare)
+    with pytest.raises(ps.UntraceableError, match="no sum of paths"):
+        ps.paths.unroll(ps.trace(model, torch.zeros(1, 3)))
+
+
+def test_the_evaluation_form_is_written_out_whatever_the_form_of_the_trace():
+    case = BY_NAME["batch norm of vectors"]
+    model = case.model(torch.float64)
+    found = []
+    for training in (False, True):
+        network = trace(case, model.train(training))
+        paths = ps.paths.enumerate_paths(network)
+        found.append((paths.factor, paths.values(network.parameters).detach()))
+    assert_close(*found, rtol=0, atol=0)
+    x = case.example(3, torch.float64)
+    flow = ps.paths.activity(network, x)
+    assert_close(paths.output(network.parameters, flow), model.eval()(x), **SAME)
 
 
 def test_data_of_another_form_are_refused():
