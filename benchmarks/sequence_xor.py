@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pathspace.files import write_atomically
 from pathspace.sequences import PCNN, load
-from pathspace.sequences.storage import write_atomically
 from pathspace.sequences.tasks import xor
 from sequence_quality import xor_error
 
@@ -62,7 +62,7 @@ def run(seed: int, texts: list[str], arguments: argparse.Namespace) -> dict[str,
         "training_bits_per_line": -model.training_.log_likelihood / math.log(2) / len(mask[mask]),
         "seconds": round(model.training_.seconds, 1),
     }
-    write_atomically(done, json.dumps(figure).encode())
+    write_atomically(done, lambda file: file.write(json.dumps(figure).encode()))
     return figure
 
 

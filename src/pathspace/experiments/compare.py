@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
 from pathspace.experiments.models import count_weights
-from pathspace.experiments.pool import Monitor, Place, load_task, run_all
+from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.pool import Place, load_task, run_all
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.selection import Choice, choose, chosen_runs, decay_runs, tuning_runs
 from pathspace.experiments.settings import Settings

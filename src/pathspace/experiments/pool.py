@@ -13,12 +13,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.interrupt import postponed_interrupt
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.tasks import build_task
@@ -26,25 +27,6 @@ from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
 
 RESULT = "result.json"
-
-
-class Monitor(Protocol):
-    """Somebody who watches."""
-
-    def stage(self, title: str, runs: int) -> None:
-        """A stage of so many runs begins."""
-
-    def started(self, config: RunConfig, steps: int) -> None:
-        """A run begins that will take so many steps."""
-
-    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """A run has done so many steps."""
-
-    def noted(self, config: RunConfig, sentence: str) -> None:
-        """Something happened to a run that its user should know."""
-
-    def finished(self, result: RunResult) -> None:
-        """A run is over, or its result was there already."""
 
 
 @dataclass(frozen=True)

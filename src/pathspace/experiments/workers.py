@@ -16,7 +16,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.interrupt import postponed_interrupt
 
 if TYPE_CHECKING:
-    from pathspace.experiments.pool import Monitor
+    from pathspace.experiments.monitor import Monitor
     from pathspace.experiments.run import RunConfig, RunResult
 
 SECONDS_BETWEEN_LOOKS = 0.1

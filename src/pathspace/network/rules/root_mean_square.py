@@ -138,4 +138,4 @@ def _normalized(recorder: Recorder, name: str, args: Sequence[Any], kwargs: Any)
     tensor = args[1] if turned else args[0]
     made = normalized(recorder, name, tensor, x, x.shape, known.over)
     in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
-    return recorder.write(name, args[0], made) if in_place else made
+    return recorder.write(args[0], made) if in_place else made

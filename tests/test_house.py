@@ -1,0 +1,73 @@
+"""The house: imports go one way, without circles, and files stand where their names say."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pathspace as ps
+
+ROOT = Path(ps.__file__).parent
+FLOORS = ["squared", "network", "replay", "paths", "rescaling", "metrics", "nn", "optim"]
+FILES = {".".join(("pathspace", *p.relative_to(ROOT).with_suffix("").parts)): p for p in ROOT.rglob("*.py")}
+MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the library that a file imports, type-checking and late imports included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {m if (m := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+    return found
+
+
+ARROWS = {name: imported(path) for name, path in MODULES.items()}
+
+
+def floor(module: str) -> int | None:
+    name = module.split(".")[1] if module.startswith("pathspace.") else ""
+    return FLOORS.index(name) if name in FLOORS else None
+
+
+def test_imports_go_one_way():
+    """Each floor of the core stands on those before it; what is built on the core is none of its business."""
+    wrong = []
+    for module, others in ARROWS.items():
+        here = floor(module)
+        for other in others if here is not None else ():
+            there = floor(other)
+            outside = other.startswith(("pathspace.experiments", "pathspace.sequences", "pathspace.cli"))
+            if outside or (there is not None and there > here):
+                wrong.append(f"{module} -> {other}")
+    assert not wrong
+
+
+def test_there_are_no_circles():
+    left = {name: {b for b in others if b in MODULES and b != name} for name, others in ARROWS.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
+def test_files_of_optim_are_its_public_classes():
+    files = {p.stem.replace("_", "") for p in (ROOT / "optim").glob("[!_]*.py")}
+    assert files == {name.lower() for name in ps.optim.__all__}
+
+
+@pytest.mark.parametrize("package", ["numba", "numpy"])
+def test_the_core_needs_torch_alone(package: str):
+    allowed = ("pathspace.nn.kernels", "pathspace.sequences", "pathspace.experiments")
+    users = [name for name, others in ARROWS.items() if package in {b.split(".")[0] for b in others}]
+    assert [name for name in users if not name.startswith(allowed)] == []
+
+
+def test_the_core_stays_within_its_budget():
+    """A bound that is lowered when code goes, and raised by no more than a feature is worth."""
+    lines = sum(len(p.read_text().splitlines()) for name in FLOORS for p in (ROOT / name).rglob("*.py"))
+    assert lines < 22_500
