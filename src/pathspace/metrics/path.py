@@ -286,7 +286,7 @@ class Path:
         return next((state["scales"] for state in self.state.values() if "scales" in state), None)
 
     def _in_frame(self, values: Values) -> Values:
-        """Kappa' = F^2 kappa."""
+        """kappa' = F^2 kappa."""
         own = own_memory({n: v for n, v in values.items() if not isinstance(v, Outer)})
         return {
             name: self._gauges[name].times(v if isinstance(v, Outer) else own[name], 2)
@@ -294,7 +294,7 @@ class Path:
         }
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
-        """Kappa' of some parameters, and its means."""
+        """kappa' of some parameters, and its means."""
         return surveyed_kappa(
             self.network,
             names,

@@ -21,7 +21,7 @@ _ROUNDING = 64  # a remainder of M_ii that is smaller than so many units of roun
 
 
 def solve_full(gradient: Tensor, metric: Tensor) -> Tensor:
-    """D = M^+ G for every unit, with the pseudo-inverse where M is singular.
+    """d = M^+ G for every unit, with the pseudo-inverse where M is singular.
 
     Args:
         gradient: ``[O, I + 1]``.

@@ -46,7 +46,7 @@ class _DDPNormalized(_Base):
         self.register_buffer("num_batches_tracked", count if rule.needs_mean else None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Z = (W~ x - c mean + b~) / gamma~."""
+        """z = (W~ x - c mean + b~) / gamma~."""
         return ddp_normalized(input, self.weight, self)
 
     def _forward(self, input: Tensor) -> Tensor:

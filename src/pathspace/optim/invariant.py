@@ -143,6 +143,17 @@ class Invariant(MetricOptimizer):
         finally:
             self._adopt_groups()
 
+    @contextmanager
+    def _rule_at_rest(self) -> Iterator[None]:
+        """The groups as the user knows them, while the rule is at work."""
+        assert self.rule is not None
+        self._adopt_groups()
+        try:
+            yield
+        finally:
+            for group in self.rule.param_groups:
+                group["params"] = self._shadows_of(group["params"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
 
@@ -182,7 +193,7 @@ class Invariant(MetricOptimizer):
         loss = None if several is not None else evaluated(closure)
         self.network.check_current()
         if several is not None and not self._active():
-            evaluated(several)
+            evaluated(several)  # which parameters have gradients
         active = self._active()
         if not active:
             return loss
@@ -199,7 +210,7 @@ class Invariant(MetricOptimizer):
                 else:
                     for entry in entries:
                         entry.put()
-                    loss = rule.step(through(entries, several))
+                    loss = rule.step(through(entries, several, self._rule_at_rest))
                     for entry in entries:
                         entry.map_back(from_zero=False)
         return loss

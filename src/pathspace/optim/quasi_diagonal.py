@@ -130,7 +130,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         descend_(steps, self.state, factor)
 
     def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
-        """D' of every parameter of the network, in the balanced frame."""
+        """d' of every parameter of the network, in the balanced frame."""
         assert isinstance(self.metric, DataDependentWithBias)
         known = {name: found for name in gradients if (found := self.metric.cross(name)) is not None}
         bias_of = {name: bias for name, (bias, _) in known.items()}
@@ -158,6 +158,6 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
 
 
 def _balanced(step: Descent) -> Tensor:
-    """G' = f g."""
+    """g' = f g."""
     assert step.gauge is not None
     return step.gauge.times_(step.g.clone(memory_format=torch.contiguous_format))

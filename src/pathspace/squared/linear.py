@@ -15,7 +15,7 @@ from pathspace.squared.squares import Outer, Square, dense, single_row, single_v
 def linear_forward(
     h: Tensor, q: Tensor | Square, c: Tensor | Square | None = None
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Y = h q^T + c, with no more of q than it needs: its row sums where h is one number."""
+    """y = h q^T + c, with no more of q than it needs: its row sums where h is one number."""
     bias = None if c is None else dense(c)
     value = single_value(h) if isinstance(q, Square) else None
     if value is not None and isinstance(q, Square):

@@ -51,7 +51,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
+    """y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
     given = recorder.known(weight)
     if given is None or given.kind in ("input", "buffer"):
         return _fixed(recorder, name, func, input, weight, bias)

@@ -10,35 +10,24 @@ Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from pathspace.optim.base.network_optimizer import evaluated
+from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.soap import SOAP
 from pathspace.paths.kernel.norm import widened
 
-_BLIND = frozenset(
-    [
-        "SGD",
-        "Adam",
-        "AdamW",
-        "NAdam",
-        "RAdam",
-        "Adamax",
-        "Adagrad",
-        "RMSprop",
-        "Adadelta",
-        "Rprop",
-        "Muon",
-        "MuonAdamW",
-        "SOAP",
-        "Lion",
-    ]
-)
-_DECOUPLED = frozenset(["AdamW", "Muon", "MuonAdamW", "SOAP"])  # u <- (1 - lr weight_decay) u
+# by class, not by name: others have rules of these names that decay in other ways
+_DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
+_BLIND = (
+    *_DECOUPLED, optim.SGD, optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.RMSprop,
+    optim.Adadelta, optim.Rprop,
+)  # fmt: skip
 _NOTHING = (
     2.0**-80
 )  # beside the largest entry: digits lost near zero, which depend on the scales of the weights
@@ -58,7 +47,7 @@ def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None
     Yields:
         From a parameter of the rule's groups to what its decay multiplies it with; None for rules that must see u.
     """
-    kind, groups = type(rule).__name__, rule.param_groups
+    kind, groups = type(rule), rule.param_groups
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]
     if kind not in _BLIND or (any(decays) and kind not in _DECOUPLED):
         yield None
@@ -108,7 +97,7 @@ class Entry:
         return self._u.device == self.p.device and self._u.dtype == widened(self.p).dtype
 
     def read_gradient(self, *, masked: bool) -> None:
-        """H = r g, without a change of the user's own; ``masked``: what is nothing beside the largest becomes zero."""
+        """h = r g, without a change of the user's own; ``masked``: what is nothing beside the largest becomes zero."""
         g, r, h = self.p.grad, self.r, self._h
         assert g is not None
         if r is None:
@@ -122,7 +111,7 @@ class Entry:
         self.shadow.grad = h if h.shape == self.shadow.shape else h.view(self.shadow.shape)
 
     def put(self) -> None:
-        """U = q = w / r."""
+        """u = q = w / r."""
         q = self._q = torch.empty_like(self._u) if self._q is None else self._q
         q.copy_(self.p if self.r is None else self.p / self.r)
         if self.has_zeros:
@@ -130,7 +119,7 @@ class Entry:
         self._u.copy_(q)
 
     def put_zero(self, decay: float) -> None:
-        """U = 0, w = decay w; the weight itself outside the network."""
+        """u = 0, w = decay w; the weight itself outside the network."""
         if decay != 1:
             self.p.mul_(decay)
         if self.r is None:
@@ -139,7 +128,7 @@ class Entry:
             self._u.zero_()
 
     def map_back(self, *, from_zero: bool) -> None:
-        """W = w + r (u - q)."""
+        """w = w + r (u - q)."""
         u, r = self._u, self.r
         if r is None:
             self.p.copy_(u)
@@ -153,7 +142,7 @@ class Entry:
             self.p.add_((u * r).to(self.p.dtype))
 
     def move_to(self, start: Tensor) -> None:
-        """W = start + r (u - q), with u kept."""
+        """w = start + r (u - q), with u kept."""
         assert self._q is not None
         self.p.copy_(self._u if self.r is None else start + (self._u - self._q) * self.r)
 
@@ -164,14 +153,23 @@ def squared_norm(entries: Sequence[Entry]) -> float:
     return float(torch.stack([torch.dot(h, h) for h in found]).sum()) if found else 0.0
 
 
-def through(entries: Sequence[Entry], closure: Callable[[], Any]) -> Callable[[], Any]:
-    """A closure for the rule, which evaluates the user's where the rule has put the coordinates."""
+def through(
+    entries: Sequence[Entry], closure: Callable[[], Any], at_rest: Callable[[], AbstractContextManager[None]]
+) -> Callable[[], Any]:
+    """A closure for the rule, which evaluates the user's where the rule has put the coordinates.
+
+    Args:
+        entries: all parameters of the step.
+        closure: the user's.
+        at_rest: what it is evaluated in, with the model's parameters in the groups: it clears their gradients.
+    """
     start = [e.p.clone() for e in entries]
 
     def evaluate() -> Any:
         for entry, w in zip(entries, start, strict=True):
             entry.move_to(w)
-        loss = evaluated(closure)
+        with at_rest():
+            loss = evaluated(closure)
         for entry, w in zip(entries, start, strict=True):
             if entry.p.grad is not None:
                 entry.read_gradient(masked=False)

@@ -47,7 +47,7 @@ class Descent:
         return self.inverse is not None and self.inverse.dtype == self.p.dtype == self.g.dtype
 
     def direction(self) -> Tensor:
-        """D, in the widest type that it is made of; g itself outside the network."""
+        """d, in the widest type that it is made of; g itself outside the network."""
         return self.g if self.inverse is None else self.g * self.inverse
 
 
@@ -85,7 +85,7 @@ class _Lists:
 
 
 def descend_(steps: list[Descent], states: dict[Tensor, dict[str, Any]], factor: float) -> None:
-    """V = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
+    """v = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
     groups: dict[tuple[int, bool], tuple[dict[str, Any], _Lists]] = {}
     for step in steps:
         plain = step.is_plain

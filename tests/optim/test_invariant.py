@@ -1,0 +1,299 @@
+"""Invariant: rules of others, what they keep, and one metric for two of them. torch's rules are in the registry."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import BY_NAME, call, mlp, trace
+from conformance import power_of_two_factors
+from pathspace.optim.base.points import move_points_
+
+po = pytest.importorskip("pytorch_optimizer")
+schedulefree = pytest.importorskip("schedulefree")
+
+OTHERS = {
+    "SOAP": (po.SOAP, {"lr": 3e-3, "weight_decay": 0.01}),
+    "Lion": (po.Lion, {"lr": 1e-3, "weight_decay": 0.1}),
+    "Prodigy": (po.Prodigy, {"lr": 1.0, "d0": 1e-3}),
+    "AdamWScheduleFree": (schedulefree.AdamWScheduleFree, {"lr": 0.01, "weight_decay": 0.1}),
+}
+
+
+def run(case, make, steps=12, factors=None, dtype=torch.float32, wrap=None):
+    """The outputs of a run, and its weights after undoing the rescaling."""
+    model = case.model(dtype)
+    network = trace(case, model)
+    if factors is not None:
+        ps.rescaling.rescale_(network, factors.to(dtype))
+    optimizer, outputs = make(model.parameters(), network), []
+    optimizer.train()  # of schedule-free rules; nothing for others
+    for step in range(steps):
+        example = case.example(4, dtype, seed=step % 5)
+
+        def closure(example=example):
+            optimizer.zero_grad()
+            output = call(model, example)
+            loss = case.loss(output)
+            loss.backward()
+            outputs.append(case.picked(output).detach().clone())
+            return loss
+
+        if wrap is None:
+            closure()
+            optimizer.step()
+        else:
+            wrap(optimizer, closure)
+    if factors is not None:
+        ps.rescaling.rescale_(network, (1 / factors).to(dtype))
+    return torch.stack(outputs), [p.detach() for p in model.parameters()], optimizer
+
+
+def alike(ours, theirs):
+    return torch.equal(ours[0], theirs[0]) and all(map(torch.equal, ours[1], theirs[1]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
+@pytest.mark.parametrize("rule", OTHERS)
+def test_rules_of_others_are_bitwise_invariant(rule, name):
+    kind, options = OTHERS[rule]
+    case = BY_NAME[name]
+
+    def make(parameters, network):
+        return ps.optim.Invariant(
+            parameters, network, kind, metric=ps.metrics.Path(refresh_every=4), **options
+        )
+
+    plain = run(case, make)
+    assert alike(plain, run(case, make, factors=power_of_two_factors(case.classes)))
+    assert plain[0].isfinite().all()
+    assert not torch.equal(plain[0][0], plain[0][5])
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (torch.optim.LBFGS, {"lr": 0.3, "max_iter": 3}),
+        (lambda groups, **options: po.SAM(groups, torch.optim.SGD, **options), {"lr": 0.02, "rho": 0.01}),
+    ],
+    ids=["LBFGS", "SAM"],
+)
+def test_rules_of_several_evaluations_go_through_the_closure(rule, options):
+    case = BY_NAME["mlp"]
+
+    def make(parameters, network):
+        return ps.optim.Invariant(parameters, network, rule, points=(), **options)
+
+    def wrap(optimizer, closure):
+        loss = optimizer.step(closure)
+        assert loss is None or loss.isfinite()  # SAM returns none
+
+    plain = run(case, make, steps=5, wrap=wrap)
+    assert len(plain[0]) > 5
+    assert alike(plain, run(case, make, steps=5, factors=power_of_two_factors(case.classes), wrap=wrap))
+    balanced = ps.metrics.Balanced()
+    once = run(
+        case, lambda p, n: ps.optim.Invariant(p, n, rule, metric=balanced, points=(), **options), 5, wrap=wrap
+    )
+    assert not torch.equal(once[0], plain[0])  # the metric has a part in it
+
+
+def test_without_freedom_it_is_the_rule():
+    """One linear layer has no unit to rescale, and its kappa is 1."""
+    x = torch.randn(9, 4, dtype=torch.float64)
+    for kind, options in (
+        (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+        (torch.optim.Adafactor, {"lr": 0.01}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+        (torch.optim.LBFGS, {"lr": 0.1}),
+    ):
+        ours, theirs = (nn.Linear(4, 3, bias=False).double() for _ in range(2))
+        theirs.load_state_dict(ours.state_dict())
+        network = ps.trace(ours, x[:1])
+        metric = ps.metrics.Path(damping=0.0)
+        for model, rule in (
+            (ours, ps.optim.Invariant(ours.parameters(), network, kind, metric=metric, **options)),
+            (theirs, kind(theirs.parameters(), **options)),
+        ):
+            for _ in range(5):
+
+                def closure(model=model, rule=rule):
+                    rule.zero_grad()
+                    loss = (model(x) - 1).square().mean()
+                    loss.backward()
+                    return loss
+
+                rule.step(closure)
+        assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.Adafactor, po.Lion], ids=lambda k: k.__name__
+)
+def test_a_rate_of_zero_leaves_every_bit(kind):
+    case = BY_NAME["rnn"]
+    start = [p.detach() for p in case.model().parameters()]
+    make = lambda p, n: ps.optim.Invariant(p, n, kind, lr=0.0, weight_decay=0.1)  # noqa: E731
+    _, weights, _ = run(case, make, steps=3)
+    assert all(map(torch.equal, weights, start))
+
+
+def test_points_move_with_the_metric():
+    """A point u of the old coordinates stands for the weight r u, whatever r becomes; moments stay."""
+    case = BY_NAME["mlp"]
+    model = case.model(torch.float64)
+    metric = ps.metrics.Path(refresh_every=1)
+    optimizer = ps.optim.Invariant(
+        model.parameters(), trace(case, model), torch.optim.ASGD, lr=0.1, t0=1e9, metric=metric
+    )
+    weight, stood_for = model[0].weight, None
+    for step in range(4):
+        optimizer.zero_grad()
+        case.loss(model(case.example(4, torch.float64, seed=step))).backward()
+        start = weight.detach().clone()
+        optimizer.step()
+        factor, state = optimizer.state[weight]["factor"], optimizer.rule.state[optimizer._shadows[weight]]
+        # ax <- ax + mu (u - ax) with mu = 1 up to t0: the mean is where the weight is, in the coordinates of this step
+        assert_close(factor * state["ax"], weight.detach(), rtol=1e-9, atol=1e-12)
+        stood_for, old = start, factor
+    before = {weight: old}
+    moved = {"ax": torch.rand_like(old), "exp_avg": torch.rand_like(old)}
+    optimizer.rule.state[optimizer._shadows[weight]].update({k: v.clone() for k, v in moved.items()})
+    new = torch.rand_like(old) + 0.1
+    move_points_(optimizer.rule, ("ax",), optimizer._shadows, before, {weight: new})
+    state = optimizer.rule.state[optimizer._shadows[weight]]
+    assert_close(new * state["ax"], old * moved["ax"])
+    assert torch.equal(state["exp_avg"], moved["exp_avg"])
+    assert stood_for is not None
+
+
+def test_a_rule_that_nobody_knows_keeps_its_first_metric():
+    class Mine(torch.optim.SGD):
+        pass
+
+    class Unknown(torch.optim.Optimizer):
+        def __init__(self, params, lr=0.1):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.add_(p.grad.sign(), alpha=-group["lr"])
+
+    case = BY_NAME["mlp"]
+    model = case.model()
+    with pytest.warns(UserWarning, match=r"whether Unknown keeps points.*points=\(\)"):
+        frozen = ps.optim.Invariant(model.parameters(), trace(case, model), Unknown, lr=1e-3)
+    assert frozen.metric.frozen
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = ps.optim.Invariant(model.parameters(), trace(case, model), Unknown, lr=1e-3, points=())
+        known = ps.optim.Invariant(model.parameters(), trace(case, model), Mine, lr=1e-3)
+    assert not told.metric.frozen
+    assert not known.metric.frozen
+
+
+def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
+    from pathspace.metrics import path
+
+    case, calls = BY_NAME["mlp"], []
+    original = path.surveyed_kappa
+    monkeypatch.setattr(path, "surveyed_kappa", lambda *a, **k: calls.append(1) or original(*a, **k))
+    model = case.model()
+    network, metric = trace(case, model), ps.metrics.Path(refresh_every=3)
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    muon = ps.optim.Invariant(matrices, network, torch.optim.Muon, lr=0.01, metric=metric)
+    adam = ps.optim.Invariant(vectors, network, torch.optim.AdamW, lr=0.01, metric=metric)
+    for step in range(10):
+        case.loss(model(case.example(4, seed=step))).backward()
+        muon.step()
+        adam.step()
+    # at the first step each for itself; fresh until the third, then every third: 0, 1, 2, 3, 6, 9
+    assert len(calls) == 2 + 5
+    other = case.model()
+    with pytest.raises(ValueError, match="belongs to another network"):
+        ps.optim.Invariant(other.parameters(), trace(case, other), torch.optim.AdamW, metric=metric)
+
+
+def test_schedule_free_rules_switch_in_coordinates():
+    kind, options = OTHERS["AdamWScheduleFree"]
+    case = BY_NAME["rnn"]
+    runs = []
+    for factors in (None, power_of_two_factors(case.classes)):
+        model = case.model()
+        network = trace(case, model)
+        if factors is not None:
+            ps.rescaling.rescale_(network, factors.float())
+        optimizer = ps.optim.Invariant(model.parameters(), network, kind, **options)
+        optimizer.train()
+        outputs = []
+        for step in range(6):
+            optimizer.zero_grad()
+            case.loss(call(model, case.example(4, seed=step))).backward()
+            optimizer.step()
+            here = case.picked(call(model, case.example(4, seed=9))).detach()
+            optimizer.eval()
+            there = case.picked(call(model, case.example(4, seed=9))).detach()
+            optimizer.train()
+            back = case.picked(call(model, case.example(4, seed=9))).detach()
+            assert step == 0 or not torch.equal(here, there)
+            assert_close(here, back, rtol=1e-5, atol=1e-6)
+            outputs += [here, there]
+        runs.append(torch.stack(outputs))
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_rules_of_others_resume_exactly(rule):
+    kind, options = OTHERS[rule]
+    case = BY_NAME["mlp"]
+
+    def fresh(model):
+        return ps.optim.Invariant(
+            model.parameters(), trace(case, model), kind, metric=ps.metrics.Path(refresh_every=2), **options
+        )
+
+    def steps(model, optimizer, numbers):
+        optimizer.train()
+        for step in numbers:
+            optimizer.zero_grad()
+            case.loss(model(case.example(4, seed=step))).backward()
+            optimizer.step()
+
+    whole, part = case.model(), case.model()
+    steps(whole, fresh(whole), range(9))
+    first = fresh(part)
+    steps(part, first, range(4))
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    again = copy.deepcopy(part)
+    second = fresh(again)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    steps(again, second, range(4, 9))
+    assert_close(list(again.parameters()), list(whole.parameters()), rtol=0, atol=0)
+
+
+def test_wrong_calls_say_what_to_do():
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.zeros(1, 3))
+    parameters = list(model.parameters())
+    with pytest.raises(TypeError, match=r"metric must be an object such as pathspace.metrics.Path\(\)"):
+        ps.optim.Invariant(parameters, network, torch.optim.AdamW, metric="path")
+    with pytest.raises(TypeError, match="power: give options of the metric to the metric itself"):
+        ps.optim.PathAdam(parameters, network, metric=ps.metrics.Path(), power=0.5)
+    with pytest.raises(ValueError, match="'clip_norm' is an option of Invariant as a whole"):
+        ps.optim.Invariant([{"params": parameters, "clip_norm": 1.0}], network, torch.optim.AdamW)
+    with pytest.raises(RuntimeError, match="give it to an optimizer"):
+        ps.metrics.DataDependent().observe(torch.zeros(1, 3))
+    optimizer = ps.optim.Invariant(parameters, network, torch.optim.AdamW)
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [parameters[0]]})
