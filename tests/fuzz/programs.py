@@ -1,0 +1,545 @@
+"""Random piecewise-linear programs: as a model, and as their squared network, interpreted by hand.
+
+A program is a list of statements on variables ``[B, F]`` or ``[B, T, F]``. `Real` says what each does to numbers; it
+runs inside a model, in the many ways in which people write it. `Squared` says what it does in the squared network of
+one example: weights and constants are squared, ReLUs are left out, a maximum is a sum. The two share nothing with the
+tracer but torch, and what merely moves numbers is the same in both.
+
+Letters: B batch, T steps, F features.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+DOUBLE = {"dtype": torch.float64}
+REFUSED = ("mixed", "rounded", "into_integers")
+"""Statements after which a program is to be refused."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One operation.
+
+    Attributes:
+        name: method of `Real` and `Squared`.
+        args: numbers of variables, layers and vectors, and constants.
+        form: which way of writing it the model takes.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    form: int = 0
+
+
+@dataclass
+class Program:
+    """A random program.
+
+    Attributes:
+        seed: what it was drawn from.
+        steps: T of its input; None for rows.
+        features: F of its input.
+        layers: (F before, F after, whether there is a bias) of each linear layer.
+        vectors: F of each vector of parameters.
+        statements: what it does; the last variable is what it returns.
+    """
+
+    seed: int
+    steps: int | None
+    features: int
+    layers: list[tuple[int, int, bool]] = field(default_factory=list)
+    vectors: list[int] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
+
+    def input(self, batch: int) -> Tensor:
+        """Random numbers of the form of the input."""
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (batch, self.features) if self.steps is None else (batch, self.steps, self.features)
+        return torch.randn(shape, generator=generator, **DOUBLE)
+
+    @property
+    def refused(self) -> bool:
+        """Whether some statement has no place in path geometry."""
+        return any(s.name in REFUSED for s in self.statements)
+
+
+class Moves:
+    """What moves numbers, or adds them: the same for numbers and for squares."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.variables: list[Tensor] = [x]
+
+    def run(self, statements: list[Statement]) -> Tensor:
+        for statement in statements:
+            self.form = statement.form
+            result = getattr(self, statement.name)(*statement.args)
+            if result is not None:
+                self.variables.append(result)
+        return self.variables[-1]
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.variables[i]
+
+    def part(self, i: int, first: int, last: int) -> Tensor:
+        h = self[i]
+        return h[..., first:last] if self.form % 2 else h.narrow(-1, first, last - first)
+
+    def step(self, i: int, t: int) -> Tensor:
+        return self[i][:, t] if self.form % 2 else self[i].select(1, t)
+
+    def picked(self, i: int, places: list[int]) -> Tensor:
+        if self.form % 3 == 0:
+            return self[i][..., places]
+        index = torch.tensor(places)
+        made = self[i][..., index] if self.form % 3 == 1 else self[i].index_select(-1, index)
+        self.changed_later(index)
+        return made
+
+    def changed_later(self, index: Tensor) -> None:
+        """What it was when it was used counts."""
+
+    def flipped(self, i: int, dim: int) -> Tensor:
+        return self[i].flip(dim)
+
+    def joined(self, i: int, j: int) -> Tensor:
+        return torch.cat([self[i], self[j]], -1)
+
+    def stacked(self, i: int, j: int) -> Tensor:
+        return torch.stack([self[i], self[j]], 1)
+
+    def copied(self, i: int) -> Tensor:
+        return self[i].clone()
+
+    def viewed(self, i: int) -> Tensor:
+        """Another tensor in the same memory."""
+        h = self[i]
+        if self.form % 3 == 0:
+            return h.view(h.shape)
+        return h.unsqueeze(1).squeeze(1) if self.form % 3 == 1 else h.transpose(0, -1).transpose(0, -1)
+
+    def flattened(self, i: int) -> Tensor:
+        h = self[i]
+        return [
+            lambda: h.flatten(1),
+            lambda: h.reshape(h.shape[0], -1),
+            lambda: h.transpose(1, 2).flatten(1),
+        ][self.form % 3]()
+
+    def parted(self, i: int, steps: int) -> Tensor:
+        h = self[i]
+        if self.form % 2:
+            return h.reshape(h.shape[0], steps, -1)
+        return h.reshape(h.shape[0], -1, steps).transpose(1, 2)
+
+    def total(self, i: int) -> Tensor:
+        return [
+            lambda h: h.sum(1), lambda h: h.sum(1, dtype=torch.float64), lambda h: torch.sum(h, dim=1),
+            lambda h: torch.einsum("btf->bf", h),
+        ][self.form % 4](self[i])  # fmt: skip
+
+    def running(self, i: int) -> Tensor:
+        return self[i].cumsum(1) if self.form % 2 else torch.cumsum(self[i], dim=1, dtype=torch.float64)
+
+    def written(self, i: int, first: int, j: int) -> None:
+        width = self[j].shape[-1]
+        self[i][..., first : first + width] = self[j]
+
+    def cleared(self, i: int, first: int, last: int) -> None:
+        h = self[i]
+        if self.form % 3 == 0:
+            h[..., first:last] = 0
+        elif self.form % 3 == 1:
+            h[..., first:last].masked_fill_(torch.ones(last - first, dtype=torch.bool), 0.0)
+        else:
+            h[..., first:last] *= torch.zeros(last - first, **DOUBLE)
+
+    def added(self, i: int, j: int) -> Tensor:
+        return self[i] + self[j]
+
+    def added_in_place(self, i: int, j: int) -> None:
+        if self.form % 2:
+            self[i].add_(self[j])
+        else:
+            self.variables[i] += self[j]
+
+
+class Real(Moves):
+    """The program itself, in its many ways of being written."""
+
+    def __init__(self, x: Tensor, layers: Any, vectors: Any) -> None:
+        super().__init__(x)
+        self.layers, self.vectors = layers, vectors
+
+    def changed_later(self, index: Tensor) -> None:
+        index.zero_()
+
+    def linear(self, i: int, k: int) -> Tensor:
+        h, layer = self[i], self.layers[k]
+        if self.form % 4 == 0:
+            return layer(h)
+        if self.form % 4 == 1:
+            return functional.linear(h, layer.weight, layer.bias)
+        if self.form % 4 == 2 and h.dim() == 3:  # all steps as rows
+            return layer(h.reshape(-1, h.shape[-1])).view(*h.shape[:2], -1)
+        made = h @ layer.weight.t()
+        return made if layer.bias is None else made + layer.bias
+
+    def loop(self, i: int, k: int, r: int) -> Tensor:
+        x, (read, back) = self[i], (self.layers[k], self.layers[r])
+        h = x.new_zeros(x.shape[0], back.in_features) if self.form % 2 else torch.zeros(
+            x.shape[0], back.in_features, **DOUBLE
+        )  # fmt: skip
+        out = []
+        for t in range(x.shape[1]):
+            h = torch.relu(read(x[:, t]) + back(h))
+            out.append(h)
+        return torch.stack(out, 1)
+
+    def relu(self, i: int) -> Tensor:
+        h = self[i]
+        forms = [
+            lambda: h.relu(), lambda: functional.relu(h), lambda: h.clamp(min=0),
+            lambda: functional.leaky_relu(h, 0.25),
+            lambda: h.abs(), lambda: torch.maximum(h, torch.zeros_like(h)), lambda: h * (h > 0),
+            lambda: torch.where(h > 0, h, 0.0),
+        ]  # fmt: skip
+        return forms[self.form % len(forms)]()
+
+    def relu_in_place(self, i: int) -> None:
+        if self.form % 2:
+            self[i].relu_()
+        else:
+            functional.relu(self[i], inplace=True)
+
+    def subtracted(self, i: int, j: int) -> Tensor:
+        return self[i] - self[j] if self.form % 2 else torch.sub(self[i], self[j])
+
+    def subtracted_in_place(self, i: int, j: int) -> None:
+        self[i].sub_(self[j])
+
+    def scaled(self, i: int, c: float) -> Tensor:
+        return self[i] * c if self.form % 2 or c == 0 else self[i] / (1 / c)
+
+    def scaled_in_place(self, i: int, c: float) -> None:
+        if self.form % 2:
+            self[i].mul_(c)
+        else:
+            self.variables[i] *= c
+
+    def weighed(self, i: int, c: list[float]) -> Tensor:
+        constant = torch.tensor(c, **DOUBLE)
+        return self[i] * (constant.to(self[i]) if self.form % 2 else constant)
+
+    def weighed_in_place(self, i: int, c: list[float]) -> None:
+        constant = torch.tensor(c) if self.form % 2 else torch.tensor(c, **DOUBLE)
+        self[i].mul_(constant)
+
+    def mean(self, i: int) -> Tensor:
+        return self[i].mean(1) if self.form % 2 else self[i].mean(dim=1, dtype=torch.float64)
+
+    def largest(self, i: int) -> Tensor:
+        return self[i].amax(1) if self.form % 2 else self[i].max(1).values
+
+    def biased(self, i: int, v: int) -> Tensor:
+        return self[i] + self.vectors[v]
+
+    def learned_scale(self, i: int, v: int) -> Tensor:
+        return self[i] * self.vectors[v]
+
+    def mixed(self, i: int) -> Tensor:
+        h = self[i]
+        size, width = h.shape[0], h.shape[-1]
+        if h.dim() == 3:
+            return h.reshape(size, -1).view(h.shape[1], size, width).transpose(0, 1)
+        return h.reshape(width, -1).t()
+
+    def rounded(self, i: int) -> Tensor:
+        h = self[i]
+        forms = [
+            lambda: h.cumsum(-1, dtype=torch.int64), lambda: h.long(), lambda: h.type(torch.LongTensor),
+            lambda: h + h.sum(-1, keepdim=True, dtype=torch.int64),
+        ]  # fmt: skip
+        return forms[self.form % len(forms)]().double()
+
+    def into_integers(self, i: int) -> Tensor:
+        whole = torch.zeros(self[i].shape, dtype=torch.int64)
+        whole[:] = self[i]
+        return whole.double()
+
+
+class Squared(Moves):
+    """The squared network, on squared weights and ones; clones, so that autograd keeps what a write would change."""
+
+    def __init__(self, x: Tensor, layers: list[tuple[Tensor, Tensor | None]], vectors: list[Tensor]) -> None:
+        super().__init__(x)
+        self.layers, self.vectors = layers, vectors
+
+    def linear(self, i: int, k: int) -> Tensor:
+        q, c = self.layers[k]
+        made = self[i].clone() @ q.t()
+        return made if c is None else made + c
+
+    def loop(self, i: int, k: int, r: int) -> Tensor:
+        (q, c), (s, d) = self.layers[k], self.layers[r]
+        h, out = self[i].new_zeros(1, len(s)), []
+        for t in range(self[i].shape[1]):
+            h = self[i][:, t].clone() @ q.t() + h @ s.t()
+            h = h + sum(b for b in (c, d) if b is not None)
+            out.append(h)
+        return torch.stack(out, 1)
+
+    def relu(self, i: int) -> Tensor:
+        return self[i].clone()
+
+    def relu_in_place(self, i: int) -> None:
+        pass
+
+    def subtracted(self, i: int, j: int) -> Tensor:
+        return self[i] + self[j]
+
+    def subtracted_in_place(self, i: int, j: int) -> None:
+        self[i].add_(self[j])
+
+    def scaled(self, i: int, c: float) -> Tensor:
+        return self[i] * c**2
+
+    def scaled_in_place(self, i: int, c: float) -> None:
+        self[i].mul_(c**2)
+
+    def weighed(self, i: int, c: list[float]) -> Tensor:
+        return self[i] * torch.tensor([w**2 for w in c], **DOUBLE)
+
+    def weighed_in_place(self, i: int, c: list[float]) -> None:
+        self[i].mul_(torch.tensor([w**2 for w in c], **DOUBLE))
+
+    def mean(self, i: int) -> Tensor:
+        return self[i].sum(1) / self[i].shape[1] ** 2
+
+    def largest(self, i: int) -> Tensor:
+        return self[i].sum(1)
+
+    def biased(self, i: int, v: int) -> Tensor:
+        return self[i] + self.vectors[v]
+
+    def learned_scale(self, i: int, v: int) -> Tensor:
+        return self[i].clone() * self.vectors[v]
+
+
+class Model(nn.Module):
+    """A program as a model."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        generator = torch.Generator().manual_seed(program.seed)
+        self.layers = nn.ModuleList(nn.Linear(n, m, bias=b, **DOUBLE) for n, m, b in program.layers)
+        self.vectors = nn.ParameterList(torch.empty(n, **DOUBLE) for n in program.vectors)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, **DOUBLE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Real(x, self.layers, self.vectors).run(self.program.statements)
+
+
+def squared_path_norm(program: Program, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
+    """gamma_net^2 and kappa1 = dG/dq of a program, by the hand-written interpreter and autograd."""
+    q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}
+    layers = [(q[f"layers.{k}.weight"], q.get(f"layers.{k}.bias")) for k in range(len(program.layers))]
+    vectors = [q[f"vectors.{v}"] for v in range(len(program.vectors))]
+    total = Squared(torch.ones_like(program.input(1)), layers, vectors).run(program.statements).sum()
+    slopes = torch.autograd.grad(total, list(q.values()), materialize_grads=True)
+    return total.detach(), dict(zip(q, slopes, strict=True))
+
+
+# --- drawing
+
+SIZES = (2, 3, 4)
+NUMBERS = (0, 0.0, 1, -1, 2, -3, 0.5)
+LEAST, MOST = 2, 8
+
+
+def drawn(seed: int, *, with_refused: bool = True) -> Program:
+    """The program of a seed."""
+    return _Drawing(seed, with_refused).program()
+
+
+class _Drawing:
+    def __init__(self, seed: int, with_refused: bool) -> None:
+        self.random, self.with_refused = random.Random(seed), with_refused
+        steps = self.random.choice([None, 2, 3])
+        self.made = Program(seed, steps, self.random.choice(SIZES))
+        self.forms: list[tuple[int | None, int]] = [(steps, self.made.features)]  # (T, F) of every variable
+
+    def program(self) -> Program:
+        self.linear(0)
+        kinds = [name for name in dir(self) if name.startswith("draw_")]
+        if self.with_refused and self.random.random() < 0.1:
+            self.say(self.random.choice(REFUSED), (self.any(),), self.forms[-1])
+        for _ in range(self.random.randint(LEAST, MOST)):
+            getattr(self, self.random.choice(kinds))()
+        self.linear(len(self.forms) - 1)
+        return self.made
+
+    def say(self, name: str, args: tuple[Any, ...], form: tuple[int | None, int] | None = None) -> None:
+        if name in REFUSED:
+            form = self.forms[args[0]]
+        self.made.statements.append(Statement(name, args, self.random.randrange(24)))
+        if form is not None:
+            self.forms.append(form)
+
+    def any(self, *, steps: bool | None = None, like: tuple[int | None, int] | None = None) -> int:
+        """The number of a variable, a late one most often; -1 if there is none such."""
+        found = [
+            i for i, form in enumerate(self.forms)
+            if i and (steps is None or (form[0] is not None) == steps) and (like is None or form == like)
+        ]  # fmt: skip
+        return self.random.choice(found[-3:]) if found else -1
+
+    def layer(self, before: int, after: int | None = None, *, tied: bool = True) -> int:
+        """A layer, of which some are used more than once."""
+        fitting = [
+            k for k, (n, m, _) in enumerate(self.made.layers) if n == before and after in (None, m)
+        ]  # fmt: skip
+        if tied and fitting and self.random.random() < 0.4:
+            return self.random.choice(fitting)
+        after = self.random.choice(SIZES) if after is None else after
+        self.made.layers.append((before, after, self.random.random() < 0.6))
+        return len(self.made.layers) - 1
+
+    def vector(self, size: int) -> int:
+        fitting = [v for v, n in enumerate(self.made.vectors) if n == size]
+        if fitting and self.random.random() < 0.3:
+            return self.random.choice(fitting)
+        self.made.vectors.append(size)
+        return len(self.made.vectors) - 1
+
+    def linear(self, i: int) -> None:
+        steps, width = self.forms[i]
+        k = self.layer(width)
+        self.say("linear", (i, k), (steps, self.made.layers[k][1]))
+
+    def span(self, width: int) -> tuple[int, int]:
+        first = self.random.randrange(width)
+        return first, self.random.randint(first + 1, width)
+
+    def draw_linear(self) -> None:
+        self.linear(self.any())
+
+    def draw_relu(self) -> None:
+        i = self.any()
+        self.say("relu", (i,), self.forms[i])
+
+    draw_relu_again = draw_relu
+
+    def draw_relu_in_place(self) -> None:
+        self.say("relu_in_place", (self.any(),))
+
+    def draw_loop(self) -> None:
+        i = 0 if self.forms[0][0] is not None and self.random.random() < 0.5 else self.any(steps=True)
+        if i >= 0:
+            k = self.layer(self.forms[i][1])
+            width = self.made.layers[k][1]
+            self.say("loop", (i, k, self.layer(width, width)), (self.forms[i][0], width))
+
+    def draw_sum(self) -> None:
+        i = self.any()
+        name = self.random.choice(["added", "subtracted"])
+        self.say(name, (i, self.any(like=self.forms[i])), self.forms[i])
+
+    def draw_sum_in_place(self) -> None:
+        i = self.any()
+        name = self.random.choice(["added_in_place", "subtracted_in_place"])
+        self.say(name, (i, self.any(like=self.forms[i])))
+
+    def draw_scaled(self) -> None:
+        i, c = self.any(), self.random.choice(NUMBERS)
+        if self.random.random() < 0.5:
+            self.say("scaled", (i, c), self.forms[i])
+        else:
+            self.say("scaled_in_place", (i, c))
+
+    def draw_weighed(self) -> None:
+        i = self.any()
+        c = [self.random.choice(NUMBERS) for _ in range(self.forms[i][1])]
+        c = [0] * len(c) if self.random.random() < 0.3 else c
+        if self.random.random() < 0.5:
+            self.say("weighed", (i, c), self.forms[i])
+        else:
+            self.say("weighed_in_place", (i, c))
+
+    def draw_part(self) -> None:
+        i = self.any()
+        first, last = self.span(self.forms[i][1])
+        self.say("part", (i, first, last), (self.forms[i][0], last - first))
+
+    def draw_written(self) -> None:
+        j = self.any()
+        steps, width = self.forms[j]
+        fitting = [i for i, (t, f) in enumerate(self.forms) if i and t == steps and f >= width and i != j]
+        if fitting:
+            i = self.random.choice(fitting)
+            self.say("written", (i, self.random.randint(0, self.forms[i][1] - width), j))
+
+    def draw_cleared(self) -> None:
+        i = self.any()
+        self.say("cleared", (i, *self.span(self.forms[i][1])))
+
+    def draw_picked(self) -> None:
+        i = self.any()
+        size = self.random.choice(SIZES)
+        places = [self.random.randrange(self.forms[i][1]) for _ in range(size)]
+        self.say("picked", (i, places), (self.forms[i][0], size))
+
+    def draw_moved(self) -> None:
+        i = self.any()
+        steps, width = self.forms[i]
+        name = self.random.choice(["flipped", "copied", "viewed", "viewed", "joined"])
+        if name == "flipped":
+            dims = [-1] if steps is None else [-1, 1]
+            self.say(name, (i, self.random.choice(dims)), self.forms[i])
+        elif name == "joined":
+            j = self.any(like=self.forms[i])
+            self.say(name, (i, j), (steps, 2 * width))
+        else:
+            self.say(name, (i,), self.forms[i])
+
+    def draw_stacked(self) -> None:
+        i = self.any(steps=False)
+        if i >= 0:
+            self.say("stacked", (i, self.any(like=self.forms[i])), (2, self.forms[i][1]))
+
+    def draw_flattened(self) -> None:
+        i = self.any(steps=True)
+        if i >= 0:
+            steps, width = self.forms[i]
+            self.say("flattened", (i,), (None, (steps or 1) * width))
+
+    def draw_parted(self) -> None:
+        i = self.any(steps=False)
+        if i >= 0 and self.forms[i][1] % 2 == 0:
+            self.say("parted", (i, 2), (2, self.forms[i][1] // 2))
+
+    def draw_step(self) -> None:
+        i = self.any(steps=True)
+        if i >= 0:
+            steps, width = self.forms[i]
+            self.say("step", (i, self.random.randrange(steps or 1)), (None, width))
+
+    def draw_reduced(self) -> None:
+        i = self.any(steps=True)
+        if i >= 0:
+            name = self.random.choice(["total", "mean", "largest", "running"])
+            self.say(name, (i,), self.forms[i] if name == "running" else (None, self.forms[i][1]))
+
+    def draw_biased(self) -> None:
+        i = self.any()
+        name = self.random.choice(["biased", "learned_scale"])
+        self.say(name, (i, self.vector(self.forms[i][1])), self.forms[i])

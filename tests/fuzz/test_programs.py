@@ -1,0 +1,114 @@
+"""Random programs against their squared network, interpreted by hand, and against their own rescalings.
+
+A program that was ever traced wrong stays in `EVER_WRONG`, written out: what a seed draws may change.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import pathspace as ps
+from fuzz.programs import Model, Program, Statement, drawn, squared_path_norm
+
+COUNT, MANY, BATCHES = 300, 10_000, (1, 3)
+UNSURE = ("share memory", "shares memory")
+"""What a program may be refused for that has a place in path geometry: a copy or a view, nobody knows."""
+
+
+def rows(*statements):
+    """A program on rows ``[B, 3]`` between two layers."""
+    first, last = (
+        Statement("linear", (0, 0)),
+        Statement("linear", (1 + sum(s.name in NEW for s in statements), 1)),
+    )
+    return Program(0, None, 3, [(3, 3, True), (3, 2, True)], [], [first, *statements, last])
+
+
+def steps(*statements):
+    """A program on steps ``[B, 2, 3]`` between two layers."""
+    program = rows(*statements)
+    return Program(0, 2, 3, program.layers, [], program.statements)
+
+
+NEW = ("picked", "weighed", "part", "mixed", "rounded", "into_integers", "viewed", "scaled")
+EVER_WRONG = {
+    "indices changed after a read": rows(Statement("picked", (1, [0, 2, 1]), 1)),
+    "indices changed after index_select": rows(Statement("picked", (1, [0, 2, 1]), 2)),
+    "a constant cast to the type of units": rows(Statement("weighed", (1, [2, -3, 0.5]), 1)),
+    "zeros in place": rows(Statement("weighed_in_place", (1, [0, 0, 0]))),
+    "zeros of whole numbers in place": rows(Statement("weighed_in_place", (1, [0, 0, 0]), 1)),
+    "zeros in place of a view": rows(Statement("viewed", (1,)), Statement("weighed_in_place", (1, [0, 0, 0]))),
+    "a part times zeros": rows(Statement("cleared", (1, 0, 2), 2)),
+    "steps times zeros": steps(Statement("weighed", (1, [0, 0, 0])), Statement("weighed_in_place", (1, [0, 0, 0]))),
+    "rows mixed": rows(Statement("mixed", (1,))),
+    "steps mixed": steps(Statement("mixed", (1,))),
+    **{f"rounded ({form})": rows(Statement("rounded", (1,), form)) for form in range(4)},
+    "written into whole numbers": rows(Statement("into_integers", (1,))),
+}  # fmt: skip
+
+
+def check(program: Program) -> str:
+    """Compare a program; returns what became of it: traced, refused rightly or out of caution, or none at all."""
+    seed, model = program.seed, Model(program)
+    try:
+        with torch.no_grad():
+            before = [model(program.input(batch)) for batch in BATCHES]
+    except RuntimeError as error:  # a tensor written into another view of itself
+        if "single memory location" not in str(error):
+            raise
+        return "impossible"
+    try:
+        network = ps.trace(model, program.input(1 + seed % 2))
+    except ps.UntraceableError as error:
+        if program.refused:
+            return "refused"
+        if any(words in str(error) for words in UNSURE):
+            return "unsure"
+        raise
+    assert not program.refused, "it mixes examples, or rounds, and was traced"
+    norm, kappa = squared_path_norm(program, model)
+    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-9, atol=1e-12)
+    for name, found in ps.paths.kappa(network).items():
+        torch.testing.assert_close(
+            found, kappa[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for name in network.outside:  # on no path
+        assert not kappa[name].any(), name
+    generator = torch.Generator().manual_seed(seed)
+    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+    with torch.no_grad():
+        for batch, known in zip(BATCHES, before, strict=True):
+            assert torch.equal(model(program.input(batch)), known), (
+                f"the function moved at batch size {batch}"
+            )
+    return "traced"
+
+
+def outcomes(seeds):
+    found = Counter()
+    for seed in seeds:
+        try:
+            found[check(drawn(seed))] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {drawn(seed)}") from error
+    return found
+
+
+def test_programs():
+    found = outcomes(range(COUNT))
+    assert found["traced"] > 0.75 * COUNT
+    assert found["refused"] > 0.03 * COUNT
+    assert found["impossible"] < 0.02 * COUNT
+
+
+@pytest.mark.slow
+def test_many_programs():
+    found = outcomes(range(COUNT, COUNT + MANY))
+    assert found["traced"] > 0.75 * MANY
+
+
+@pytest.mark.parametrize("name", EVER_WRONG)
+def test_what_was_wrong_once(name):
+    program = EVER_WRONG[name]
+    assert check(program) == ("refused" if program.refused else "traced")
