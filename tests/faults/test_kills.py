@@ -192,7 +192,8 @@ def test_twenty_double_ctrl_cs_end_quietly(name, inputs, tmp_path):
             process.send_signal(signal.SIGINT)
             time.sleep(rng.choice((0.0, 0.01, 0.1)))
         said = process.communicate()[0]
-        assert process.returncode in (0, 130), said
+        # By the signal itself where Python had already put its handlers away.
+        assert process.returncode in (0, 130, -signal.SIGINT), said
         assert "Traceback" not in said
         assert "Exception ignored" not in said
     said = run(tmp_path, name).communicate()[0]
