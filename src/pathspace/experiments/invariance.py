@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn, optim
 
+import pathspace.optim
 from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
 
 
@@ -22,10 +24,12 @@ class Candidate:
     Attributes:
         build: (model, traced network) -> the optimizer.
         invariant: Whether it claims that rescaling changes nothing.
+        kind: The name of its class, for an optimizer of the library.
     """
 
     build: Callable[[nn.Module, Any], optim.Optimizer]
     invariant: bool
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,12 @@ def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
     """An optimizer of the library."""
 
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
-        import pathspace.optim
-
         return getattr(pathspace.optim, name)(model.parameters(), network, **options)
 
-    return Candidate(build, invariant)
+    return Candidate(build, invariant, name)
 
 
 def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
-    import pathspace.optim
-
     return pathspace.optim.Invariant(model.parameters(), network, optim.AdamW, lr=0.003, weight_decay=0.1)
 
 
@@ -88,6 +88,19 @@ CANDIDATES = {
     "ddp-sgd-centred": _of("DDPSGD", lr=0.01, clip_norm=1.0, statistic="covariance"),
     "ddp-adam": _of("DDPAdam", lr=0.003),
     "quasi-diagonal": _of("QuasiDiagonal", lr=0.003, damping=0.1, clip_norm=1.0),
+}
+
+
+def _in_words(name: str) -> str:
+    """PathRMSprop -> path-rmsprop."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+# every other class as it comes: whoever adds one need not name it here
+CANDIDATES |= {
+    _in_words(name): _of(name)
+    for name in pathspace.optim.__all__
+    if name not in {*(c.kind for c in CANDIDATES.values()), "Invariant"}
 }
 
 
