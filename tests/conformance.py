@@ -219,6 +219,9 @@ REGISTRY = [
         damping=1e-3,
         clip_norm=0.5,
     ),
+    _adam_like(
+        "PathRMSprop", "everything", momentum=0.5, eps=1e-6, power=0.5, refresh_every=3, clip_norm=0.5
+    ),
     _invariant("AdamW", thorough=True, lr=0.01, weight_decay=0.1),
     _invariant(
         "AdamW",

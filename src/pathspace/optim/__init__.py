@@ -8,6 +8,7 @@ from pathspace.optim.invariant import Invariant
 from pathspace.optim.path_adam import PathAdam
 from pathspace.optim.path_gradient_adam import PathGradientAdam
 from pathspace.optim.path_muon import PathMuon
+from pathspace.optim.path_rmsprop import PathRMSprop
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.path_soap import PathSOAP
 from pathspace.optim.quasi_diagonal import QuasiDiagonal
@@ -21,6 +22,7 @@ __all__ = [
     "PathAdam",
     "PathGradientAdam",
     "PathMuon",
+    "PathRMSprop",
     "PathSGD",
     "PathSOAP",
     "QuasiDiagonal",

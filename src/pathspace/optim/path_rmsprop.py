@@ -1,0 +1,84 @@
+"""PathRMSprop: RMSprop in coordinates that do not depend on how the weights of a network are scaled.
+
+RMSprop: Tieleman and Hinton, "Lecture 6.5", 2012; the rule that most work on ReLU recurrent networks trains with.
+Letters: p parameter, g = dL/dp, D metric, v mean square.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch.optim import RMSprop
+
+from pathspace.metrics import Path
+from pathspace.metrics.path import PathOptions
+from pathspace.network import Network
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.invariant import Invariant
+
+
+class PathRMSprop(Invariant):
+    r"""RMSprop in the coordinates u = sqrt(D) p, invariant under node-wise rescaling of the network.
+
+    .. code-block:: text
+
+        h = g / sqrt(D)                                       (dL/du)
+        v = alpha v + (1 - alpha) h^2;   m = momentum m + h / (sqrt(v) + eps)
+        p = p - eta m / sqrt(D)
+
+    It is :class:`Invariant` with ``torch.optim.RMSprop``; D: see :class:`pathspace.metrics.Path`. Parameters that do
+    not belong to the network take RMSprop's rule, D = 1.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network; its parameters must be those of ``params``.
+        lr: learning rate eta.
+        alpha: decay rate of v.
+        eps: added to the root of v, in the coordinates.
+        momentum: factor of m.
+        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it.
+        maximize: ascend instead.
+        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
+        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+
+    Raises:
+        ValueError: an option is out of its range, or no parameter belongs to the network.
+        RuntimeError: at a step, for sparse gradients.
+        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> network = ps.trace(model, torch.zeros(1, 4))
+        >>> optimizer = ps.optim.PathRMSprop(model.parameters(), network, lr=1e-3)
+        >>> model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        network: Network,
+        lr: float = 1e-3,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+        *,
+        clip_norm: float | None = None,
+        maximize: bool = False,
+        metric: Path | None = None,
+        **options: Unpack[PathOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            network,
+            RMSprop,
+            metric=chosen_metric(metric, Path, options),
+            clip_norm=clip_norm,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            momentum=momentum,
+            maximize=maximize,
+        )
