@@ -47,21 +47,21 @@ def examples_after(
         changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
         examples.doubtful |= batch is None or (changed and name in _REORDERED)
         return batch, None
+    known = value.examples is not None or value.shape[value.batch] == examples.count
+    if value.examples is None and not (known and name in _REORDERED):
+        batch = batch_after(recorder, name, value, after, args, kwargs)
+        if batch is not None or not known:
+            return batch, None
     places = examples.places(value)
     if places is None:
-        return batch_after(recorder, name, value, after, args, kwargs), None
-    if value.examples is None and name not in _REORDERED:
-        batch = batch_after(recorder, name, value, after, args, kwargs)
-        if batch is not None:
-            return batch, None
+        return None, None
     found, single = along(move(places)), examples.single()
     if found is None:
         return recorder.mixes(name)
     dim, pattern = found
+    # the dimension in which they lie now has to be the one that grows with the batch
     if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
-        return recorder.mixes(
-            name
-        )  # the dimension in which they lie now is not the one that grows with the batch
+        return recorder.mixes(name)
     return dim, examples.pattern(pattern)
 
 

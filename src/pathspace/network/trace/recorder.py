@@ -340,7 +340,10 @@ class Recorder:
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """What changes if somebody replaces a tensor's memory unseen by rules, which write into none."""
-    return tensor._cdata, 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._cdata, tensor._version
+    except RuntimeError:  # made in inference mode
+        return tensor._cdata, 0
 
 
 _NEW = "Write the result into a new tensor"
