@@ -533,3 +533,22 @@ def test_states_of_other_optimizers_are_refused():
     optimizer = ps.optim.GSGD(model.parameters(), trace(case, model))
     with pytest.raises(KeyError, match="path_space"):
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+
+
+@pytest.mark.parametrize("kind", ["GSGD", "GAdam"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_are_refused(kind, bad):
+    model = mlp(3, 4, 2)
+    optimizer = getattr(ps.optim, kind)(model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01)
+    model(torch.randn(5, 3)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model[0].weight[1, 1] = bad
+    optimizer.zero_grad()
+    model(torch.randn(5, 3)).square().mean().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(FloatingPointError, match="a step in path space is not finite"):
+        optimizer.step()
+    assert all(
+        torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(model.parameters(), before, strict=True)
+    )

@@ -138,3 +138,24 @@ def test_report_is_frozen():
     report = check(BY_NAME["mlp"], path_sgd, steps=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.passed = False
+
+
+def test_weights_that_overflow_in_the_last_step_are_not_finite():
+    """No output shows them any more."""
+
+    class Bursting(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            with torch.no_grad():
+                for group in self.param_groups:
+                    group["params"][0].fill_(float("inf"))
+
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)),
+        torch.randn(5, 3),
+    )
+    report = ps.rescaling.check_invariance(
+        model, x, lambda out: out.square().mean(), lambda m, _: Bursting(m.parameters(), lr=0.01), steps=1
+    )
+    assert not report.finite
+    assert not report.passed

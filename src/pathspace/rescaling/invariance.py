@@ -26,7 +26,7 @@ class InvarianceReport:
         weights_equal: whether the weights, the rescaling undone, were bitwise equal after the last step.
         largest_weight_difference: largest absolute difference of those, relative to each parameter's largest element.
         differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate.
-        finite: whether all outputs stayed finite.
+        finite: whether all outputs and weights stayed finite.
         moved: whether the steps changed a parameter at all.
     """
 
@@ -165,8 +165,13 @@ def check_invariance(
         largest_weight_difference=weight_difference,
         moved=_differ(ours, model),
         differs_from_sgd=_differs_from_sgd(ours, plain, by_name, example_input, loss, seed, steps),
-        finite=finite,
+        finite=finite and _is_finite(ours) and _is_finite(rescaled),
     )
+
+
+def _is_finite(model: nn.Module) -> bool:
+    """Whether all parameters are: the last step shows in no output."""
+    return all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def _call(model: nn.Module, example_input: Any) -> Any:

@@ -264,6 +264,11 @@ class PathSpaceOptimizer(NetworkOptimizer):
         frame.move_(weights, directions, lrs, ratios, shrinking)
 
     def _clamped(self, ratios: Tensor) -> Tensor:
+        if not ratios.is_cuda and not bool(ratios.isfinite().all()):  # there a step would wait for it
+            raise FloatingPointError(
+                "a step in path space is not finite: weights or gradients are not, because training diverged (lower "
+                "the learning rate or clip) or a batch held NaN; parameters are not changed"
+            )
         if self.clamp is None:
             self._start["flipped"] += (ratios < 0).sum()
             return ratios
