@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import pathspace as ps
@@ -45,6 +46,27 @@ def resumed(name):
 @pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "PathSOAP", "PathMuon", *DATA])
 def test_resumes_bitwise(name):
     ours, theirs = resumed(name)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning"
+)  # of torch, about a single process
+@pytest.mark.parametrize("name", sorted(set(ps.optim.__all__) - {"GSGD", "GAdam", "Invariant"}))
+def test_resumes_bitwise_from_disk(name, tmp_path):
+    """What is loaded is what a state has room for after one empty step."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    model, optimizer = pair(name, x)
+    train(model, optimizer, x, 5)
+    checkpoint.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path)
+    other, resuming = pair(name, x, model.state_dict())
+    if name in DATA:
+        resuming.observe(x)
+    room = {"optimizer": get_optimizer_state_dict(other, resuming)}
+    checkpoint.load(room, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(other, resuming, room["optimizer"])
+    ours, theirs = train(model, optimizer, x), train(other, resuming, x)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

@@ -48,7 +48,8 @@ def soap_direction(
         _average_(G, state, betas[1])
         for side in _sides(state):
             state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
-        state["step"] = 0
+        # the moments stand there from the beginning: tools that load a state ask a first step what it will hold
+        state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
         return torch.zeros_like(G)
     in_type(state, G.dtype, _MATRICES)
     direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
