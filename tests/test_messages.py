@@ -294,7 +294,7 @@ MISTAKES = {
     ),
     "a state of plain moments": (
         lambda: loading("PathAdam", plain_adam_state()),
-        "not the state of PathAdam: .*no 'normalizer'",
+        "not the state of PathAdam: .*has no gauge",
     ),
     "a state of other shapes": (
         lambda: wider().load_state_dict(stepped().state_dict()),

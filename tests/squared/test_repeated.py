@@ -185,7 +185,7 @@ def test_a_linear_map_may_read_the_last_dimension_of_a_convolution(name):
     model(x).square().mean().backward()
     old = {key: p.detach().clone() for key, p in model.named_parameters()}
     kappa = Oracle(model, x[:1]).kappa1()
-    ps.optim.PathSGD(model.parameters(), network, lr=0.01, path_decay=0.0).step()
+    ps.optim.PathSGD(model.parameters(), network, lr=0.01, damping=0.0).step()
     for key, p in model.named_parameters():
         assert p.grad is not None
         moved = p.grad != 0

@@ -287,11 +287,11 @@ class Path:
 
     def _in_frame(self, values: Values) -> Values:
         """kappa' = F^2 kappa."""
-        own = own_memory({n: v for n, v in values.items() if not isinstance(v, Outer)})
-        return {
-            name: self._gauges[name].times(v if isinstance(v, Outer) else own[name], 2)
-            for name, v in values.items()
-        }
+        # what leaves a layer is the kappa of its bias and a factor of that of its weight
+        vectors = {n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2}
+        others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
+        own = vectors | own_memory(others)
+        return {name: self._gauges[name].times(own.get(name, v), 2) for name, v in values.items()}
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
         """kappa' of some parameters, and its means."""

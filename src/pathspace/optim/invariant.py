@@ -318,7 +318,8 @@ class Invariant(MetricOptimizer):
         for index, kept in state_dict["state"].items():
             ours[index] = {k.removeprefix(_OURS): v for k, v in kept.items() if k.startswith(_OURS)}
             rules[index] = {k: v for k, v in kept.items() if not k.startswith(_OURS)}
-        self._check_loaded(state_dict, ours)
+        # a rule's own state without a metric's is that of another optimizer, in other coordinates
+        self._check_loaded(state_dict, {index: ours[index] or rules[index] for index in ours})
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
             saved = [index for group in state_dict["param_groups"] for index in group["params"]]
