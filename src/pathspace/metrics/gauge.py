@@ -53,6 +53,7 @@ class Gauge:
     columns: Tensor
     far: Tensor | None = None
     _ones: tuple[bool, bool] = field(init=False, default=(False, False))
+    _known: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         ones = tuple(t.numel() == 1 and float(t) == 1 for t in (self.rows, self.columns))
@@ -65,23 +66,30 @@ class Gauge:
 
     def times(self, kappa: Tensor | Outer, exponent: int) -> Tensor | Outer:
         """F^exponent kappa; a tensor is overwritten, an outer product stays one where F is a product."""
-        rows, columns = self.rows.to(kappa.dtype).pow(exponent), self.columns.to(kappa.dtype).pow(exponent)
         if isinstance(kappa, Outer):
             if self.is_product:
+                rows, columns = self._powers(exponent, kappa.dtype)
                 return Outer(kappa.rows * rows[:, 0], kappa.columns * columns[0])
             kappa = kappa.dense()
-        return self._times_(kappa, rows, columns)
+        return self.times_(kappa, exponent)
 
-    def times_(self, values: Tensor) -> Tensor:
-        """F values, written over them."""
-        return self._times_(values, self.rows.to(values.dtype), self.columns.to(values.dtype))
-
-    def _times_(self, values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def times_(self, values: Tensor, exponent: int = 1) -> Tensor:
+        """F^exponent values, written over them."""
         flat = values.view(values.shape[0] if values.dim() else 1, -1)
-        for factor, is_one in zip((rows, columns), self._ones, strict=True):
+        for factor, is_one in zip(self._powers(exponent, values.dtype), self._ones, strict=True):
             if not is_one:
                 flat.mul_(factor)
         return values
+
+    def _powers(self, exponent: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Rows and columns to a power, found once."""
+        found = self._known.get((exponent, dtype))
+        if found is None:
+            found = self._known[exponent, dtype] = (
+                self.rows.to(dtype).pow(exponent),
+                self.columns.to(dtype).pow(exponent),
+            )
+        return found
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""

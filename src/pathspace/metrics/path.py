@@ -35,7 +35,7 @@ Normalization = Literal["refreshed", "frozen", "none"]
 Form = Literal["inverse", "root", "balanced"]
 """What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
 _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
-_FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # how often f stands in it
+_FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
 _KEPT = ("age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "factor")
 
 
@@ -324,8 +324,8 @@ class Path:
             result = self._power(kappa, self.state[name], self.power * _EXPONENTS[form])
             if self.state[name]["zeros"]:
                 result.masked_fill_(result.isinf(), 0)
-        for _ in range(_FACTORS[form]):
-            gauge.times_(result)
+        if _FACTORS[form]:
+            gauge.times_(result, _FACTORS[form])
         if form == "root" and gauge.far is not None:
             result = result * gauge.far
         return _alone(result.view(parameter.shape))
@@ -375,10 +375,12 @@ def _alone(t: Tensor) -> Tensor:
 def means(values: Mapping[str, Tensor | Outer]) -> list[Tensor]:
     """The mean of every value, as two 0-dim tensors each whose product it is."""
     found: list[Tensor] = []
+    ones: dict[torch.dtype, Tensor] = {}
     for value in values.values():
         factors = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
         found += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
-        found += [factors[0].new_ones(())] * (2 - len(factors))
+        if len(factors) == 1:
+            found.append(ones.setdefault(value.dtype, factors[0].new_ones(())))
     return found
 
 
