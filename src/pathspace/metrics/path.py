@@ -321,7 +321,7 @@ class Path:
             # without kappa, or where no path has any mass: the metric of the balanced network
             result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
         else:
-            result = self._power(kappa, self.state[name], self.power * _EXPONENTS[form])
+            result = self._power(name, kappa, self.power * _EXPONENTS[form])
             if self.state[name]["zeros"]:
                 result.masked_fill_(result.isinf(), 0)
         if _FACTORS[form]:
@@ -330,16 +330,18 @@ class Path:
             result = result * gauge.far
         return _alone(result.view(parameter.shape))
 
-    def _power(self, kappa: Tensor | Outer, state: Mapping[str, Any], exponent: float) -> Tensor:
-        """(kappa' / c + damping mean / c)^exponent."""
+    def _power(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
+        """(kappa' / c + damping mean / c)^exponent, in memory that is free."""
+        state = self.state[name]
         c, added = state["normalizer"], self.damping * state["mean"] / state["normalizer"]
+        square = self._memory.pop(name, None)  # which nobody needs until kappa is computed again
         if isinstance(kappa, Outer):
             rows = kappa.rows / c
-            if added:
-                start = rows.new_full((), added).expand(kappa.shape)
-                result = torch.addr(start, rows, kappa.columns)
-            else:
-                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
+            fits = square is not None and square.shape == kappa.shape and square.dtype == kappa.dtype
+            out = square if fits else None
+            if not added:
+                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent), out=out)
+            result = torch.addr(rows.new_full((), added).expand(kappa.shape), rows, kappa.columns, out=out)
         else:
             result = kappa.div_(c)
             if added:
