@@ -89,7 +89,7 @@ class Convolution:
             if entering is not None:
                 # q is read for the last time where h needs no gradient, or has it
                 free = isinstance(inputs[1], Square) and (found[0] is not None or not needed[0])
-                out = inputs[1].given_up() if free else None
+                out = inputs[1].reusable_buffer() if free else None
                 found[1] = self._to_q(self.windows, weight, entering, few, out)
         missing = [need and known is None for need, known in zip(needed[:2], found, strict=False)]
         if any(missing):

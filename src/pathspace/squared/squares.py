@@ -84,7 +84,7 @@ class Square:
                 self._dense = torch.square(self._p, out=memory_for(self._p, self._kept, self._name))
         return self._dense
 
-    def given_up(self) -> Tensor | None:
+    def reusable_buffer(self) -> Tensor | None:
         """Memory of the square that may be overwritten now, because nobody reads the square any more; in order."""
         free = self._read_once and self._kept is not None and self._p.dim() >= 2
         return self._dense if free and self._dense is not None and self._dense.is_contiguous() else None
