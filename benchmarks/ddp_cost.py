@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.paths.data.data_dependent import Estimator, Request, kappa_shares
+from pathspace.paths.data.data_dependent import Estimator, Request, kappa_terms
 from pathspace.paths.data.node_measure import Statistic
 from pathspace.replay.replay import replay
 
@@ -137,8 +137,8 @@ def error(statistic: Statistic, draws: int = 40) -> dict[str, Any]:
 
     def data(estimator: Estimator, count: int = 128, part: bool = True) -> Tensor:
         request = Request(0.5, statistic, "parameters", estimator, part=part)
-        shares = kappa_shares(network, replay(network, x[:count]), request, generator)
-        return torch.cat([t.reshape(-1) for t in shares.data.values()])
+        terms = kappa_terms(network, replay(network, x[:count]), request, generator)
+        return torch.cat([t.reshape(-1) for t in terms.data.values()])
 
     exact = data("exact")
 

@@ -19,7 +19,7 @@ from pathspace.metrics.average import AVERAGED, averaged
 from pathspace.metrics.data_terms import DataTerms
 from pathspace.metrics.path import means
 from pathspace.metrics.replicas import mean_over_replicas
-from pathspace.paths.data.data_dependent import Shares, check_finite, fits
+from pathspace.paths.data.data_dependent import KappaTerms, check_finite, fits
 from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
 from pathspace.squared.squares import dense, memory_for
 
@@ -103,22 +103,22 @@ class DataDependent(DataTerms):
         return found
 
     def _averaged(
-        self, names: Sequence[str], draws: int, shares: Shares
+        self, names: Sequence[str], draws: int, terms: KappaTerms
     ) -> tuple[Surveyed, dict[str, dict[str, Any]]]:
         """Kappa' with the data's averages, and what the states are to keep if it is good."""
-        shares = mean_over_replicas(shares, self.process_group)
-        decay = (AVERAGED if shares.drawn else 0.0) if self.averaging is None else self.averaging
+        terms = mean_over_replicas(terms, self.process_group)
+        decay = (AVERAGED if terms.drawn else 0.0) if self.averaging is None else self.averaging
         kappa: Values = {}
         kept: dict[str, dict[str, Any]] = {}
         for name in names:
             state, new = self.state[name], {"draws": draws + 1}
             kept[name] = new
-            data, weight = averaged(state, new, "data", shares.data[name], decay)
+            data, weight = averaged(state, new, "data", terms.data[name], decay)
             out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
-            kappa[name] = shares.kappa(name, data, self.alpha / weight, out)
-            if name in shares.cross:
-                cross, weight = averaged(state, new, "cross", shares.cross[name], decay)
-                new |= self._paired(name, shares.bias_of[name], cross * (self.alpha / weight))
+            kappa[name] = terms.kappa(name, data, self.alpha / weight, out)
+            if name in terms.cross:
+                cross, weight = averaged(state, new, "cross", terms.cross[name], decay)
+                new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
         return survey(self._in_frame(kappa), means), kept
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:

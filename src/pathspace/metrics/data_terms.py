@@ -18,24 +18,22 @@ from pathspace.metrics.average import AVERAGED
 from pathspace.metrics.path import Form, Path, PathOptions
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
-from pathspace.paths.data.chain_shares import ChainShares, chain_shares
+from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import (
     EXACT_UNITS,
     Estimator,
+    KappaTerms,
     Request,
-    Shares,
     check_estimation,
     in_float64,
-    kappa_shares,
+    kappa_terms,
 )
 from pathspace.paths.data.edge_statistics import Sharing
 from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
-from pathspace.paths.data.recurrent_shares import recurrent_shares
 from pathspace.replay.arguments import Arguments, first_examples, how_many
-from pathspace.replay.chain import ChainPass, ChainWitness, Layer, layers_of
+from pathspace.replay.chain import Cell, Chain, ChainPass, ChainWitness, chain_of
 from pathspace.replay.follower import Summary
 from pathspace.replay.latest_batch import Found, LatestBatch, Short
-from pathspace.replay.recurrent_chain import Cell, RecurrentPass, RecurrentWitness, recurrent_chain_of
 from pathspace.replay.replay import Replay, replay
 
 _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
@@ -65,7 +63,7 @@ class _PathOptions(TypedDict, total=False):
 class Prepared:
     """The terms of kappa found while the model ran, and what they hold for."""
 
-    shares: Shares
+    terms: KappaTerms
     draws: int
     versions: tuple[tuple[int, int], ...]
 
@@ -105,8 +103,7 @@ class DataTerms(Path):
         """Let an optimizer ask for the metric of some parameters; see :meth:`Path.bind`."""
         super().bind(network, names, form)
         if self._latest is None:
-            self._layers = layers_of(network)
-            self._recurrent = recurrent_chain_of(network) if self._layers is None else None
+            self._chain = chain_of(network)
             self._latest = self._watching(self, network, look=self._watch and self.alpha > 0)
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
@@ -142,37 +139,29 @@ class DataTerms(Path):
     def _watching(self, owner: DataTerms, network: Network, *, look: bool) -> LatestBatch:
         """What looks at the calls of a model, for this metric or for a copy of it."""
         short: Short | None = None
-        summary: Summary = functools.partial(spread_of, statistic=self.statistic)
-        if self._layers is not None and self._is_for_chains():
-            short = functools.partial(ChainWitness, network, self._layers, summary)
-        elif self._recurrent is not None and self._is_for_recurrent_chains():
-            short = functools.partial(RecurrentWitness, network, self._recurrent)
+        chain, summary = self._short_chain(), self._summary()
+        if chain is not None:
+            short = functools.partial(ChainWitness, network, chain, summary)
         hooks = owner._is_wanted, owner._how_many, owner._prepare
         return LatestBatch(network, *hooks, summary, short, look=look)
 
-    def _is_for_chains(self) -> bool:
-        """Whether ``chain_shares`` finds what is wanted: random signs, no products of parameters."""
-        layers = self._layers
-        if layers is None or self.sharing != "parameters":
-            return False
-        return self._draws_signs(sum(map(self._units, layers[-1:] if self.alpha == 1 else layers)))
+    def _summary(self) -> Summary:
+        """What is wanted of the values of a node."""
+        return functools.partial(spread_of, statistic=self.statistic)
 
-    def _is_for_recurrent_chains(self) -> bool:
-        """Whether ``recurrent_shares`` finds it."""
-        chain = self._recurrent
+    def _short_chain(self) -> Chain | None:
+        """The chain that the network is, if ``chain_terms`` finds what is wanted: random signs, no other products."""
+        chain = self._chain
         if chain is None:
-            return False
+            return None
         units = self._units(chain.readout) * (chain.steps if chain.every else 1)
         if self.alpha < 1:
             units += chain.steps * sum(map(self._units, chain.cells))
-        return self._draws_signs(units)
-
-    def _units(self, layer: Layer | Cell) -> int:
-        return len(self.network.parameters[layer.weight])
-
-    def _draws_signs(self, units: int) -> bool:
         signs = self.estimator == "signs" or (self.estimator == "auto" and units > EXACT_UNITS)
-        return signs and self.pairs is None
+        return chain if signs and self.pairs is None else None
+
+    def _units(self, cell: Cell) -> int:
+        return len(self.network.parameters[cell.weight])
 
     def _is_wanted(self) -> bool:
         """Whether the next step will need what the call that begins shows."""
@@ -188,20 +177,13 @@ class DataTerms(Path):
         """Compute the terms from what the model's own call showed."""
         names = [n for n in self._forms if self.network.parameters[n].requires_grad]
         draws = self._draws(self.network.parameters)
-        shares = self._from_pass(found, names, draws)
-        return None if shares is None else Prepared(shares, draws, self._versions())
+        if isinstance(found, ChainPass) and self._short_chain() is None:
+            return None  # an option was changed
+        return Prepared(self._from_pass(found, names, draws), draws, self._versions())
 
-    def _from_pass(self, found: Found, names: Sequence[str], draws: int) -> Shares | None:
+    def _from_pass(self, found: Found, names: Sequence[str], draws: int) -> KappaTerms:
         if isinstance(found, ChainPass):
-            if not self._is_for_chains():
-                return None  # an option was changed
-            made = chain_shares(found, self._request(draws), self._generator(draws), self._memory)
-            return made.by_name() if isinstance(made, ChainShares) else made
-        if isinstance(found, RecurrentPass):
-            if not self._is_for_recurrent_chains():
-                return None
-            request = self._request(draws)
-            return recurrent_shares(found, request, self._generator(draws), names, self._memory)
+            return chain_terms(found, self._request(draws), self._generator(draws), names, self._memory)
         return self._from_replay(found, names, draws)
 
     def _versions(self) -> tuple[tuple[int, int], ...]:
@@ -218,7 +200,7 @@ class DataTerms(Path):
                 "before the optimizer was made"
             )
 
-    def _terms(self, names: Sequence[str], draws: int) -> Shares:
+    def _terms(self, names: Sequence[str], draws: int) -> KappaTerms:
         """The terms of kappa, from the model's own call if that showed them; they may be overwritten."""
         prepared, self._batches.prepared = self._batches.prepared, None
         near = self.near_parameters()
@@ -226,19 +208,14 @@ class DataTerms(Path):
             near is None
             and isinstance(prepared, Prepared)
             and (prepared.draws, prepared.versions) == (draws, self._versions())
-            and all(name in prepared.shares.data for name in names)
+            and all(name in prepared.terms.data for name in names)
         ):
-            return prepared.shares
-        again = replay(self.network, self._batch(), parameters=near)
-        if self._layers is not None and self._is_for_chains():
-            summary = functools.partial(spread_of, statistic=self.statistic)
-            seen = ChainPass.of(again, self._layers, summary)
-            shares = None if seen is None else self._from_pass(seen, names, draws)
-            if shares is not None:
-                return shares
-        return self._from_replay(again, names, draws)
+            return prepared.terms
+        found, chain = replay(self.network, self._batch(), parameters=near), self._short_chain()
+        short = None if chain is None else ChainPass.of(found, chain, self._summary())
+        return self._from_pass(found if short is None else short, names, draws)
 
-    def _in_float64(self, names: Sequence[str], draws: int) -> Shares:
+    def _in_float64(self, names: Sequence[str], draws: int) -> KappaTerms:
         self._batches.prepared = None
         return self._from_replay(
             in_float64(self.network, self._batch(), self.near_parameters()), names, draws, {}
@@ -246,9 +223,9 @@ class DataTerms(Path):
 
     def _from_replay(
         self, found: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
-    ) -> Shares:
+    ) -> KappaTerms:
         memory = self._memory if memory is None else memory
-        return kappa_shares(self.network, found, self._request(draws), self._generator(draws), names, memory)
+        return kappa_terms(self.network, found, self._request(draws), self._generator(draws), names, memory)
 
     def _batch(self) -> Arguments:
         assert self._batches.inputs is not None

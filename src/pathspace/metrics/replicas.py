@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from pathspace.paths.data.data_dependent import Shares
+from pathspace.paths.data.data_dependent import KappaTerms
 from pathspace.squared.squares import Outer
 
 
@@ -29,22 +29,22 @@ def rank_and_size(group: Any) -> tuple[int, int]:
     return distributed.get_rank(known), distributed.get_world_size(known)
 
 
-def mean_over_replicas(shares: Shares, group: Any) -> Shares:
+def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
     """The terms of kappa, averaged over the processes of a group, of which each must ask; the same bits in all."""
     size = rank_and_size(group)[1]
     if size == 1:
-        return shares
+        return terms
     parts: list[Tensor] = []
-    for value in shares.path.values():
+    for value in terms.path.values():
         parts += [value.rows, value.columns] if isinstance(value, Outer) else [value]
-    parts += [*shares.data.values(), *shares.cross.values()]
+    parts += [*terms.data.values(), *terms.cross.values()]
     means = iter(_means(parts, size, None if group == "default" else group))
     path = {
         name: Outer(next(means), next(means)) if isinstance(value, Outer) else next(means)
-        for name, value in shares.path.items()
+        for name, value in terms.path.items()
     }
-    data = {name: next(means) for name in shares.data}
-    return replace(shares, path=path, data=data, cross={name: next(means) for name in shares.cross})
+    data = {name: next(means) for name in terms.data}
+    return replace(terms, path=path, data=data, cross={name: next(means) for name in terms.cross})
 
 
 def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:

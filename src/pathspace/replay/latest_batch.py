@@ -19,14 +19,13 @@ from pathspace.network.errors import UnmatchedForwardError
 from pathspace.replay.arguments import Arguments, examples_in, tensors_in
 from pathspace.replay.chain import ChainPass, ChainWitness
 from pathspace.replay.matched import Summary
-from pathspace.replay.recurrent_chain import RecurrentPass, RecurrentWitness
 from pathspace.replay.replay import Replay
 from pathspace.replay.witness import Witness, can_witness
 
-Found = Replay | ChainPass | RecurrentPass
+Found = Replay | ChainPass
 """A call that was followed."""
 
-Short = Callable[[int, int], ChainWitness | RecurrentWitness]
+Short = Callable[[int, int], ChainWitness]
 """What follows a call of a network whose form is known beforehand, from its number of examples and how many of them,
 the first ones, are to be looked at."""
 
@@ -66,7 +65,7 @@ class LatestBatch:
         self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
         self._few = weakref.WeakMethod(few)
         self._short = short
-        self._witness: Witness | ChainWitness | RecurrentWitness | None = None
+        self._witness: Witness | ChainWitness | None = None
         self._end: Any = None  # the hook at the end of a call that is followed
         self._handle = None
         if look:
@@ -116,7 +115,7 @@ class LatestBatch:
         self._end = model.register_forward_hook(_End(lambda: self), always_call=True)
         self._witness.__enter__()
 
-    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness | RecurrentWitness | None:
+    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness | None:
         count, few = examples_in(self._network, given), self._few()
         some = count if few is None else few(count)
         if self._short is not None:

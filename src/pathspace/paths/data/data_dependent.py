@@ -124,7 +124,7 @@ def check_estimation(
 
 
 @dataclass(frozen=True)
-class Shares:
+class KappaTerms:
     """The two terms of kappa, path + alpha data, by parameter name; the first may share memory.
 
     Attributes:
@@ -155,7 +155,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Request:
-    """What :func:`kappa_shares` is to compute; see :func:`data_dependent_kappa`.
+    """What :func:`kappa_terms` is to compute; see :func:`data_dependent_kappa`.
 
     Attributes:
         alpha: share of the data, positive.
@@ -174,14 +174,14 @@ class Request:
     part: bool = False
 
 
-def kappa_shares(
+def kappa_terms(
     network: Network,
     found: Replay,
     request: Request,
     generator: torch.Generator,
     names: Sequence[str] | None = None,
     memory: dict[str, Tensor] | None = None,
-) -> Shares:
+) -> KappaTerms:
     """The two terms of :func:`data_dependent_kappa`, path + alpha data.
 
     Args:
@@ -217,30 +217,30 @@ def kappa_shares(
         cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
     if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
         data, cross = ({name: value.double() for name, value in each.items()} for each in (data, cross))
-    return Shares(path, data, cross, bias_of, not exact)
+    return KappaTerms(path, data, cross, bias_of, not exact)
 
 
 def in_safe_type(
     network: Network, inputs: Any, request: Request, generator: torch.Generator
-) -> tuple[dict[str, Tensor], Shares]:
+) -> tuple[dict[str, Tensor], KappaTerms]:
     """Kappa on a batch, and its two terms; again in float64 if the type of the parameters cannot hold it.
 
     Raises:
         FloatingPointError: it is not finite even there.
     """
     before, alpha = generator.get_state(), request.alpha
-    shares = kappa_shares(network, replay(network, inputs), request, generator)
-    found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+    terms = kappa_terms(network, replay(network, inputs), request, generator)
+    found = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
     types = {name: found.values[name].dtype for name in found.values}
     if not fits(found, types, request):
         generator.set_state(before)
-        shares = kappa_shares(network, in_float64(network, inputs), request, generator)
-        found = survey({name: shares.kappa(name, data, alpha) for name, data in shares.data.items()})
+        terms = kappa_terms(network, in_float64(network, inputs), request, generator)
+        found = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
         check_finite(found)
         if fits(found, types, request):
             found.values = {name: dense(value).to(types[name]) for name, value in found.values.items()}
     check_finite(found)
-    return {name: dense(value).clamp_min_(0) for name, value in found.values.items()}, shares  # rounding
+    return {name: dense(value).clamp_min_(0) for name, value in found.values.items()}, terms  # rounding
 
 
 def fits(found: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:

@@ -292,24 +292,33 @@ def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def of_pairs(
-    u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float, out: Tensor | None = None
+    u: Tensor | None,
+    v: Tensor | None,
+    s: Tensor,
+    t: Tensor,
+    weight: float,
+    out: Tensor | None = None,
+    memory: dict[str, Tensor] | None = None,
+    name: str = "",
 ) -> Tensor:
-    """The sum of (J^i - J^j)^2 over pairs, times a weight."""
+    """The sum of (J^i - J^j)^2 over pairs, times a weight; with memory under a name for what it is made of."""
     if u is None or v is None:
         return t.square().sum(0).mul_(weight)
     # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
-    left, right = _products(s, t), _products(v, u)
-    left[-len(s) :].mul_(2)
+    left, right = _products(s, t, memory, f"{name}, left"), _products(v, u, memory, f"{name}, right")
+    left[2].add_(left[2])
+    left, right = left.flatten(0, -2), right.flatten(0, -2)
     out = left.new_empty(left.shape[1], right.shape[1]) if out is None else out
     return torch.addmm(out, left.t(), right, beta=0, alpha=weight / 4, out=out)
 
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """The rows of a^2, b^2 and a b, one below the other."""
-    made = a.new_empty(3, *a.shape)
+def _products(a: Tensor, b: Tensor, memory: dict[str, Tensor] | None, name: str) -> Tensor:
+    """a^2, b^2 and a b, one below the other."""
+    three = a.expand(3, *a.shape)
+    made = torch.empty_like(three) if memory is None else memory_for(three, memory, name)
     for place, (x, y) in zip(made, ((a, a), (b, b), (a, b)), strict=True):
         torch.mul(x, y, out=place)
-    return made.flatten(0, 1)
+    return made
 
 
 def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, traced
-from pathspace.paths.data.chain_shares import chain_shares
-from pathspace.paths.data.data_dependent import Request, kappa_shares
+from pathspace.paths.data.chain_terms import chain_terms
+from pathspace.paths.data.data_dependent import Request, kappa_terms
 from pathspace.paths.data.node_measure import spread_of
-from pathspace.replay.chain import ChainWitness, layers_of
+from pathspace.replay.chain import ChainWitness, chain_of
 from pathspace.replay.replay import replay
 
 
@@ -25,11 +25,14 @@ def chain(bias=True):
 
 
 def followed(model, network, x, statistic="second_moment", few=None):
-    layers = layers_of(network)
+    form = chain_of(network)
     summary, count = functools.partial(spread_of, statistic=statistic), len(x)
-    with ChainWitness(network, layers, summary, count, few or count) as witness:
+    with ChainWitness(network, form, summary, count, few or count) as witness:
         result = model(x)
     return witness.found(result)
+
+
+NAMES = list(dict(chain().named_parameters()))
 
 
 def inputs(count):
@@ -40,13 +43,14 @@ def inputs(count):
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 @pytest.mark.parametrize(("bias", "part"), [(True, False), (False, True)])
-def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, part):
+@pytest.mark.parametrize("sharing", ["parameters", "edges"])
+def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, part, sharing):
     model, x = chain(bias), inputs(count)
     network = ps.trace(model, x)
-    request, names = Request(alpha, statistic, "parameters", "signs", part=part), list(network.parameters)
+    request, names = Request(alpha, statistic, sharing, "signs", part=part), list(network.parameters)
     seen = followed(model, network, x, statistic)
-    ours = chain_shares(seen, request, torch.Generator().manual_seed(3), {}).by_name()
-    theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert ours.path.keys() == theirs.path.keys()
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
@@ -60,8 +64,8 @@ def test_the_first_examples_alone_are_told_of():
     request, found = Request(0.5, "covariance", "parameters", "signs"), []
     for given in (x, x[:5]):
         seen = followed(model, network, given, "covariance", 5)
-        shares = chain_shares(seen, request, torch.Generator().manual_seed(3), {})
-        found.append(shares.by_name().data)
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), NAMES, {})
+        found.append(terms.data)
     assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
@@ -73,16 +77,17 @@ def test_a_wrong_mask_is_seen():
     found = []
     for open_units in (False, True):
         if open_units:
-            seen.entering[1:] = [h.abs() + 1 for h in seen.entering[1:]]
-        shares = chain_shares(seen, request, torch.Generator().manual_seed(3), {})
-        found.append(shares.by_name().data["1.bias"])
+            seen.states = [h.abs() + 1 for h in seen.states]
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), NAMES, {})
+        found.append(terms.data["1.bias"])
     assert not torch.allclose(*found)
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_only_chains_are_taken_for_chains(case):
     model, network = traced(case, torch.float64)
-    is_chain = layers_of(network) is not None
+    found = chain_of(network)
+    is_chain = found is not None and not found.recurrent
     names = {type(m) for m in model.modules()}
     assert is_chain <= (names <= {nn.Sequential, nn.Linear, nn.ReLU, nn.Flatten})
     assert is_chain or case.name != "mlp"
@@ -90,11 +95,8 @@ def test_only_chains_are_taken_for_chains(case):
 
 def test_movements_of_what_enters_belong_to_a_chain():
     model = chain()
-    assert [layer.weight for layer in layers_of(ps.trace(model, inputs(2)))] == [
-        "1.weight",
-        "3.weight",
-        "5.weight",
-    ]
+    found = chain_of(ps.trace(model, inputs(2)))
+    assert [cell.weight for cell in (*found.cells, found.readout)] == ["1.weight", "3.weight", "5.weight"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_movements_of_what_enters_belong_to_a_chain():
     ],
 )
 def test_other_layers_make_no_chain(layers):
-    assert layers_of(ps.trace(nn.Sequential(*layers()).double(), inputs(2))) is None
+    assert chain_of(ps.trace(nn.Sequential(*layers()).double(), inputs(2))) is None
 
 
 class Hand(nn.Module):

@@ -7,10 +7,10 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, traced
-from pathspace.paths.data import recurrent_shares as module
-from pathspace.paths.data.data_dependent import Request, kappa_shares
-from pathspace.paths.data.recurrent_shares import recurrent_shares
-from pathspace.replay.recurrent_chain import RecurrentWitness, recurrent_chain_of
+from pathspace.paths.data import chain_terms as module
+from pathspace.paths.data.chain_terms import chain_terms
+from pathspace.paths.data.data_dependent import Request, kappa_terms
+from pathspace.replay.chain import ChainWitness, chain_of
 from pathspace.replay.replay import replay
 
 
@@ -47,8 +47,12 @@ def made(read, count, steps, **options):
     return model, x, ps.trace(model, x, batch_dim=0 if options.get("batch_first") else 1)
 
 
+def unasked(values, batch):
+    raise AssertionError("the values of recurrent layers do not show while they run")
+
+
 def followed(model, network, x, count, few=None):
-    with RecurrentWitness(network, recurrent_chain_of(network), count, few or count) as witness:
+    with ChainWitness(network, chain_of(network), unasked, count, few or count) as witness:
         result = model(x)
     return witness.found(result)
 
@@ -71,8 +75,8 @@ def test_both_terms_are_those_of_any_network(read, options, sharing, statistic, 
     model, x, network = made(read, count, steps, **options)
     request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
     seen = followed(model, network, x, count)
-    ours = recurrent_shares(seen, request, torch.Generator().manual_seed(3), names, {})
-    theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
         zero = torch.zeros_like(ours.data[name])
@@ -87,7 +91,7 @@ def test_the_first_examples_alone_are_told_of():
     for given, count in ((x, 7), (x[:, :5], 5)):
         seen = followed(model, network, given, count, 5)
         generator = torch.Generator().manual_seed(3)
-        found.append(recurrent_shares(seen, request, generator, list(network.parameters), {}).data)
+        found.append(chain_terms(seen, request, generator, list(network.parameters), {}).data)
     assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
@@ -96,10 +100,8 @@ def test_nodes_whose_weight_is_below_all_numbers_have_no_signs_drawn():
     with torch.no_grad():
         model.rnn.weight_hh_l0.mul_(1e-6)
     request, names = Request(0.5, "second_moment", "parameters", "signs"), list(network.parameters)
-    ours = recurrent_shares(
-        followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names, {}
-    )
-    theirs = kappa_shares(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    ours = chain_terms(followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=0)
 
@@ -110,10 +112,8 @@ def test_examples_are_taken_a_few_at_a_time(monkeypatch):
     for chunk in (2**19, 50):
         monkeypatch.setattr(module, "CHUNK", chunk)
         request = Request(0.5, "covariance", "parameters", "signs")
-        shares = recurrent_shares(
-            seen, request, torch.Generator().manual_seed(3), list(network.parameters), {}
-        )
-        found.append(shares.data)
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters), {})
+        found.append(terms.data)
     assert_close(*found, rtol=1e-13, atol=1e-16)
 
 
@@ -125,8 +125,8 @@ def test_a_wrong_gate_is_seen():
         if open_units:
             seen.states = [h.abs() + 1 for h in seen.states]
         request = Request(1.0, "second_moment", "parameters", "signs")
-        shares = recurrent_shares(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"], {})
-        found.append(shares.data["rnn.bias_ih_l0"])
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"], {})
+        found.append(terms.data["rnn.bias_ih_l0"])
     assert not torch.allclose(*found)
 
 
@@ -135,8 +135,8 @@ def test_a_wrong_gate_is_seen():
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_only_recurrent_layers_with_a_readout_are_taken_for_them(case):
-    found = recurrent_chain_of(traced(case, torch.float64)[1])
-    assert (found is not None) == (case.name in RECOGNISED)
+    found = chain_of(traced(case, torch.float64)[1])
+    assert (found is not None and found.recurrent) == (case.name in RECOGNISED)
 
 
 RECOGNISED = [
@@ -155,11 +155,11 @@ def test_what_is_read_is_told_apart():
     forms += [(lambda out, _: torch.relu(out), None), (lambda out, _: out[:, 1:], None)]
     forms += [(lambda out, _: out.flip(2)[:, -1], None), (lambda _, last: last[0], False)]
     for read, expected in forms:
-        found = recurrent_chain_of(made(read, 3, 4, batch_first=True)[2])
+        found = chain_of(made(read, 3, 4, batch_first=True)[2])
         assert (found and found.every) is expected
     stacked = made(lambda _, last: last[0], 3, 4, num_layers=2)[2]
-    assert recurrent_chain_of(stacked) is None
-    assert recurrent_chain_of(made(lambda _, last: last.sum(0), 3, 4)[2]) is None
+    assert chain_of(stacked) is None
+    assert chain_of(made(lambda _, last: last.sum(0), 3, 4)[2]) is None
 
 
 def test_movements_of_what_enters_belong_to_it():
@@ -255,6 +255,6 @@ def test_dropout_between_layers_is_none_of_it():
 def test_other_weights_are_none_of_it():
     model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
     network = ps.trace(model, x, batch_dim=1)
-    with RecurrentWitness(network, recurrent_chain_of(network), 4, 4) as witness:
+    with ChainWitness(network, chain_of(network), unasked, 4, 4) as witness:
         result = torch.func.functional_call(model, {n: p * 1 for n, p in model.named_parameters()}, (x,))
     assert witness.found(result) is None
