@@ -84,8 +84,8 @@ class Settings:
     batch_size: int = 32
     momentum: float = 0.0
     clip_norm: float = 0.0
-    refresh_every: int = 1
-    damping: float = 0.0
+    refresh_every: int = 10
+    damping: float = 0.01
     rescale_exponent: int = 5
     rescale_factor: float = 0.0
     verified_seeds: int = 0
