@@ -118,6 +118,7 @@ CASES = {
 PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "PathSGD": torch.optim.SGD,
     "PathAdam": torch.optim.AdamW,
+    "PathRMSprop": torch.optim.RMSprop,
 }
 
 
