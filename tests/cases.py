@@ -35,7 +35,7 @@ class Case:
     def model(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
         """A fresh model in evaluation mode, unless the case says otherwise; the same one for the same seed."""
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             model = self.build()
             _shake(model)
         return model.to(dtype).train(self.training)
@@ -47,7 +47,7 @@ class Case:
 
     def example(self, batch: int = 3, dtype: torch.dtype = torch.float32, seed: int = 1) -> Any:
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             value = self.inputs(batch)
         return _cast(value, dtype)
 

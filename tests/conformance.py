@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from cases import Case, call, trace
+from cases import Case, call, trace, traced
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -449,8 +449,11 @@ def start(
     **options: Any,
 ) -> Run:
     """A fresh run of an entry on a case, from weights rescaled by `factors`."""
-    model = case.model(dtype).train(training or case.training)
-    network = trace(case, model)
+    if training and not case.training:
+        model = case.model(dtype).train()
+        network = trace(case, model)
+    else:
+        model, network = traced(case, dtype)
     if factors is not None:
         ps.rescaling.rescale_(network, factors.to(dtype))
     optimizer = entry.make(model.parameters(), network, **options)
