@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import pathspace as ps
 
@@ -71,3 +73,37 @@ def test_the_core_stays_within_its_budget():
     """A bound that is lowered when code goes, and raised by no more than a feature is worth."""
     lines = sum(len(p.read_text().splitlines()) for name in FLOORS for p in (ROOT / name).rglob("*.py"))
     assert lines < 22_000
+
+
+class LastStep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = torch.nn.RNN(3, 4, nonlinearity="relu", batch_first=True)
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 7, 21), ("DDPSGD", 9, 27)])
+def test_a_step_passes_few_files(name, between, refresh):
+    """Whoever reads what becomes of a gradient opens these files: with every check, of a step and of a refresh."""
+    model, entered = LastStep(), set()
+    optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, torch.zeros(1, 5, 3)), lr=0.01)
+
+    def look(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            entered.add(frame.f_code.co_filename)
+
+    counts = []
+    for _ in range(12):  # the first ten refresh the metric, and so does the eleventh
+        entered.clear()
+        sys.setprofile(look)
+        try:
+            model(torch.ones(2, 5, 3)).square().sum().backward()
+            optimizer.step()
+        finally:
+            sys.setprofile(None)
+        counts.append(len(entered))
+    assert counts[-1] <= between
+    assert counts[-2] <= refresh

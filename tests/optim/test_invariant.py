@@ -161,11 +161,10 @@ def test_points_move_with_the_metric():
         # ax <- ax + mu (u - ax) with mu = 1 up to t0: the mean is where the weight is, in the coordinates of this step
         assert_close(factor * state["ax"], weight.detach(), rtol=1e-9, atol=1e-12)
         stood_for, old = start, factor
-    before = {weight: old}
     moved = {"ax": torch.rand_like(old), "exp_avg": torch.rand_like(old)}
     optimizer.rule.state[optimizer._shadows[weight]].update({k: v.clone() for k, v in moved.items()})
     new = torch.rand_like(old) + 0.1
-    move_points_(optimizer.rule, ("ax",), optimizer._shadows, before, {weight: new})
+    move_points_(optimizer.rule, ("ax",), optimizer._shadows[weight], old, new)
     state = optimizer.rule.state[optimizer._shadows[weight]]
     assert_close(new * state["ax"], old * moved["ax"])
     assert torch.equal(state["exp_avg"], moved["exp_avg"])

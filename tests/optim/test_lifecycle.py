@@ -158,9 +158,11 @@ def test_models_of_several_types(name, types):
 def test_options_of_the_whole_optimizer_are_refused_in_a_group(name):
     model, optimizer = build(name)
     kind, network = type(optimizer), optimizer.network
-    group = {"params": list(model.parameters()), "clip_norm": 1.0}
-    with pytest.raises(ValueError, match=f"'clip_norm' is an option of {name} as a whole"):
-        kind([group], network, **OPTIONS[name])
+    of_metric = [] if name in ("GSGD", "GAdam") else ["refresh_every"]
+    for option in ("clip_norm", *of_metric):
+        group = {"params": list(model.parameters()), option: 1}
+        with pytest.raises(ValueError, match=f"'{option}' is an option of {name} as a whole"):
+            kind([group], network, **OPTIONS[name])
 
 
 @ALL

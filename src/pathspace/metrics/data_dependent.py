@@ -2,8 +2,8 @@
 
     kappa = path + alpha data       (see ``paths.data.data_dependent``)
 
-The two terms are found at the end of the model's own call, or by running the model once more on the batch that it saw
-(``DataTerms``); here they become kappa: averaged over draws and replicas, in a type that holds them, in the gauge.
+The two terms are computed at the end of the model's own call, or by running the model once more on the batch that it
+saw (``DataTerms``); here they become kappa: averaged over draws and replicas, in a type that holds them, in the gauge.
 
 Letters: kappa as above, a the decay of the average of data.
 """
@@ -83,24 +83,24 @@ class DataDependent(DataTerms):
         self._expect_batch()
         draws = self._draws(names)
         if self._is_wide():
-            found, kept = self._averaged(names, draws, self._in_float64(names, draws))
+            surveyed, kept = self._averaged(names, draws, self._in_float64(names, draws))
         else:
-            found, kept = self._averaged(names, draws, self._terms(names, draws))
-            types = {name: found.values[name].dtype for name in names}
-            if not (found.moderate and fits(found, types, self._request(draws))):
-                found, kept = self._averaged(names, draws, self._in_float64(names, draws))
-                check_finite(found)
-                if found.moderate and fits(found, types, self._request(draws)):
-                    narrow: Values = {name: dense(k).to(types[name]) for name, k in found.values.items()}
-                    found = survey(narrow, means)
-        check_finite(found)
+            surveyed, kept = self._averaged(names, draws, self._terms(names, draws))
+            types = {name: surveyed.values[name].dtype for name in names}
+            if not (surveyed.moderate and fits(surveyed, types, self._request(draws))):
+                surveyed, kept = self._averaged(names, draws, self._in_float64(names, draws))
+                check_finite(surveyed)
+                if surveyed.moderate and fits(surveyed, types, self._request(draws)):
+                    narrow: Values = {name: dense(k).to(types[name]) for name, k in surveyed.values.items()}
+                    surveyed = survey(narrow, means)
+        check_finite(surveyed)
         for name, new in kept.items():
             self._keep(name, new)
-        for name, ((low, high),) in found.bounds.items():
+        for name, ((low, high),) in surveyed.bounds.items():
             if low < 0:  # rounding
-                found.bounds[name] = ((0.0, high),)
-                dense(found.values[name]).clamp_min_(0)
-        return found
+                surveyed.bounds[name] = ((0.0, high),)
+                dense(surveyed.values[name]).clamp_min_(0)
+        return surveyed
 
     def _averaged(
         self, names: Sequence[str], draws: int, terms: KappaTerms

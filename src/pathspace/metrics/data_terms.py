@@ -61,7 +61,7 @@ class _PathOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The terms of kappa found while the model ran, and what they hold for."""
+    """The terms of kappa computed while the model ran, and what they hold for."""
 
     terms: KappaTerms
     draws: int
@@ -173,18 +173,18 @@ class DataTerms(Path):
         """How many of so many examples the metric looks at."""
         return how_many(count, self.examples)
 
-    def _prepare(self, found: Found) -> Prepared | None:
+    def _prepare(self, seen: Found) -> Prepared | None:
         """Compute the terms from what the model's own call showed."""
         names = [n for n in self._forms if self.network.parameters[n].requires_grad]
         draws = self._draws(self.network.parameters)
-        if isinstance(found, ChainPass) and self._short_chain() is None:
+        if isinstance(seen, ChainPass) and self._short_chain() is None:
             return None  # an option was changed
-        return Prepared(self._from_pass(found, names, draws), draws, self._versions())
+        return Prepared(self._from_pass(seen, names, draws), draws, self._versions())
 
-    def _from_pass(self, found: Found, names: Sequence[str], draws: int) -> KappaTerms:
-        if isinstance(found, ChainPass):
-            return chain_terms(found, self._request(draws), self._generator(draws), names, self._memory)
-        return self._from_replay(found, names, draws)
+    def _from_pass(self, seen: Found, names: Sequence[str], draws: int) -> KappaTerms:
+        if isinstance(seen, ChainPass):
+            return chain_terms(seen, self._request(draws), self._generator(draws), names, self._memory)
+        return self._from_replay(seen, names, draws)
 
     def _versions(self) -> tuple[tuple[int, int], ...]:
         """What changes when a parameter of the network does."""
@@ -211,9 +211,9 @@ class DataTerms(Path):
             and all(name in prepared.terms.data for name in names)
         ):
             return prepared.terms
-        found, chain = replay(self.network, self._batch(), parameters=near), self._short_chain()
-        short = None if chain is None else ChainPass.of(found, chain, self._summary())
-        return self._from_pass(found if short is None else short, names, draws)
+        seen, chain = replay(self.network, self._batch(), parameters=near), self._short_chain()
+        short = None if chain is None else ChainPass.of(seen, chain, self._summary())
+        return self._from_pass(seen if short is None else short, names, draws)
 
     def _in_float64(self, names: Sequence[str], draws: int) -> KappaTerms:
         self._batches.prepared = None
@@ -222,10 +222,10 @@ class DataTerms(Path):
         )
 
     def _from_replay(
-        self, found: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
+        self, seen: Replay, names: Sequence[str], draws: int, memory: dict[str, Tensor] | None = None
     ) -> KappaTerms:
         memory = self._memory if memory is None else memory
-        return kappa_terms(self.network, found, self._request(draws), self._generator(draws), names, memory)
+        return kappa_terms(self.network, seen, self._request(draws), self._generator(draws), names, memory)
 
     def _batch(self) -> Arguments:
         assert self._batches.inputs is not None

@@ -53,7 +53,7 @@ class Gauge:
     columns: Tensor
     far: Tensor | None = None
     _ones: tuple[bool, bool] = field(init=False, default=(False, False))
-    _known: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(init=False, default_factory=dict)
+    _cache: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         ones = tuple(t.numel() == 1 and float(t) == 1 for t in (self.rows, self.columns))
@@ -82,14 +82,14 @@ class Gauge:
         return values
 
     def _powers(self, exponent: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Rows and columns to a power, found once."""
-        found = self._known.get((exponent, dtype))
-        if found is None:
-            found = self._known[exponent, dtype] = (
+        """Rows and columns to a power, computed once."""
+        powers = self._cache.get((exponent, dtype))
+        if powers is None:
+            powers = self._cache[exponent, dtype] = (
                 self.rows.to(dtype).pow(exponent),
                 self.columns.to(dtype).pow(exponent),
             )
-        return found
+        return powers
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""

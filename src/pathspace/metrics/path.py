@@ -29,6 +29,7 @@ from pathspace.network.errors import expect_network
 from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.safe_type import Surveyed, Values
+from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer
 
 Normalization = Literal["refreshed", "frozen", "none"]
@@ -145,9 +146,11 @@ class Path:
             self._forms[name] = form
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Path:
-        made = memo[id(self)] = type(self).__new__(type(self))
-        made.__dict__.update({name: self._copied(name, value, memo) for name, value in self.__dict__.items()})
-        return made
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(
+            {name: self._copied(name, value, memo) for name, value in self.__dict__.items()}
+        )
+        return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         """An attribute of a copy for a copy of the network."""
@@ -167,19 +170,18 @@ class Path:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
             FloatingPointError: kappa is not finite; nothing is changed then.
         """
-        names = list(states)
         self.state.update(states)
-        self._check_network(names)
-        self._find_gauges(names)
-        if any(self.is_due(name) for name in names):
-            given = set(names)  # what another optimizer of the same metric is about to ask for
-            others = [n for n in self.state if n not in given and n not in self._ahead and self.is_due(n)]
-            self._refresh([*names, *others])
+        self._check_network(states)
+        if any(self.is_due(name) for name in states):
+            # what another optimizer of the same metric is about to ask for
+            others = [n for n in self.state if n not in states and n not in self._ahead and self.is_due(n)]
+            with full_precision(self.network.parameters[next(iter(states))]):
+                self._refresh([*states, *others])
             self._ahead.update(others)
-        for name in names:
-            self._ahead.discard(name)
-            self.state[name]["age"] += 1
-        return {name: self.state[name]["factor"] for name in names}
+        self._ahead.difference_update(states)
+        for state in states.values():
+            state["age"] += 1
+        return {name: state["factor"] for name, state in states.items()}
 
     def is_due(self, name: str) -> bool:
         """Whether the next step of a parameter needs a new metric."""
@@ -193,7 +195,12 @@ class Path:
 
     def gauge(self, name: str) -> Gauge:
         """The gauge of a parameter that has taken a step."""
-        return self._gauges[name]
+        gauge = self._gauges.get(name)
+        if gauge is None:  # its state was loaded
+            state = self.state[name]
+            far = None if "scales" not in state else powers(self.network, name, state["scales"])
+            gauge = self._gauges[name] = Gauge(state["gauge_rows"], state["gauge_columns"], far)
+        return gauge
 
     def near_parameters(self) -> dict[str, Tensor] | None:
         """The parameters of the member near balance; None for a network that is not far."""
@@ -217,7 +224,7 @@ class Path:
                 self.state[name].pop(key, None)
             self._gauges.pop(name, None)
 
-    def _check_network(self, names: Sequence[str]) -> None:
+    def _check_network(self, states: Mapping[str, dict[str, Any]]) -> None:
         done = self.network.rescalings["done"]
         if done != self._rescalings:
             if any("gauge_rows" in state for state in self.state.values()):
@@ -226,8 +233,8 @@ class Path:
                     "to the weights before: make a new optimizer, or rescale before the first step"
                 )
             self._rescalings = done
-        rows = next((s["gauge_rows"] for name in names if "gauge_rows" in (s := self.state[name])), None)
-        place = self.network.parameters[names[0]].device if names else None
+        name, state = next(iter(states.items()))
+        rows, place = state.get("gauge_rows"), self.network.parameters[name].device
         if rows is not None and rows.device != place:
             raise RuntimeError(
                 f"the parameters are on {place} and the optimizer's state is on {rows.device}: the model "
@@ -247,15 +254,15 @@ class Path:
                 for name in names:
                     self.state[name]["factor"] = self._finished(name, None, 0.0)
                 return
-            found = self._kappa(names)
+            kappa = self._kappa(names)
         except BaseException:
             self._forget(new)
             raise
-        self._warn_of_unreached(names, found.measured)
-        self._set_normalizers(names, new, found.measured)
+        self._warn_of_unreached(names, kappa.measured)
+        self._set_normalizers(names, new, kappa.measured)
         for name in names:
-            smallest = math.prod(low for low, _ in found.bounds[name])
-            self.state[name]["factor"] = self._finished(name, found.values[name], smallest)
+            smallest = math.prod(low for low, _ in kappa.bounds[name])
+            self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
         if not any(self._is_due_at(self.state[name]["age"] + 1) for name in names):
             self._memory.clear()  # squares are not needed until the next one
 
@@ -273,14 +280,6 @@ class Path:
                 self._gauges[name] = gauge
         return new
 
-    def _find_gauges(self, names: Iterable[str]) -> None:
-        """The gauges of states that were loaded."""
-        for name in names:
-            state = self.state[name]
-            if name not in self._gauges and "gauge_rows" in state:
-                far = None if "scales" not in state else powers(self.network, name, state["scales"])
-                self._gauges[name] = Gauge(state["gauge_rows"], state["gauge_columns"], far)
-
     def _far(self) -> Tensor | None:
         """The scales of a network that was far from balance at the first step."""
         return next((state["scales"] for state in self.state.values() if "scales" in state), None)
@@ -290,8 +289,8 @@ class Path:
         # what leaves a layer is the kappa of its bias and a factor of that of its weight
         vectors = {n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2}
         others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
-        own = vectors | own_memory(others)
-        return {name: self._gauges[name].times(own.get(name, v), 2) for name, v in values.items()}
+        writable = vectors | own_memory(others)
+        return {name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()}
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
         """kappa' of some parameters, and its means."""
@@ -314,8 +313,8 @@ class Path:
             state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
-        """Kappa' made what the optimizer works with, in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
-        gauge, form, parameter = self._gauges[name], self._forms[name], self.network.parameters[name]
+        """What the optimizer works with, from kappa', in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
+        gauge, form, parameter = self.gauge(name), self._forms[name], self.network.parameters[name]
         self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
         if kappa is None or (self.damping and self.state[name]["empty"]):
             # without kappa, or where no path has any mass: the metric of the balanced network
@@ -376,14 +375,14 @@ def _alone(t: Tensor) -> Tensor:
 
 def means(values: Mapping[str, Tensor | Outer]) -> list[Tensor]:
     """The mean of every value, as two 0-dim tensors each whose product it is."""
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     ones: dict[torch.dtype, Tensor] = {}
     for value in values.values():
         factors = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
-        found += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
+        parts += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
         if len(factors) == 1:
-            found.append(ones.setdefault(value.dtype, factors[0].new_ones(())))
-    return found
+            parts.append(ones.setdefault(value.dtype, factors[0].new_ones(())))
+    return parts
 
 
 def means_of(measured: Sequence[float], count: int) -> list[float]:

@@ -89,12 +89,12 @@ def quasi_diagonal_metric(
     return QuasiDiagonalMetric(diagonal, cross, shares.bias_of)
 
 
-def biases(network: Network, found: Replay) -> dict[str, str]:
+def biases(network: Network, seen: Replay) -> dict[str, str]:
     """Weight -> the bias of the units that it enters: that of its layer, or else one that enters the same classes."""
-    name_of = {id(leaf): name for name, leaf in found.leaves.items()}
+    name_of = {id(leaf): name for name, leaf in seen.leaves.items()}
     bias_of: dict[str, str] = {}
     layers: list[str] = []
-    for use in found.uses:
+    for use in seen.uses:
         names = [name_of.get(id(w)) for w in use.args[1:3] if isinstance(w, Tensor)]
         if use.name in _LAYERS and names and names[0] is not None:
             layers.append(names[0])
@@ -106,7 +106,7 @@ def biases(network: Network, found: Replay) -> dict[str, str]:
             if match is not None:
                 bias_of[weight] = match
     # a second bias of a unit is a weight on a constant input
-    for use in found.uses:
+    for use in seen.uses:
         extra = [name_of.get(id(w)) for w in use.weights[1:]]
         for name in extra[1:]:
             if use.name == "linear" and name is not None and extra[0] is not None:
@@ -121,8 +121,8 @@ def _enter_the_same(network: Network, weight: str, bias: str) -> bool:
 
 def groups(bias_of: Mapping[str, str], names: Sequence[str]) -> dict[str, list[str]]:
     """Bias -> the weights into its units, among some parameters."""
-    found: dict[str, list[str]] = {}
+    weights_of: dict[str, list[str]] = {}
     for weight, bias in bias_of.items():
         if weight in names and bias in names:
-            found.setdefault(bias, []).append(weight)
-    return found
+            weights_of.setdefault(bias, []).append(weight)
+    return weights_of

@@ -25,8 +25,8 @@ def rank_and_size(group: Any) -> tuple[int, int]:
     """
     if group is None or not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
-    known = None if group == "default" else group
-    return distributed.get_rank(known), distributed.get_world_size(known)
+    members = None if group == "default" else group
+    return distributed.get_rank(members), distributed.get_world_size(members)
 
 
 def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
@@ -55,9 +55,9 @@ def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
         distributed.all_reduce(flat[dtype], group=group)
         flat[dtype].div_(size)
     start = dict.fromkeys(flat, 0)
-    found = []
+    parts = []
     for t in tensors:
         first = start[t.dtype]
         start[t.dtype] = first + t.numel()
-        found.append(flat[t.dtype][first : first + t.numel()].view(t.shape).clone())  # memory of its own
-    return found
+        parts.append(flat[t.dtype][first : first + t.numel()].view(t.shape).clone())  # memory of its own
+    return parts

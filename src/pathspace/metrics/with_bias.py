@@ -23,11 +23,11 @@ class DataDependentWithBias(DataDependent):
     pairs = staticmethod(biases)
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
-        if bias not in self._gauges:
+        if "gauge_rows" not in self.state.get(bias, {}):
             return {}
-        balanced = self._gauges[name].times(cross.clone(), 1)
+        balanced = self.gauge(name).times(cross.clone(), 1)
         assert isinstance(balanced, Tensor)
-        rows = self._gauges[bias].rows.to(cross.dtype)
+        rows = self.gauge(bias).rows.to(cross.dtype)
         flat = balanced.view(balanced.shape[0], -1).mul_(rows)
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Unpack
 
 from pathspace.metrics import DataDependent
-from pathspace.metrics.data_terms import DataOptions
 from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedDataOptions, with_metric
 from pathspace.optim.path_adam import PathAdam
 
 
@@ -38,16 +37,12 @@ class DDPAdam(DataOptimizer, PathAdam):
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
         alpha: share of the data, in [0, 1].
-        clip_norm: largest norm of g / sqrt(D) over all parameters.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.DataDependent(alpha, **options)``.
-        options: those of :class:`pathspace.metrics.DataDependent`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.DataDependent`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, if no batch was seen, or for sparse gradients.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
 
     Example:
         >>> import torch, pathspace as ps
@@ -69,10 +64,7 @@ class DDPAdam(DataOptimizer, PathAdam):
         amsgrad: bool = False,
         *,
         alpha: float = 0.5,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: DataDependent | None = None,
-        **options: Unpack[DataOptions],
+        **options: Unpack[SharedDataOptions],
     ) -> None:
         super().__init__(
             params,
@@ -82,7 +74,5 @@ class DDPAdam(DataOptimizer, PathAdam):
             eps,
             weight_decay,
             amsgrad,
-            clip_norm=clip_norm,
-            maximize=maximize,
-            metric=chosen_metric(metric, partial(DataDependent, alpha), options),
+            **with_metric(options, partial(DataDependent, alpha)),
         )

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Unpack
 
 from pathspace.metrics import DataDependent
-from pathspace.metrics.data_terms import DataOptions
 from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedDataOptions, with_metric
 from pathspace.optim.path_sgd import PathSGD
 
 
@@ -44,17 +43,13 @@ class DDPSGD(DataOptimizer, PathSGD):
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
-        clip_norm: largest norm of g / sqrt(D) over all parameters.
         clip_step: largest length of d over all parameters, on the balanced network; see :class:`PathSGD`.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.DataDependent(alpha, **options)``.
-        options: those of :class:`pathspace.metrics.DataDependent`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.DataDependent`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, if no batch was seen, or for sparse gradients.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
 
     Example:
         >>> import torch, pathspace as ps
@@ -76,11 +71,8 @@ class DDPSGD(DataOptimizer, PathSGD):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
-        clip_norm: float | None = None,
         clip_step: float | None = None,
-        maximize: bool = False,
-        metric: DataDependent | None = None,
-        **options: Unpack[DataOptions],
+        **options: Unpack[SharedDataOptions],
     ) -> None:
         super().__init__(
             params,
@@ -90,8 +82,6 @@ class DDPSGD(DataOptimizer, PathSGD):
             nesterov=nesterov,
             weight_decay=weight_decay,
             path_decay=path_decay,
-            clip_norm=clip_norm,
             clip_step=clip_step,
-            maximize=maximize,
-            metric=chosen_metric(metric, partial(DataDependent, alpha), options),
+            **with_metric(options, partial(DataDependent, alpha)),
         )

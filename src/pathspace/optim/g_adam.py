@@ -6,16 +6,15 @@ m and s the averages of dL/dx and its square.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
+from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
 from pathspace.optim.rules.moments import adam_direction
-from pathspace.paths.space.skeleton import Rule, Skeleton
 
 
 class GAdam(PathSpaceOptimizer):
@@ -36,20 +35,11 @@ class GAdam(PathSpaceOptimizer):
         eps: added to the root.
         weight_decay: decoupled decay of every path value, times lr.
         amsgrad: use the largest s so far.
-        clip_norm: largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a; longer
-            gradients are scaled down to it.
-        clamp: see :class:`GSGD`.
-        units: see :class:`GSGD`; with ``"balanced"``, lr has about the size that Adam's has.
-        skeleton_rate: with balanced units, what a_e^2 of the paths that consist of skeleton edges alone is multiplied
-            by; see :class:`GSGD`.
-        skeleton: a skeleton, or the rule by which one is chosen at the first step; None: the largest.
-        seed: decides the skeleton of the rule ``"random"``.
-        maximize: ascend instead.
+        options: as for :class:`GSGD`; with ``units="balanced"``, lr has about the size that Adam's has, and
+            ``skeleton_rate`` is what a_e^2 of the paths that consist of skeleton edges alone is multiplied by.
 
     Raises:
-        ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at the first step, if the path mass of a class is not finite.
+        ValueError, RuntimeError, FloatingPointError: as :class:`GSGD`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -71,36 +61,12 @@ class GAdam(PathSpaceOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        clip_norm: float | None = None,
-        clamp: float | None = 2.0,
-        units: Units = "balanced",
-        skeleton_rate: float = 0.03,
-        skeleton: Skeleton | Rule | None = None,
-        seed: int = 0,
-        maximize: bool = False,
+        **options: Unpack[PathSpaceOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(eps=eps)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-        }
-        super().__init__(
-            params,
-            network,
-            defaults,
-            clip_norm=clip_norm,
-            clamp=clamp,
-            units=units,
-            skeleton_rate=skeleton_rate,
-            skeleton=skeleton,
-            seed=seed,
-        )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(params, network, defaults, **options)
 
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])

@@ -7,16 +7,15 @@ basis path through e = (u -> v), a_e its unit, eta lr.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from pathspace.metrics.checks import check_not_negative
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.path_space import PathSpaceOptimizer, Units
+from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
 from pathspace.optim.rules.moments import in_type
-from pathspace.paths.space.skeleton import Rule, Skeleton
 
 
 class GSGD(PathSpaceOptimizer):
@@ -44,20 +43,20 @@ class GSGD(PathSpaceOptimizer):
         momentum: factor of the velocity.
         nesterov: take the step with the gradient + momentum times the velocity.
         weight_decay: decoupled decay of every path value, times lr.
-        clip_norm: largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a; longer
-            gradients are scaled down to it.
-        clamp: largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At the
-            factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change their
-            signs. None takes every step exactly.
-        units: ``"balanced"``: a_e is 1 for a weight of the balanced network at the first step, so that lr has about the
-            size that SGD's has; ``"none"``: a_e = 1 for every path, the paper's rule, whose
+        clip_norm (None): largest norm of dL/dx over all basis paths (of g, outside the network), where x = v / a;
+            longer gradients are scaled down to it.
+        clamp (2.0): largest factor, and its inverse the smallest, by which a step may multiply a skeleton weight. At
+            the factor 0 the coordinates have a singularity, and beyond it the weights that leave the class change
+            their signs. None takes every step exactly.
+        units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at the first step, so
+            that lr has about the size that SGD's has; with ``"none"`` a_e = 1 for every path, the paper's rule, whose
             multipliers 1 / (A_u B_v)^2 range over many powers of ten.
-        skeleton_rate: with balanced units, what the learning rate of the paths that consist of skeleton edges alone is
-            multiplied by. These are the coordinates that must not come near zero.
-        skeleton: a skeleton, or the rule by which one is chosen at the first step (see
+        skeleton_rate (0.03): with balanced units, what the learning rate of the paths that consist of skeleton edges
+            alone is multiplied by. These are the coordinates that must not come near zero.
+        skeleton (None): a skeleton, or the rule by which one is chosen at the first step (see
             :func:`pathspace.paths.skeleton`); None: the largest.
-        seed: decides the skeleton of the rule ``"random"``.
-        maximize: ascend instead.
+        seed (0): decides the skeleton of the rule ``"random"``.
+        maximize (False): ascend instead.
 
     Raises:
         ValueError: an option is out of its range, no parameter belongs to the network, or the skeleton is another's.
@@ -84,35 +83,13 @@ class GSGD(PathSpaceOptimizer):
         *,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        clamp: float | None = 2.0,
-        units: Units = "balanced",
-        skeleton_rate: float = 0.03,
-        skeleton: Skeleton | Rule | None = None,
-        seed: int = 0,
-        maximize: bool = False,
+        **options: Unpack[PathSpaceOptions],
     ) -> None:
         check_not_negative(momentum=momentum)
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(
-            params,
-            network,
-            defaults,
-            clip_norm=clip_norm,
-            clamp=clamp,
-            units=units,
-            skeleton_rate=skeleton_rate,
-            skeleton=skeleton,
-            seed=seed,
-        )
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        super().__init__(params, network, defaults, **options)
 
     def _descends(self, group: dict[str, Any]) -> bool:
         return not group["momentum"]

@@ -23,12 +23,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pathspace.metrics import Path
 from pathspace.network import Network
-from pathspace.network.errors import expect_values
 from pathspace.optim.base.coordinates import Entry, as_shadow, seen_from_zero, squared_norm, through
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated
+from pathspace.optim.base.network_optimizer import Parameters, evaluated
 from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.base.points import frozen_because, move_points_, points_of
+from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.precision import full_precision
@@ -101,7 +101,7 @@ class Invariant(MetricOptimizer):
     ) -> None:
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
-        self._known: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
+        self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = rule(groups, **_with_fused_kernels(rule, options))
@@ -164,13 +164,13 @@ class Invariant(MetricOptimizer):
             super().add_param_group(param_group)
             return
         self._check_group(param_group)
-        own = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
-        known = {p for group in self.param_groups for p in group["params"]}
-        if known & set(own["params"]):
+        group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
+        present = {p for group in self.param_groups for p in group["params"]}
+        if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")
         with self._rule_at_work() as rule:
-            rule.add_param_group({**own, "params": self._shadows_of(own["params"])})
-        self._bind(own["params"])
+            rule.add_param_group({**group, "params": self._shadows_of(group["params"])})
+        self._bind(group["params"])
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         if self.rule is not None:  # which knows what options there are
@@ -189,67 +189,67 @@ class Invariant(MetricOptimizer):
             The closure's loss, or None.
         """
         assert self.rule is not None
-        several = closure if _evaluates(self.rule) else None
-        loss = None if several is not None else evaluated(closure)
+        if closure is None or not _evaluates(self.rule):
+            return super().step(closure)
         self.network.check_current()
-        if several is not None and not self._active():
-            evaluated(several)  # which parameters have gradients
-        active = self._active()
-        if not active:
-            return loss
-        expect_values(active[0][0])
-        with full_precision(active[0][0]):
-            before = {p: self.state[p].get("factor") for p, _ in active} if self._points else {}
-            factors = self._factors(active)
-            if before:
-                move_points_(self.rule, self._points or (), self._shadows, before, factors)
-            entries = self._entries(active, factors)
-            with self._rule_at_work() as rule:
-                if several is None:
-                    self._let_step(rule, entries)
-                else:
-                    for entry in entries:
-                        entry.put()
-                    loss = rule.step(through(entries, several, self._rule_at_rest))
-                    for entry in entries:
-                        entry.map_back(from_zero=False)
+        if not self._active():
+            evaluated(closure)  # which parameters have gradients
+        entries = self._entries(self._steps())
+        if not entries:
+            return None
+        with full_precision(entries[0].p), self._rule_at_work() as rule:
+            for entry in entries:
+                entry.put()
+            loss = rule.step(through(entries, closure, self._rule_at_rest))
+            for entry in entries:
+                entry.map_back(from_zero=False)
         return loss
 
-    def _let_step(self, rule: Optimizer, entries: list[Entry]) -> None:
-        """One step of a rule from the gradients at hand."""
-        masked = type(rule).__name__ in _SIGNS
-        for entry in entries:
-            entry.read_gradient(masked=masked)
-        if self.clip_norm is not None:
-            factor = clip_factor(squared_norm(entries), self.clip_norm)
-            for entry in entries if factor != 1 else ():
-                assert entry.shadow.grad is not None
-                entry.shadow.grad.mul_(factor)
-        with seen_from_zero(rule) as decay:
+    def _steps(self) -> list[Descent]:
+        if not self._points:
+            return super()._steps()
+        before = {p: self.state[p].get("factor") for p in self._shadows}
+        steps = super()._steps()
+        assert self.rule is not None
+        for step in steps:
+            move_points_(self.rule, self._points, self._shadows[step.p], before[step.p], step.factor)
+        return steps
+
+    def _advance(self, steps: list[Descent]) -> None:
+        entries = self._entries(steps)
+        with full_precision(entries[0].p), self._rule_at_work() as rule:
+            masked = type(rule).__name__ in _SIGNS
             for entry in entries:
-                if decay is None:
-                    entry.put()
-                else:
-                    entry.put_zero(decay(entry.shadow))
-            rule.step()
-        for entry in entries:
-            entry.map_back(from_zero=decay is not None)
+                entry.read_gradient(masked=masked)
+            if self.clip_norm is not None:
+                factor = clip_factor(squared_norm(entries), self.clip_norm)
+                for entry in entries if factor != 1 else ():
+                    assert entry.shadow.grad is not None
+                    entry.shadow.grad.mul_(factor)
+            with seen_from_zero(rule) as decay:
+                for entry in entries:
+                    if decay is None:
+                        entry.put()
+                    else:
+                        entry.put_zero(decay(entry.shadow))
+                rule.step()
+            for entry in entries:
+                entry.map_back(from_zero=decay is not None)
 
-    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
-        raise NotImplementedError  # the rule's own step takes its place
-
-    def _entries(self, active: Active, factors: dict[Tensor, Tensor]) -> list[Entry]:
+    def _entries(self, steps: list[Descent]) -> list[Entry]:
         """The parameters with a gradient; the rule finds no gradient of the others."""
-        moved = {p for p, _ in active}
-        for p, shadow in self._shadows.items():
-            if p not in moved:
-                shadow.grad = None
-        return [self._entry(p, factors.get(p)) for p, _ in active]
+        entries = [self._entry(step.p, step.factor) for step in steps]
+        if len(entries) < len(self._shadows):
+            moved = {id(entry.shadow) for entry in entries}
+            for shadow in self._shadows.values():
+                if id(shadow) not in moved:
+                    shadow.grad = None
+        return entries
 
     def _entry(self, p: Tensor, r: Tensor | None) -> Entry:
-        entry = self._known.get(p)
+        entry = self._kept_entries.get(p)
         if entry is None or not entry.is_current:
-            entry = self._known[p] = Entry(p, self._converted(p))
+            entry = self._kept_entries[p] = Entry(p, self._converted(p))
         entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
         return entry
 
@@ -266,7 +266,7 @@ class Invariant(MetricOptimizer):
         return shadow
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        return {} if name == "_known" else super()._copied(name, value, memo)
+        return {} if name == "_kept_entries" else super()._copied(name, value, memo)
 
     # -- schedule-free rules --------------------------------------------------------------------------------------
 
@@ -282,9 +282,9 @@ class Invariant(MetricOptimizer):
     def _switch(self, method: str) -> None:
         if not callable(getattr(self.rule, method, None)):
             return
-        known = [(p, self.state[p].get("factor")) for p in self._shadows]
+        factors = [(p, self.state[p].get("factor")) for p in self._shadows]
         names = self.network.names_by_id
-        entries = [self._entry(p, r) for p, r in known if r is not None or id(p) not in names]
+        entries = [self._entry(p, r) for p, r in factors if r is not None or id(p) not in names]
         for entry in entries:
             entry.put()
         with self._rule_at_work() as rule:
@@ -300,9 +300,9 @@ class Invariant(MetricOptimizer):
             packed = rule.state_dict()
         state = {index: dict(kept) for index, kept in packed["state"].items()}
         for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
-            own = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
-            if own:
-                state.setdefault(index, {}).update(own)
+            metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
+            if metric:
+                state.setdefault(index, {}).update(metric)
         return {**packed, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -337,9 +337,9 @@ _OURS = "metric_"
 
 def _with_fused_kernels(rule: Callable[..., Optimizer], options: dict[str, Any]) -> dict[str, Any]:
     """Options of a rule of torch that has kernels for whole steps: these take them, unless others were asked for."""
-    own = rule in (Adam, AdamW, SGD)
+    has_kernels = rule in (Adam, AdamW, SGD)
     asked = options.keys() & {"fused", "foreach", "capturable", "differentiable"}
-    return {**options, "fused": True} if own and not asked else options
+    return {**options, "fused": True} if has_kernels and not asked else options
 
 
 def _evaluates(rule: Optimizer) -> bool:

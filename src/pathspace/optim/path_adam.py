@@ -12,10 +12,9 @@ from torch.optim import AdamW
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_betas, check_not_negative
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.invariant import Invariant
 
 
@@ -45,16 +44,11 @@ class PathAdam(Invariant):
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
-        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. The norm does not
-            depend on the scaling of the weights.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.Path`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -74,11 +68,7 @@ class PathAdam(Invariant):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
@@ -86,12 +76,10 @@ class PathAdam(Invariant):
             params,
             network,
             AdamW,
-            metric=chosen_metric(metric, Path, options),
-            clip_norm=clip_norm,
             lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
-            maximize=maximize,
+            **with_metric(options, Path),
         )

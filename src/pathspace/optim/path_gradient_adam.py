@@ -6,18 +6,16 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Unpack
-
-from torch import Tensor
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_betas, check_not_negative
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters
-from pathspace.optim.base.options import chosen_metric
-from pathspace.optim.base.steepest import Descent, clipping
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.options import SharedOptions, with_metric
+from pathspace.optim.base.steepest import Descent, clipping, turn
 from pathspace.optim.rules.moments import adam_direction
 from pathspace.paths.kernel.norm import widened
 
@@ -46,16 +44,11 @@ class PathGradientAdam(MetricOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled decay of every parameter, times lr.
         amsgrad: divide by the largest second moment so far.
-        clip_norm: largest norm of g / sqrt(D) over all parameters (of g, outside the network).
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(normalization="none", **options)``, the paper's
-            kappa as it is.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+        options: as for :class:`PathAdam`, but without a ``metric`` the kappa is that of the paper, with
+            ``normalization="none"``.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -75,43 +68,24 @@ class PathGradientAdam(MetricOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-        }
-        published: PathOptions = {"normalization": "none"}
-        given = chosen_metric(metric, Path, {**published, **options} if metric is None else options)
-        super().__init__(params, network, defaults, given, clip_norm)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(
+            params, network, defaults, **with_metric(options, partial(Path, normalization="none"))
+        )
 
-    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
-        names = self.network.names_by_id
-        steps = []
-        for p, group in active:
-            assert p.grad is not None
-            g, gauge = -p.grad if group["maximize"] else p.grad, None
-            if p in factors:
-                gauge = self.metric.gauge(names[id(p)])
-                g = g if gauge.far is None else g * gauge.far
-            steps.append(Descent(p, group, g, factors.get(p), gauge))
+    def _advance(self, steps: list[Descent]) -> None:
+        turn(steps, self.metric)
         factor = clipping(steps, self.clip_norm, None)
         for step in steps:
             p, group, lr = step.p, step.group, float(step.group["lr"])
             d = widened(step.direction()) * factor
-            if step.gauge is not None and step.gauge.far is not None:
-                d = d * step.gauge.far
-            direction = adam_direction(d, self.state[p], group["betas"], group["eps"], group["amsgrad"])
+            if step.far is not None:
+                d = d * step.far
+            direction = adam_direction(d, step.state, group["betas"], group["eps"], group["amsgrad"])
             if group["weight_decay"]:
                 p.mul_(1 - lr * group["weight_decay"])
             p.add_(direction.to(p.dtype), alpha=-lr)

@@ -11,10 +11,9 @@ from typing import Any, Unpack
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.invariant import Invariant
 from pathspace.optim.rules.muon import AdjustLr, MuonAdamW
 
@@ -48,16 +47,11 @@ class PathMuon(Invariant):
         adjust_lr: factor of a matrix's step. ``"match_rms_adamw"``: 0.2 sqrt(max(n, m)), which gives steps of
             AdamW's size, so that one lr serves both rules; ``"original"``: sqrt(max(1, n / m)).
         ns_steps: Newton-Schulz iterations.
-        clip_norm: largest norm of g / sqrt(D) over all parameters; longer gradients are scaled down to it. The norm
-            does not depend on the scaling of the weights.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.Path`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -83,10 +77,7 @@ class PathMuon(Invariant):
         *,
         adjust_lr: AdjustLr = "match_rms_adamw",
         ns_steps: int = 5,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
@@ -98,8 +89,6 @@ class PathMuon(Invariant):
             params,
             network,
             MuonAdamW,
-            metric=chosen_metric(metric, Path, options),
-            clip_norm=clip_norm,
             lr=lr,
             momentum=momentum,
             nesterov=nesterov,
@@ -108,7 +97,7 @@ class PathMuon(Invariant):
             eps=eps,
             adjust_lr=adjust_lr,
             ns_steps=ns_steps,
-            maximize=maximize,
+            **with_metric(options, Path),
         )
 
     def _check_group(self, param_group: dict[str, Any]) -> None:

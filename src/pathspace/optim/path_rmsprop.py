@@ -11,10 +11,9 @@ from typing import Unpack
 from torch.optim import RMSprop
 
 from pathspace.metrics import Path
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.invariant import Invariant
 
 
@@ -37,15 +36,11 @@ class PathRMSprop(Invariant):
         alpha: decay rate of v.
         eps: added to the root of v, in the coordinates.
         momentum: factor of m.
-        clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.Path`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -64,21 +59,15 @@ class PathRMSprop(Invariant):
         alpha: float = 0.99,
         eps: float = 1e-8,
         momentum: float = 0.0,
-        *,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         super().__init__(
             params,
             network,
             RMSprop,
-            metric=chosen_metric(metric, Path, options),
-            clip_norm=clip_norm,
             lr=lr,
             alpha=alpha,
             eps=eps,
             momentum=momentum,
-            maximize=maximize,
+            **with_metric(options, Path),
         )

@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import Unpack
 
 import torch
-from torch import Tensor
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_bounds, check_not_negative
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters, parameter_names
-from pathspace.optim.base.options import chosen_metric
-from pathspace.optim.base.steepest import Descent, clipping, descend_
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.options import SharedOptions, with_metric
+from pathspace.optim.base.steepest import Descent, clipping, descend_, turn
 from pathspace.paths.kernel.kappa import first_term
 
 
@@ -45,23 +43,16 @@ class PathSGD(MetricOptimizer):
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2.
-        clip_norm: largest norm of g / sqrt(D) over all parameters (of g, outside the network); longer gradients are
-            scaled down to it. The norm does not depend on the scaling of the weights. It lets a weight of little kappa
-            move far: by up to lr / sqrt(D).
         clip_step: largest length of d over all parameters, measured in the gauge in which the network was balanced at
             the first step (as it is, outside the network), which does not depend on the scaling of the weights
             either. What clipping gradients does for SGD on the balanced network: without momentum no step there is
-            longer than lr clip_step. Takes effect after ``clip_norm``.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``: ``power``, ``damping``,
-            ``refresh_every``, ``second_term``, ``normalization``. ``normalization="none",
-            refresh_every=1`` is the rule of the paper.
+            longer than lr clip_step. Takes effect after ``clip_norm``, which lets a weight of little kappa move far:
+            by up to lr / sqrt(D).
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.Path`. ``normalization="none", refresh_every=1`` is the rule of the paper.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -82,11 +73,8 @@ class PathSGD(MetricOptimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
-        clip_norm: float | None = None,
         clip_step: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
         if nesterov and not momentum:
@@ -99,38 +87,21 @@ class PathSGD(MetricOptimizer):
             "nesterov": nesterov,
             "weight_decay": weight_decay,
             "path_decay": path_decay,
-            "maximize": maximize,
         }
-        super().__init__(params, network, defaults, chosen_metric(metric, Path, options), clip_norm)
+        super().__init__(params, network, defaults, **with_metric(options, Path))
 
-    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
-        steps = self._steps(active, factors)
-        descend_(steps, self.state, clipping(steps, self.clip_norm, self.clip_step))
+    def _advance(self, steps: list[Descent]) -> None:
+        turn(steps, self.metric)
+        if any(step.group["path_decay"] for step in steps):
+            self._regularize(steps)
+        descend_(steps, clipping(steps, self.clip_norm, self.clip_step))
 
-    def _steps(self, active: Active, factors: dict[Tensor, Tensor]) -> list[Descent]:
-        """What the directions are made of; the user's own gradients are never changed."""
-        names = parameter_names(self.network, (p for p, _ in active))
-        steps = []
-        for p, group in active:
-            g, name = p.grad, names.get(p)
-            assert g is not None
-            g = -g if group["maximize"] else g
-            gauge = None if name is None else self.metric.gauge(name)
-            if gauge is not None and gauge.far is not None:
-                g = (g * gauge.far).to(g.dtype)
-            steps.append(Descent(p, group, g, factors.get(p), gauge))
-        if any(group["path_decay"] for _, group in active):
-            self._regularize(steps, names)
-        return steps
-
-    def _regularize(self, steps: list[Descent], names: dict[Tensor, str]) -> None:
+    def _regularize(self, steps: list[Descent]) -> None:
         """Add d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p to the gradients."""
         near = self.metric.near_parameters()
         weights = self.network.parameters if near is None else near
-        decayed = [names[s.p] for s in steps if s.group["path_decay"] and s.p in names]
-        kappa1 = first_term(self.network, near, names=decayed) if decayed else {}
-        for step in steps:
-            name = names.get(step.p, "")
-            if name in kappa1:
-                term = kappa1[name].to(step.g.dtype) * weights[name].to(step.g.dtype)
-                step.g = torch.add(step.g, term, alpha=step.group["path_decay"])
+        decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
+        kappa1 = first_term(self.network, near, names=list(decayed)) if decayed else {}
+        for name, step in decayed.items():
+            term = kappa1[name].to(step.g.dtype) * weights[name].to(step.g.dtype)
+            step.g = torch.add(step.g, term, alpha=step.group["path_decay"])

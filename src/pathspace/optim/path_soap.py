@@ -10,10 +10,9 @@ from typing import Unpack
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
-from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
-from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.invariant import Invariant
 from pathspace.optim.rules.soap import SOAP
 
@@ -47,16 +46,11 @@ class PathSOAP(Invariant):
         weight_decay: decoupled decay of every parameter, times lr.
         precondition_frequency: steps between two updates of the eigenbasis, each one power iteration and QR.
         max_precondition_size: sides of a matrix longer than this keep the standard basis.
-        clip_norm: largest norm of g / sqrt(D) over all parameters; longer gradients are scaled down to it. The norm
-            does not depend on the scaling of the weights.
-        maximize: ascend instead.
-        metric: the metric; None: ``pathspace.metrics.Path(**options)``.
-        options: those of :class:`pathspace.metrics.Path`, if there is no ``metric``.
+        options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
+            :class:`pathspace.metrics.Path`.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, for sparse gradients.
-        FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -80,10 +74,7 @@ class PathSOAP(Invariant):
         *,
         precondition_frequency: int = 40,
         max_precondition_size: int = 4096,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: Path | None = None,
-        **options: Unpack[PathOptions],
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_betas(betas)
         check_not_negative(
@@ -94,13 +85,11 @@ class PathSOAP(Invariant):
             params,
             network,
             SOAP,
-            metric=chosen_metric(metric, Path, options),
-            clip_norm=clip_norm,
             lr=lr,
             betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             precondition_frequency=precondition_frequency,
             max_precondition_size=max_precondition_size,
-            maximize=maximize,
+            **with_metric(options, Path),
         )

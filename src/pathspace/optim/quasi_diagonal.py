@@ -12,15 +12,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from pathspace.metrics.data_terms import DataOptions
 from pathspace.metrics.quasi_diagonal import groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.metrics.with_bias import DataDependentWithBias
 from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters
-from pathspace.optim.base.options import chosen_metric
-from pathspace.optim.base.steepest import Descent, descend_
+from pathspace.optim.base.network_optimizer import Parameters
+from pathspace.optim.base.options import SharedDataOptions, with_metric
+from pathspace.optim.base.steepest import Descent, descend_, turn
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.rules.clipping import clip_factor
 
@@ -50,18 +49,14 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         alpha: share of the data, in (0, 1]; the paths' share is diagonal.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
-        clip_norm: largest norm sqrt(g^T d) over all parameters.
-        maximize: ascend instead.
-        metric: the metric, an object made by another optimizer of this kind; None: one made of the options.
-        options: those of :class:`pathspace.metrics.DataDependent`, but ``power`` and ``sharing``. c is one number for
-            all parameters, the mean of theirs, because the rule mixes them; damping is added to the diagonal, which
+        options: ``clip_norm`` (of sqrt(g^T d)), ``maximize`` and ``metric``, as for :class:`Invariant`; without a
+            ``metric`` those of :class:`pathspace.metrics.DataDependent`, but ``power`` and ``sharing``. c is one number
+            for all parameters, the mean of theirs, because the rule mixes them; damping is added to the diagonal, which
             keeps the invariance under rescaling, and gives up a little of that under shifts.
 
     Raises:
-        ValueError: an option is out of its range, or no parameter belongs to the network.
-        RuntimeError: at a step, if no batch was seen, or for sparse gradients.
+        ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
         UnmatchedForwardError: at a step, if the model's forward pass is not the traced one.
-        FloatingPointError: at a step, if the metric is not finite; parameters are not changed then.
 
     Example:
         >>> import torch, pathspace as ps
@@ -84,10 +79,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         alpha: float = 1.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        clip_norm: float | None = None,
-        maximize: bool = False,
-        metric: DataDependentWithBias | None = None,
-        **options: Unpack[DataOptions],
+        **options: Unpack[SharedDataOptions],
     ) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(
@@ -105,35 +97,32 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            maximize=maximize,
-            metric=chosen_metric(metric, partial(DataDependentWithBias, alpha), options),
+            **with_metric(options, partial(DataDependentWithBias, alpha)),
         )
 
-    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
-        steps = self._steps(active, {})
-        names = self.network.names_by_id
-        inside = {names[id(s.p)]: s for s in steps if s.p in factors}
+    def _advance(self, steps: list[Descent]) -> None:
+        turn(steps, self.metric)
+        inside = {step.name: step for step in steps if step.name is not None}
         directions = self._directions(
-            {name: _balanced(s) for name, s in inside.items()},
-            {name: factors[s.p] for name, s in inside.items()},
+            {name: _balanced(step) for name, step in inside.items()},
+            {name: step.factor for name, step in inside.items() if step.factor is not None},
         )
         factor = 1.0
         if self.clip_norm is not None:
             # products have either sign here: in float32 those of a large gradient would cancel as inf - inf
             pairs = [(_balanced(s).double(), directions[name].double()) for name, s in inside.items()]
-            pairs += [(s.g.double(), s.g.double()) for s in steps if s.p not in factors]
+            pairs += [(s.g.double(), s.g.double()) for s in steps if s.name is None]
             factor = clip_factor(sum(float((g * d).sum()) for g, d in pairs), self.clip_norm)
         for name, step in inside.items():
             assert step.gauge is not None
-            step.g = step.gauge.times_(directions[name]).to(step.p.dtype)  # d = f d'
-        descend_(steps, self.state, factor)
+            step.g, step.factor = step.gauge.times_(directions[name]).to(step.p.dtype), None  # d = f d'
+        descend_(steps, factor)
 
     def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
         """d' of every parameter of the network, in the balanced frame."""
         assert isinstance(self.metric, DataDependentWithBias)
-        known = {name: found for name in gradients if (found := self.metric.cross(name)) is not None}
-        bias_of = {name: bias for name, (bias, _) in known.items()}
+        crossed = {name: pair for name in gradients if (pair := self.metric.cross(name)) is not None}
+        bias_of = {name: bias for name, (bias, _) in crossed.items()}
         directions: dict[str, Tensor] = {}
         for bias, weights in groups(bias_of, list(gradients)).items():
             rows, M_00 = len(gradients[bias]), diagonal[bias]
@@ -145,7 +134,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
                 wide([gradients[w] for w in weights]),
                 gradients[bias].to(M_00.dtype),
                 wide([diagonal[w] for w in weights]),
-                wide([known[w][1] for w in weights]),
+                wide([crossed[w][1] for w in weights]),
                 M_00,
             )
             parts = d.split([gradients[w].numel() // rows for w in weights], 1)

@@ -149,8 +149,8 @@ class Entry:
 
 def squared_norm(entries: Sequence[Entry]) -> float:
     """The squared norm of all h."""
-    found = [h.reshape(-1) for e in entries if (h := e.shadow.grad) is not None]
-    return float(torch.stack([torch.dot(h, h) for h in found]).sum()) if found else 0.0
+    flat = [h.reshape(-1) for e in entries if (h := e.shadow.grad) is not None]
+    return float(torch.stack([torch.dot(h, h) for h in flat]).sum()) if flat else 0.0
 
 
 def through(

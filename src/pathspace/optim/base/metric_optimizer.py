@@ -16,15 +16,8 @@ from pathspace.metrics import Path
 from pathspace.metrics.checks import check_bounds
 from pathspace.metrics.path import Form
 from pathspace.network import Network
-from pathspace.network.errors import expect_values
-from pathspace.optim.base.network_optimizer import (
-    Active,
-    NetworkOptimizer,
-    Parameters,
-    evaluated,
-    parameter_names,
-)
-from pathspace.squared.precision import full_precision
+from pathspace.optim.base.network_optimizer import NetworkOptimizer, Parameters, evaluated
+from pathspace.optim.base.steepest import Descent
 
 
 class MetricOptimizer(NetworkOptimizer):
@@ -36,6 +29,7 @@ class MetricOptimizer(NetworkOptimizer):
         defaults: options that groups may have of their own.
         metric: the metric.
         clip_norm: largest norm of g / sqrt(D) over all parameters; None does not clip.
+        maximize: ascend instead; None where that is no option of the groups, or set by the rule.
     """
 
     form: Form = "inverse"
@@ -48,10 +42,13 @@ class MetricOptimizer(NetworkOptimizer):
         defaults: dict[str, Any],
         metric: Path,
         clip_norm: float | None = None,
+        maximize: bool | None = None,
     ) -> None:
         check_bounds(clip_norm=clip_norm)
         self.metric, self.clip_norm = metric, clip_norm
-        super().__init__(params, network, defaults)
+        super().__init__(
+            params, network, defaults if maximize is None else {**defaults, "maximize": maximize}
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
@@ -64,12 +61,12 @@ class MetricOptimizer(NetworkOptimizer):
 
     def _bind(self, parameters: Iterable[Tensor]) -> None:
         """Let the metric know of parameters."""
-        names = parameter_names(self.network, parameters)
-        self.metric.bind(self.network, names.values(), self.form)
+        names = self.network.names_by_id
+        self.metric.bind(self.network, [names[id(p)] for p in parameters if id(p) in names], self.form)
 
     @abstractmethod
-    def _advance(self, active: Active, factors: dict[Tensor, Tensor]) -> None:
-        """Move the parameters; those without a factor are outside the network."""
+    def _advance(self, steps: list[Descent]) -> None:
+        """Move the parameters."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,20 +80,21 @@ class MetricOptimizer(NetworkOptimizer):
         """
         loss = evaluated(closure)
         self.network.check_current()
-        active = self._active()
-        if active:
-            expect_values(active[0][0])
-            with full_precision(active[0][0]):
-                self._advance(active, self._factors(active))
+        steps = self._steps()
+        if steps:
+            self._advance(steps)
         return loss
 
-    def _factors(self, active: Active) -> dict[Tensor, Tensor]:
-        """What the metric gives for the parameters of the network."""
-        names = parameter_names(self.network, (p for p, _ in active))
-        if not names:
-            return {}
-        found = self.metric.advance({name: self.state[p] for p, name in names.items()})
-        return {p: found[name] for p, name in names.items()}
+    def _steps(self) -> list[Descent]:
+        """The parameters that have a gradient, and what the metric gives for those of the network."""
+        names = self.network.names_by_id
+        steps = [Descent(p, group, self.state[p], names.get(id(p)), g) for p, group, g in self._active()]
+        inside = {step.name: step for step in steps if step.name is not None}
+        if inside:
+            factors = self.metric.advance({name: step.state for name, step in inside.items()})
+            for name, step in inside.items():
+                step.factor = factors[name]
+        return steps
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.

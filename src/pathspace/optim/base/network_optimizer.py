@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from pathspace.network import Network
 from pathspace.network.errors import expect_network
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Active = list[tuple[Tensor, dict[str, Any]]]  # parameters with a gradient, each with its group
+Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
 _NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
 
@@ -37,7 +37,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         )  # torch adds options of its own to ``defaults`` when it loads a state
         super().__init__(params, defaults)
         network.check_current()
-        if not parameter_names(network, (p for group in self.param_groups for p in group["params"])):
+        if not any(id(p) in network.names_by_id for group in self.param_groups for p in group["params"]):
             raise ValueError(
                 "none of these parameters belongs to the network: trace the model that they are the parameters of "
                 "(a copied or converted model must be traced again)"
@@ -58,9 +58,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: one is.
         """
-        own = self._options() - set(self.defaults) - {"params"}
+        whole = self._options() - set(self.defaults) - {"params"}
         for name in param_group:
-            if name in own:
+            if name in whole:
                 kind = type(self).__name__
                 raise ValueError(
                     f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
@@ -72,9 +72,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
     @classmethod
     def _options(cls) -> set[str]:
         """The names of what the constructor takes, those of a typed dictionary of keywords included."""
-        found = inspect.signature(cls.__init__).parameters
-        hints = [get_args(p.annotation) for p in found.values() if p.kind is p.VAR_KEYWORD]
-        return set(found) | {name for (keywords,) in filter(None, hints) for name in keywords.__annotations__}
+        names = set(inspect.signature(cls.__init__).parameters)
+        for hint in get_type_hints(cls.__init__).values():
+            if get_origin(hint) is Unpack:
+                names |= set(get_args(hint)[0].__annotations__)
+        return names
 
     def _active(self) -> Active:
         """The parameters that have a gradient.
@@ -92,7 +94,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     raise RuntimeError(
                         f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
                     )
-                active.append((p, group))
+                active.append((p, group, g))
         return active
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,10 +163,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy for a copy of the model: ``copy.deepcopy((model, optimizer))``."""
-        made = memo[id(self)] = type(self).__new__(type(self))
+        copied = memo[id(self)] = type(self).__new__(type(self))
         # schedulers put a method of this object in the place of ``step``
-        made.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
-        return made
+        copied.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
+        return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         """An attribute of a copy."""
@@ -186,12 +188,6 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def parameter_names(network: Network, parameters: Iterable[Tensor]) -> dict[Tensor, str]:
-    """Names in the network of those parameters that belong to it."""
-    by_id = network.names_by_id
-    return {p: by_id[id(p)] for p in parameters if id(p) in by_id}
 
 
 def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:

@@ -1,11 +1,48 @@
-"""Which metric an optimizer was asked for: an object, or the options of one."""
+"""The options that all optimizers with a metric share, and the metric that they ask for: an object, or options of one.
+
+clip_norm   largest norm of g / sqrt(D) over all parameters (of g, outside the network); longer gradients are scaled
+down to it. It does not depend on the scaling of the weights, as that of g would.
+maximize    ascend instead.
+metric      the metric, an object that may serve several optimizers of one network; None: one made of the options
+of its class that stand beside it (power, damping, refresh_every, ...).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pathspace.metrics import Path
+from pathspace.metrics import DataDependent, Path
+from pathspace.metrics.data_terms import DataOptions
+from pathspace.metrics.path import PathOptions
+
+
+class SharedOptions(PathOptions, total=False):
+    """Of optimizers whose metric is that of the path norm."""
+
+    clip_norm: float | None
+    maximize: bool
+    metric: Path | None
+
+
+class SharedDataOptions(DataOptions, total=False):
+    """Of optimizers whose metric is data-dependent."""
+
+    clip_norm: float | None
+    maximize: bool
+    metric: DataDependent | None
+
+
+def with_metric(options: Mapping[str, Any], make: Callable[..., Path]) -> dict[str, Any]:
+    """The shared options of an optimizer, with the metric that was given or one made of the other options."""
+    of_metric = {
+        name: value for name, value in options.items() if name not in ("clip_norm", "maximize", "metric")
+    }
+    return {
+        "clip_norm": options.get("clip_norm"),
+        "maximize": options.get("maximize", False),
+        "metric": chosen_metric(options.get("metric"), make, of_metric),
+    }
 
 
 def chosen_metric(metric: Path | None, make: Callable[..., Path], options: Mapping[str, Any]) -> Path:

@@ -12,7 +12,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -42,10 +42,26 @@ _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
 _ROOM = 60  # binary digits of a factor, up to which float32 holds its square
 
 
-class PathSpaceOptimizer(NetworkOptimizer):
-    """Base of the optimizers in path space; see :class:`GSGD` for the options.
+class PathSpaceOptions(TypedDict, total=False):
+    """The options that optimizers in path space share; see :class:`pathspace.optim.GSGD`."""
 
-    Groups have the options ``lr``, ``weight_decay`` and ``maximize`` in any case.
+    clip_norm: float | None
+    clamp: float | None
+    units: Units
+    skeleton_rate: float
+    skeleton: Skeleton | Rule | None
+    seed: int
+    maximize: bool
+
+
+class PathSpaceOptimizer(NetworkOptimizer):
+    """Base of the optimizers in path space.
+
+    Args:
+        params: parameters or param groups.
+        network: the traced network.
+        defaults: options that groups may have of their own, ``lr`` and ``weight_decay`` among them.
+        clip_norm, clamp, units, skeleton_rate, skeleton, seed, maximize: see :class:`pathspace.optim.GSGD`.
     """
 
     def __init__(
@@ -54,12 +70,13 @@ class PathSpaceOptimizer(NetworkOptimizer):
         network: Network,
         defaults: dict[str, Any],
         *,
-        clip_norm: float | None,
-        clamp: float | None,
-        units: Units,
-        skeleton_rate: float,
-        skeleton: Skeleton | Rule | None,
-        seed: int,
+        clip_norm: float | None = None,
+        clamp: float | None = 2.0,
+        units: Units = "balanced",
+        skeleton_rate: float = 0.03,
+        skeleton: Skeleton | Rule | None = None,
+        seed: int = 0,
+        maximize: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         check_bounds(clip_norm=clip_norm)
@@ -77,7 +94,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._far: bool | None = None  # not known yet
         self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
-        super().__init__(params, network, defaults)
+        super().__init__(params, network, {**defaults, "maximize": maximize})
         if isinstance(self._wanted, Skeleton):
             _check_skeleton(self._wanted, network)
         elif self._wanted not in RULES:
@@ -162,8 +179,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
             if len(self._frames) == _FRAMES:
                 self._frames.clear()
             with cpu_by_default():
-                found = chart(self.network, self.skeleton, weights, measure.fixed.device)
-                frame = self._frames[key] = Frame(found, measure, weights, self._scratch)
+                coordinates = chart(self.network, self.skeleton, weights, measure.fixed.device)
+                frame = self._frames[key] = Frame(coordinates, measure, weights, self._scratch)
         return frame.look(weights)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -187,7 +204,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _advance(self, active: Active) -> None:
         names = self.network.names_by_id
-        if self.skeleton is None and any(id(p) in names and group["lr"] != 0 for p, group in active):
+        if self.skeleton is None and any(id(p) in names and group["lr"] != 0 for p, group, _ in active):
             with cpu_by_default():
                 self._begin(self._first_skeleton())
         wide = torch.Tensor.double if self._is_far() else widened
@@ -195,9 +212,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         gradients: dict[str, Tensor] = {}
         inside: Inside = {}
         outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
-        for p, group in active:
-            g = p.grad
-            if g is None or group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
+        for p, group, g in active:
+            if group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
                 continue
             name = names.get(id(p))
             g = widened(g) if name is None else wide(g)
@@ -326,12 +342,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
         kept = copy.deepcopy(state_dict["path_space"])
-        found = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
+        restored = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
         super().load_state_dict(state_dict)
-        if found is not None:
+        if restored is not None:
             device = next(iter(self.network.parameters.values())).device
             self._start = {key: value.to(device) for key, value in kept.items()}
-            self._adopt(found)
+            self._adopt(restored)
         else:
             self.skeleton, self._start, self._frames = None, {}, {}
 

@@ -7,7 +7,7 @@ What is made of gradients stays as it is: it belongs to directions that no resca
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,10 @@ _POINTS = {
 }
 
 
-def points_of(rule: Optimizer, given: Sequence[str] | None) -> tuple[str, ...] | None:
+def points_of(rule: Optimizer, names: Sequence[str] | None) -> tuple[str, ...] | None:
     """The names of the points in a rule's state; None where nobody knows."""
-    if given is not None:
-        return tuple(given)
+    if names is not None:
+        return tuple(names)
     kinds = [kind.__name__ for kind in type(rule).__mro__ if kind is not Optimizer]
     for kind in kinds:
         if kind in _POINTS:
@@ -68,30 +68,24 @@ def frozen_because(rule: Optimizer) -> None:
 
 
 def move_points_(
-    rule: Optimizer,
-    points: Sequence[str],
-    shadows: Mapping[Tensor, nn.Parameter],
-    before: Mapping[Tensor, Tensor | None],
-    after: Mapping[Tensor, Tensor],
+    rule: Optimizer, points: Sequence[str], shadow: nn.Parameter, old: Tensor | None, new: Tensor | None
 ) -> None:
-    """Points u become u r_old / r_new.
+    """Points u of one parameter become u r_old / r_new.
 
     Raises:
         RuntimeError: a point has not the size of its parameter.
     """
-    for p, new in after.items():
-        old, state = before.get(p), rule.state.get(shadows[p], {})
-        if old is None or old is new:
+    if old is None or new is None or old is new:
+        return
+    state, ratio = rule.state.get(shadow, {}), torch.where(new == 0, 1.0, old / new)
+    for key in points:
+        point = state.get(key)
+        if point is None:
             continue
-        ratio = torch.where(new == 0, 1.0, old / new)
-        for key in points:
-            point = state.get(key)
-            if point is None:
-                continue
-            if point.numel() != ratio.numel():
-                raise RuntimeError(
-                    f"'{key}' of {type(rule).__name__} holds {point.numel()} of {ratio.numel()} elements of a "
-                    "parameter, and cannot follow the metric: let it keep all (slice_p=1), or use "
-                    "metric=pathspace.metrics.Balanced()"
-                )
-            point.mul_(ratio.view(point.shape).to(point.dtype))
+        if point.numel() != ratio.numel():
+            raise RuntimeError(
+                f"'{key}' of {type(rule).__name__} holds {point.numel()} of {ratio.numel()} elements of a parameter, "
+                "and cannot follow the metric: let it keep all (slice_p=1), or use "
+                "metric=pathspace.metrics.Balanced()"
+            )
+        point.mul_(ratio.view(point.shape).to(point.dtype))

@@ -7,12 +7,13 @@ network near balance (see ``metrics.gauge``), 1 for all others.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pathspace.metrics import Path
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
@@ -25,30 +26,45 @@ _addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
 
 @dataclass(slots=True)
 class Descent:
-    """What one parameter's direction is made of.
+    """What a step does to one parameter is made of this.
 
     Attributes:
         p: the parameter.
         group: its options.
+        state: what the optimizer keeps of it.
+        name: in the network; None outside.
         g: the gradient to descend, in the near member: m dL/dp.
-        inverse: 1 / D there; None outside the network, where d = g.
+        factor: what the metric gives, 1 / D there for this rule; None outside the network, where d = g.
         gauge: f / m and m; None outside the network.
     """
 
     p: Tensor
     group: dict[str, Any]
+    state: dict[str, Any]
+    name: str | None
     g: Tensor
-    inverse: Tensor | None
-    gauge: Gauge | None
+    factor: Tensor | None = None
+    gauge: Gauge | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether 1 / D may be multiplied with as it is, of the parameter's type."""
-        return self.inverse is not None and self.inverse.dtype == self.p.dtype == self.g.dtype
+    def far(self) -> Tensor | None:
+        """m; None for 1."""
+        return None if self.gauge is None else self.gauge.far
 
     def direction(self) -> Tensor:
         """d, in the widest type that it is made of; g itself outside the network."""
-        return self.g if self.inverse is None else self.g * self.inverse
+        return self.g if self.factor is None else self.g * self.factor
+
+
+def turn(steps: list[Descent], metric: Path) -> None:
+    """Let g be what is descended, in the near member; the user's own gradients are never changed."""
+    for step in steps:
+        if step.group["maximize"]:
+            step.g = -step.g
+        if step.name is not None:
+            step.gauge = metric.gauge(step.name)
+            if step.far is not None:
+                step.g = (step.g * step.far).to(step.g.dtype)
 
 
 def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | None) -> float:
@@ -73,74 +89,55 @@ def _sum(terms: Iterable[Tensor]) -> float:
     return float(torch.stack(totals).sum()) if totals else 0.0
 
 
-@dataclass(slots=True)
-class _Lists:
-    """The parameters of one group that move alike, and what moves them."""
-
-    parameters: list[Tensor] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
-    inverses: list[Tensor] = field(default_factory=list)
-    far: list[Tensor | None] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-
-
-def descend_(steps: list[Descent], states: dict[Tensor, dict[str, Any]], factor: float) -> None:
+def descend_(steps: list[Descent], factor: float) -> None:
     """v = momentum v + factor d;  p = (1 - eta weight_decay) p - eta v, each in one call for a group."""
-    groups: dict[tuple[int, bool], tuple[dict[str, Any], _Lists]] = {}
+    groups: dict[tuple[int, bool], list[Descent]] = {}
     for step in steps:
-        plain = step.is_plain
-        _, lists = groups.setdefault((id(step.group), plain), (step.group, _Lists()))
-        lists.parameters.append(step.p)
+        # whether 1 / D may be multiplied with as it is, of the parameter's type
+        plain = step.factor is not None and step.factor.dtype == step.p.dtype == step.g.dtype
+        groups.setdefault((id(step.group), plain), []).append(step)
+    for (_, plain), alike in groups.items():
+        group, p = alike[0].group, [step.p for step in alike]
         if plain:
-            assert step.inverse is not None
-            lists.gradients.append(step.g)
-            lists.inverses.append(step.inverse)
+            d, inverses = [step.g for step in alike], [f for step in alike if (f := step.factor) is not None]
         else:
-            lists.gradients.append(step.direction().to(step.p.dtype))
-        lists.far.append(None if step.gauge is None else step.gauge.far)
-        lists.states.append(states[step.p])
-    for group, lists in groups.values():
-        _move_(group, lists, factor)
+            d, inverses = [step.direction().to(step.p.dtype) for step in alike], None
+        far = [step.far for step in alike]
+        away = None if all(m is None for m in far) else far
+        lr, momentum = float(group["lr"]), group["momentum"]
+        if group["weight_decay"]:
+            _mul_(p, 1 - lr * group["weight_decay"])
+        if momentum:
+            v = _velocities(alike, momentum)
+            _add_directions_(v, d, inverses, factor)
+            _add_(p, _back(v, away), alpha=-lr * momentum if group["nesterov"] else -lr)
+        if not momentum or group["nesterov"]:  # nesterov: d + momentum v
+            _add_directions_(p, _back(d, away), inverses, -lr * factor)
 
 
-def _move_(group: dict[str, Any], lists: _Lists, factor: float) -> None:
-    lr, momentum, p = float(group["lr"]), group["momentum"], lists.parameters
-    if group["weight_decay"]:
-        _mul_(p, 1 - lr * group["weight_decay"])
-    if not momentum:
-        _add_directions_(p, lists, -lr * factor, lists.far)
-        return
-    if all("momentum_buffer" in state for state in lists.states):
-        v = [state["momentum_buffer"] for state in lists.states]
-        _mul_(v, momentum)
-    else:
-        v = []
-        for q, state in zip(p, lists.states, strict=True):
-            old = state.get("momentum_buffer")
-            new = (
-                torch.zeros_like(q, memory_format=torch.preserve_format)
-                if old is None
-                else old.mul_(momentum)
-            )
-            state["momentum_buffer"] = new
-            v.append(new)
-    _add_directions_(v, lists, factor, [])
-    _add_(p, _away(v, lists.far), alpha=-lr * momentum if group["nesterov"] else -lr)
-    if group["nesterov"]:  # d + momentum v
-        _add_directions_(p, lists, -lr * factor, lists.far)
+def _velocities(steps: list[Descent], momentum: float) -> list[Tensor]:
+    """momentum v; zero at first."""
+    for step in steps:
+        if "momentum_buffer" not in step.state:
+            new = torch.zeros_like(step.p, memory_format=torch.preserve_format)
+            step.state["momentum_buffer"] = new
+    v = [step.state["momentum_buffer"] for step in steps]
+    _mul_(v, momentum)
+    return v
 
 
-def _add_directions_(tensors: list[Tensor], lists: _Lists, value: float, far: list[Tensor | None]) -> None:
+def _add_directions_(
+    tensors: list[Tensor], d: list[Tensor], inverses: list[Tensor] | None, value: float
+) -> None:
     """Tensors += value d."""
-    gradients = _away(lists.gradients, far)
-    if lists.inverses:
-        _addcmul_(tensors, gradients, lists.inverses, value)
+    if inverses is None:
+        _add_(tensors, d, alpha=value)
     else:
-        _add_(tensors, gradients, alpha=value)
+        _addcmul_(tensors, d, inverses, value)
 
 
-def _away(tensors: list[Tensor], far: list[Tensor | None]) -> list[Tensor]:
+def _back(tensors: list[Tensor], far: list[Tensor | None] | None) -> list[Tensor]:
     """Steps of the near member as steps of the weights."""
-    if all(m is None for m in far):
+    if far is None:
         return tensors
     return [t if m is None else (t * m).to(t.dtype) for t, m in zip(tensors, far, strict=True)]
