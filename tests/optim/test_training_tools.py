@@ -215,6 +215,7 @@ def test_gradients_may_be_accumulated(name):
 
 @ALL
 @pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.filterwarnings("ignore:.* different gradients of the same norm")
 def test_clipping_the_plain_norm_breaks_what_the_invariant_clip_keeps(name, foreach):
     def clipped(run):
         for i in range(12):

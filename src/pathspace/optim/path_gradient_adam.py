@@ -59,6 +59,8 @@ class PathGradientAdam(MetricOptimizer):
         >>> optimizer.step()
     """
 
+    clips_by = None
+
     def __init__(
         self,
         params: Parameters,

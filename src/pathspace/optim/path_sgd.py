@@ -63,6 +63,8 @@ class PathSGD(MetricOptimizer):
         >>> optimizer.step()
     """
 
+    clips_by = "clip_step"
+
     def __init__(
         self,
         params: Parameters,

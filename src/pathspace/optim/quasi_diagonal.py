@@ -69,6 +69,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
 
     form = "balanced"
 
+    clips_by = "clip_norm"
+
     def __init__(
         self,
         params: Parameters,

@@ -82,6 +82,7 @@ class MetricOptimizer(NetworkOptimizer):
         self.network.check_current()
         steps = self._steps()
         if steps:
+            self._expect_unclipped(step.g for step in steps)
             self._advance(steps)
         return loss
 

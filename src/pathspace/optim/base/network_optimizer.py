@@ -13,6 +13,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
+from pathspace.optim.base.clipped_gradients import ClippedGradients
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
@@ -29,9 +30,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         defaults: options that groups may have of their own.
     """
 
+    clips_by: str | None = "clip_norm"
+    """The argument that does what clipping gradients does to others; None if the rule is not invariant anyhow."""
+
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
         self.network = network
+        self._clipped = ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
         self._of_groups = frozenset(
             defaults
         )  # torch adds options of its own to ``defaults`` when it loads a state
@@ -96,6 +101,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     )
                 active.append((p, group, g))
         return active
+
+    def _expect_unclipped(self, gradients: Iterable[Tensor]) -> None:
+        """Warn, once, if the gradients of a step were clipped before."""
+        if self._clipped is not None:
+            self._clipped.look(gradients)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.

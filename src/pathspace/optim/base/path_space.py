@@ -199,6 +199,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self.network.check_current()  # parameters that were replaced have no gradients any more
         active = self._active()
         if active:
+            self._expect_unclipped(g for _, _, g in active)
             self._advance(active)
         return loss
 
