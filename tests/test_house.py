@@ -72,7 +72,7 @@ def test_the_core_needs_torch_alone(package: str):
 def test_the_core_stays_within_its_budget():
     """A bound that is lowered when code goes, and raised by no more than a feature is worth."""
     lines = sum(len(p.read_text().splitlines()) for name in FLOORS for p in (ROOT / name).rglob("*.py"))
-    assert lines < 22_000
+    assert lines < 22_050
 
 
 class LastStep(torch.nn.Module):
@@ -85,7 +85,7 @@ class LastStep(torch.nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 7, 21), ("DDPSGD", 9, 27)])
+@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 8, 22), ("DDPSGD", 10, 28)])
 def test_a_step_passes_few_files(name, between, refresh):
     """Whoever reads what becomes of a gradient opens these files: with every check, of a step and of a refresh."""
     model, entered = LastStep(), set()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from pathspace.network.sharded import WHAT_TO_DO, is_sharded
+
 # what makes no difference to the network, in whatever way it is switched
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -59,6 +61,11 @@ class Places:
                 )
         for owned, leaf, parameter, name in self._leaves:
             if owned.get(leaf) is not parameter and self._parameter(name) is not parameter:
+                if is_sharded(self._parameter(name)):
+                    raise RuntimeError(
+                        f"the model's parameter '{name}' was split over processes after tracing (FSDP's fully_shard, "
+                        f"tensor parallelism). {WHAT_TO_DO}"
+                    )
                 raise RuntimeError(
                     f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
                     "or load_state_dict with assign=True): trace the model again"

@@ -23,6 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pathspace.metrics import Path
 from pathspace.network import Network
+from pathspace.network.sharded import expect_whole
 from pathspace.optim.base.coordinates import Entry, as_shadow, seen_from_zero, squared_norm, through
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters, evaluated
@@ -165,6 +166,7 @@ class Invariant(MetricOptimizer):
             return
         self._check_group(param_group)
         group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
+        expect_whole(group["params"], type(self).__name__)
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")

@@ -19,6 +19,7 @@ from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.returned import Returned, tensors_in
 from pathspace.network.rules import RULES, root_mean_square
+from pathspace.network.sharded import WHAT_TO_DO, is_sharded, shards
 from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
@@ -81,6 +82,7 @@ def trace(
     if not any(True for _ in model.parameters()):
         raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
     names = _outside_names(model, outside)
+    _check_whole(model)
     _check_model(model, names)
     plan = _Plan(model, example_input, names, output, frozenset(states))
     return plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
@@ -243,6 +245,14 @@ def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tens
                 f"parameter '{name}' is of type {parameter.dtype}: only real numbers can be rescaled. "
                 "Keep tables that are not trained as buffers (register_buffer)"
             )
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Refuse a model that is split over processes; parts that are left outside cannot be copied either."""
+    for name, module in model.named_modules():
+        if shards(module) or any(is_sharded(p) for p in module.parameters(recurse=False)):
+            by = "FSDP" if shards(module) else "DTensor"
+            raise UntraceableError(by, name, "it splits the weights over processes", WHAT_TO_DO)
 
 
 def _check_model(model: nn.Module, outside: set[str]) -> None:

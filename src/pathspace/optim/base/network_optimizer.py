@@ -13,6 +13,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
+from pathspace.network.sharded import expect_whole
 from pathspace.optim.base.clipped_gradients import ClippedGradients
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -52,10 +53,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
 
         Raises:
-            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
+            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore; or a
+                parameter is split over processes.
         """
         self._check_group(param_group)
         super().add_param_group(param_group)
+        expect_whole(self.param_groups[-1]["params"], type(self).__name__)
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         """Refuse options of a group that are out of their range, or no options of groups.
