@@ -54,7 +54,9 @@ def wrapped(model, _mesh):
 
 @pytest.mark.parametrize(("shard", "by"), [(split, "FSDP"), (as_dtensors, "DTensor"), (wrapped, "FSDP")])
 @pytest.mark.filterwarnings(
-    "ignore:FSDP will not all-gather", "ignore:.*FullyShardedDataParallel.*deprecated"
+    "ignore:FSDP will not all-gather",
+    "ignore:FSDP is switching to use",
+    "ignore:.*FullyShardedDataParallel.*deprecated",
 )
 def test_a_sharded_model_is_not_traced(mesh, shard, by):
     with pytest.raises(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +20,6 @@ from torch import Tensor
 _LOOKS, _SECOND = 5, 50
 _EQUAL = 3  # of the five
 _SAME = 3e-5  # between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
-_STACK = 7  # from the warning to the program that calls step()
 # Between the norms of single tensors, relative to that of all. On a smooth path (all of the data in every step) the
 # norm of all may stand still for a moment, but not to so many digits while its parts move as far as this.
 _DIFFERENT = 0.01
@@ -62,8 +62,18 @@ class ClippedGradients:
             "gradient_clip_val of Lightning, max_grad_norm of Hugging Face's Trainer). That norm depends on how the "
             "weights are scaled, so training is not invariant any more. Switch it off (gradient_clip_val=None, "
             f"max_grad_norm=0), and clip what does not depend on it: {kind}(..., {self._instead}={norm:.4g})",
-            stacklevel=_STACK,
+            stacklevel=_level_of_the_caller(),
         )
+
+
+def _level_of_the_caller() -> int:
+    """How far above whoever asks the program stands that called ``step()``."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("pathspace.", "torch.")
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
