@@ -57,6 +57,11 @@ def _steps(options: dict[str, Any]) -> int:
     return 2 * options.get("refresh_every", 10) + 4
 
 
+def _refreshed(options: dict[str, Any], *, thorough: bool) -> dict[str, Any]:
+    """Options under which a short run sees two refreshes at their usual distance; the thorough keep the default."""
+    return options if thorough else {"refresh_every": 3, **options}
+
+
 def _path_sgd(
     name: str,
     *,
@@ -64,7 +69,7 @@ def _path_sgd(
     thorough: bool = False,
     **fixed: Any,
 ) -> Entry:
-    fixed = {"lr": 0.05, **fixed}
+    fixed = _refreshed({"lr": 0.05, **fixed}, thorough=thorough)
     steps = _steps(fixed)
 
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
@@ -88,6 +93,7 @@ def _sgd_like(
     **fixed: Any,
 ) -> Entry:
     """An optimizer that takes SGD's rule outside the network."""
+    fixed = _refreshed(fixed, thorough=thorough)
 
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
         return getattr(ps.optim, optimizer)(parameters, network, **{**fixed, **options})
@@ -118,6 +124,7 @@ def _adam_like(
 ) -> Entry:
     """An optimizer that takes AdamW's rule outside the network."""
     fixed = {"lr": 0.01, **fixed}
+    fixed = fixed if optimizer == "GAdam" else _refreshed(fixed, thorough=thorough)
 
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
         return getattr(ps.optim, optimizer)(parameters, network, **{**fixed, **options})
@@ -158,6 +165,7 @@ def _g_sgd(
 
 def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: Any) -> Entry:
     """`Invariant` with one of torch's rules."""
+    fixed = _refreshed(fixed, thorough=thorough)
     ours = {"power", "damping", "refresh_every", "second_term", "normalization"}
     metric = {key: fixed[key] for key in fixed.keys() & ours}
     clip = {key: fixed[key] for key in fixed.keys() & {"clip_norm"}}
