@@ -299,7 +299,6 @@ class Path:
             names,
             second_term=self.second_term,
             parameters=self.near_parameters(),
-            memory=self._memory,
             seen=self._in_frame,
             measure=means,
         )

@@ -419,23 +419,6 @@ def test_random_recurrent_networks_by_double_derivatives(
     assert_close(dict(ps.paths.kappa(network, second_term=True)), known.kappa(), rtol=1e-9, atol=1e-12)
 
 
-def test_memory_kept_between_calls_changes_nothing():
-    from pathspace.paths.kernel.kappa import first_term
-
-    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
-    network = ps.trace(model, torch.zeros(1, 3))
-    kept: dict[str, torch.Tensor] = {}
-    for _ in range(3):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter))
-        expected, found = first_term(network), first_term(network, memory=kept)
-        addresses = {name: square.data_ptr() for name, square in kept.items()}
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-        assert first_term(network, memory=kept).keys() == expected.keys()
-        assert addresses == {name: square.data_ptr() for name, square in kept.items()}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("scale", [0.3, 0.9, 1.0])
 def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype, monkeypatch):

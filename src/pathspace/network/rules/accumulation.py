@@ -38,19 +38,8 @@ def cumulative_sum(
     def squared(t: Tensor) -> Tensor:
         return t.cumsum(dim)
 
-    def pullback(_: Any, __: Any, gradients: Any, needed: Any) -> list[Tensor | None]:
-        g = gradients[0]
-        return [g.flip(dim).cumsum(dim).flip(dim) if g is not None and needed[0] else None]
-
     out = recorder.emit(
-        squared,
-        [x],
-        labels,
-        name=name,
-        dtype=dtype or input.dtype,
-        batch=x.batch,
-        kind=x.kind,
-        pullback=pullback,
+        squared, [x], labels, name=name, dtype=dtype or input.dtype, batch=x.batch, kind=x.kind
     )
     del func
     return recorder.note_linear(out)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import finish, linear_in_each, number
+from pathspace.network.rules.elementwise import finish, number
 from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
@@ -61,9 +61,7 @@ def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y
     if "parameter" in (a.kind, b.kind):
         recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
-    return recorder.note_unit(
-        finish(recorder, name, torch.add, (x, y), (a, b), labels, pullback=linear_in_each((1.0, 1.0)))
-    )
+    return recorder.note_unit(finish(recorder, name, torch.add, (x, y), (a, b), labels))
 
 
 def where(

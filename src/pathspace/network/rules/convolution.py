@@ -14,8 +14,6 @@ from pathspace.network.rules.linear import require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
-from pathspace.squared.convolution import Convolution
-from pathspace.squared.repeated import Windows
 
 _FUNCTIONS = {
     "conv1d": F.conv1d,
@@ -78,60 +76,8 @@ def convolution(
     def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
         return function(h, q, c, *args, **kwargs)
 
-    by_hand = _by_hand(squared, space, transposed, x.shape, meta.shape, w.shape, args, kwargs)
-    out = recorder.emit(
-        squared,
-        values,
-        labels,
-        name=name,
-        dtype=input.dtype,
-        batch=x.batch,
-        pullback=None if by_hand is None else by_hand.pullback,
-        forward=None if by_hand is None else by_hand.forward,
-        form=None if by_hand is None else "windows",
-    )
+    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch)
     return recorder.note_linear(out)
-
-
-def _by_hand(
-    squared: Callable[..., Tensor],
-    space: int,
-    transposed: bool,
-    before: torch.Size,
-    after: torch.Size,
-    weight: torch.Size,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Convolution | None:
-    """A convolution with these arguments and its gradient; None where autograd has to find that."""
-    names = ("stride", "padding", "output_padding", "groups", "dilation")
-    names = names if transposed else ("stride", "padding", "dilation", "groups")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if isinstance(given.get("padding"), str):
-        return None
-
-    def each(key: str, default: int) -> list[int]:
-        value = given.get(key, default)
-        value = list(value) if isinstance(value, (tuple, list)) else [value]
-        return value * space if len(value) == 1 else value
-
-    stride, padding, dilation = each("stride", 1), each("padding", 0), each("dilation", 1)
-    groups = int(given.get("groups", 1))
-    options = (stride, padding, dilation, transposed, each("output_padding", 0), groups)
-
-    def backward(g: Tensor, h: Tensor, q: Tensor, needed: list[bool]) -> tuple[Tensor | None, Tensor | None]:
-        batched = h.dim() == space + 2
-        if not batched:
-            h, g = h.unsqueeze(0), g.unsqueeze(0)
-        mask = [*needed, False]  # bias: the sum of g is cheaper by itself
-        to_h, to_q, _ = torch.ops.aten.convolution_backward.default(g, h, q, None, *options, mask)
-        return to_h if batched or to_h is None else to_h.squeeze(0), to_q
-
-    windows = None
-    if not transposed:
-        sizes = tuple(before[-space:]), tuple(after[-space:]), tuple(weight[-space:])
-        windows = Windows(*sizes, tuple(stride), tuple(padding), tuple(dilation))
-    return Convolution(windows, groups, squared, backward, space)
 
 
 def _targets(

@@ -18,7 +18,6 @@ from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value, apart, common_kind
-from pathspace.squared.tape import Pullback
 
 _INPLACE_ARGUMENT = {
     "relu": 0,
@@ -126,40 +125,7 @@ def add(
             return u + v
         return weights[0] * u + v if weights[1] == 1 else u + weights[1] * v
 
-    return finish(recorder, name, squared, (x, y), (a, b), labels, pullback=linear_in_each(weights))
-
-
-def linear_in_each(weights: Sequence[float]) -> Pullback:
-    """Gradient of a weighted sum of tensors that are broadcast."""
-
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        assert g is not None
-        return [
-            sum_over_repeats(g if weight == 1 else g * weight, t.shape) if need else None
-            for t, weight, need in zip(inputs, weights, needed, strict=True)
-        ]
-
-    return pullback
-
-
-def product_pullback(
-    inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """Gradient of a product of two tensors that are broadcast."""
-    (a, b), g = inputs, gradients[0]
-    assert g is not None
-    return [
-        sum_over_repeats(g * other, t.shape) if need else None
-        for t, other, need in zip((a, b), (b, a), needed, strict=True)
-    ]
-
-
-def sum_over_repeats(g: Tensor, shape: Sequence[int]) -> Tensor:
-    """Undo a broadcast from ``shape``."""
-    return g if g.shape == torch.Size(shape) else g.sum_to_size(shape)
+    return finish(recorder, name, squared, (x, y), (a, b), labels)
 
 
 def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tensor:
@@ -214,23 +180,12 @@ def multiply(
         weight, other = (a, b) if a.kind == "parameter" else (b, a)
         if other.kind == "buffer":
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return finish(
-                recorder,
-                name,
-                torch.mul,
-                (x, y),
-                (weight, other),
-                labels,
-                kind="parameter",
-                pullback=product_pullback,
-            )
+            return finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
         return learned_scale(recorder, name, (x, y), other, weight)
     if "buffer" in kinds:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return finish(
-            recorder, name, torch.mul, (x, y), (activation, constant_value), labels, pullback=product_pullback
-        )
+        return finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
     if "input" in kinds:
         return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     if kinds == {"parameter"}:
@@ -249,14 +204,8 @@ def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor
     def squared(t: Tensor, _: Tensor) -> Tensor:
         return t.expand(shape)
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        return [sum_over_repeats(g, inputs[0].shape) if g is not None and needed[0] else None, None]
-
     labels = value.labels.expand(shape)
-    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind, pullback)
+    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind)
 
 
 def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
@@ -267,17 +216,11 @@ def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constan
     def squared(t: Tensor) -> Tensor:
         return t * square.to(dtype=t.dtype, device=t.device)
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        return [sum_over_repeats(squared(g), inputs[0].shape) if g is not None and needed[0] else None]
-
     labels = value.labels
     if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
         labels = torch.tensor(WILD)
     labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind, pullback=pullback)
+    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
 
 
 def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
@@ -291,9 +234,7 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
     source, target = source.reshape(full), target.reshape(full)
     recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
     labels = recorder.scales.resolve(target).expand(shape)
-    return recorder.note_linear(
-        finish(recorder, name, torch.mul, operands, (other, weight), labels, pullback=product_pullback)
-    )
+    return recorder.note_linear(finish(recorder, name, torch.mul, operands, (other, weight), labels))
 
 
 def finish(
@@ -304,7 +245,6 @@ def finish(
     values: Sequence[Value],
     labels: Tensor,
     kind: str | None = None,
-    pullback: Pullback | None = None,
 ) -> Tensor:
     """Emit the result of an operation on two operands, in place where its name says so."""
     batch = None
@@ -321,15 +261,7 @@ def finish(
     dtype = torch.promote_types(types[0], types[-1])
     parameter = values[0].name if kind == "parameter" else ""
     out = recorder.emit(
-        squared,
-        values,
-        labels,
-        name=name,
-        dtype=dtype,
-        batch=batch,
-        kind=kind,
-        parameter=parameter,
-        pullback=pullback,
+        squared, values, labels, name=name, dtype=dtype, batch=batch, kind=kind, parameter=parameter
     )
     return recorder.write(operands[0], out) if name in _IN_PLACE else out
 

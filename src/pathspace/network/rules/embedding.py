@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from pathspace.network.rules.linear import require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
-from pathspace.squared.squares import Outer
 
 
 def embedding(
@@ -44,23 +43,7 @@ def embedding(
     def squared(_: Tensor, q: Tensor) -> Tensor:
         return q.sum(0).expand(labels.shape)
 
-    def pullback(
-        _: Sequence[Any], __: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | Outer | None]:
-        g = gradients[0]
-        assert g is not None
-        total = g.reshape(-1, width).sum(0)
-        return [None, Outer(total.new_ones(()).expand(rows), total) if needed[1] else None]
-
-    out = recorder.emit(
-        squared,
-        [tokens, table],
-        labels,
-        name=name,
-        dtype=weight.dtype,
-        batch=tokens.batch,
-        pullback=pullback,
-    )
+    out = recorder.emit(squared, [tokens, table], labels, name=name, dtype=weight.dtype, batch=tokens.batch)
     return recorder.note_linear(out)
 
 

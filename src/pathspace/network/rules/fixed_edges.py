@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import finish, linear_in_each, scaled
+from pathspace.network.rules.elementwise import finish, scaled
 from pathspace.network.trace.recorder import Recorder
 
 
@@ -19,8 +19,7 @@ def negative(recorder: Recorder, name: str, func: Callable[..., Any], input: Ten
     """``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
     del func
     value = recorder.value(input)
-    pullback = linear_in_each((1.0,))
-    return finish(recorder, name, _same, (input,), (value,), value.labels, value.kind, pullback)
+    return finish(recorder, name, _same, (input,), (value,), value.labels, value.kind)
 
 
 def _same(t: Tensor) -> Tensor:
@@ -51,7 +50,7 @@ def lerp(
         return weights[0] * u + weights[1] * v
 
     labels = recorder.scales.unify(a.labels, b.labels)
-    return finish(recorder, name, squared, (input, end), (a, b), labels, pullback=linear_in_each(weights))
+    return finish(recorder, name, squared, (input, end), (a, b), labels)
 
 
 def difference(

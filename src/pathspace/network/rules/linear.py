@@ -14,7 +14,6 @@ from pathspace.network.rules.elementwise import add, add_bias
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
-from pathspace.squared.linear import linear_forward, linear_pullback
 
 
 def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
@@ -75,7 +74,6 @@ def linear(
     shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
     labels = labels.expand(*x.shape[:-1], wide.shape[0]).reshape(shape)
     batch = x.batch
-    by_hand = w.labels.dim() == 2
     out = recorder.emit(
         F.linear,
         values,
@@ -83,9 +81,7 @@ def linear(
         name=name,
         dtype=input.dtype,
         batch=batch,
-        pullback=linear_pullback if by_hand else None,
-        forward=linear_forward if by_hand else None,
-        form="linear" if by_hand else None,
+        form="linear" if w.labels.dim() == 2 else None,
     )
     return recorder.note_linear(out)
 

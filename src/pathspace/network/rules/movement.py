@@ -6,7 +6,7 @@ applies the same torch function everywhere. Only the position of the batch dimen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value, apart, common_kind
-from pathspace.squared.tape import Pullback
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:
@@ -79,7 +78,6 @@ def move_one(
         results,
         name=name,
         dtype=x.dtype,
-        pullback=None if many else movement_pullback(move),
         form="movement",
     )
     if not many:
@@ -105,44 +103,6 @@ def _shown(made: Value, of: Value, name: str, move: Any, number: int | None, arg
     return replace(made, memory=of.memory, view=view if certain else None, version=of.version)
 
 
-def movement_pullback(move: Callable[[Tensor], Tensor]) -> Pullback:
-    """Gradient of a movement: each element's goes back to where the element came from."""
-    places: dict[torch.device, tuple[Tensor | None, str]] = {}
-
-    def pullback(
-        inputs: Sequence[Tensor],
-        _: Any,
-        gradients: Sequence[Tensor | None],
-        needed: Sequence[bool],
-    ) -> list[Tensor | None]:
-        t, g = inputs[0], gradients[0]
-        if not needed[0] or g is None:
-            return [None]
-        if t.device not in places:
-            index = torch.arange(t.numel(), device=t.device).reshape(t.shape)
-            moved = _on_labels(move, index)
-            kind = _kind_of_movement(index, moved)
-            places[t.device] = (moved.reshape(-1) if kind == "copy" else None, kind)
-        index, kind = places[t.device]
-        if kind == "order":  # a repeated value stays one
-            return [g.reshape(t.shape)]
-        back = torch.zeros(t.shape, dtype=g.dtype, device=g.device)
-        if index is None:
-            move(back).copy_(g)
-            return [back]
-        return [back.view(-1).index_add_(0, index, g.reshape(-1)).view(t.shape)]
-
-    return pullback
-
-
-def _kind_of_movement(before: Tensor, after: Tensor) -> str:
-    """``"order"``: the elements stay in order. ``"view"``: each is seen at most once, in its own memory."""
-    if after.numel() == before.numel() and bool((after.flatten() == before.flatten()).all()):
-        return "order"
-    same_memory = after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
-    return "view" if same_memory and after.unique().numel() == after.numel() else "copy"
-
-
 def join(
     recorder: Recorder, name: str, func: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -166,14 +126,6 @@ def join(
             batch = None
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        assert g is not None
-        parts = g.unbind(dim) if name == "stack" else g.split([t.shape[dim] for t in inputs], dim)
-        return [part if need else None for part, need in zip(parts, needed, strict=True)]
-
     return recorder.emit(
         move,
         values,
@@ -182,7 +134,6 @@ def join(
         dtype=dtype,
         batch=batch,
         kind=common_kind(values),
-        pullback=None if name in ("hstack", "vstack") else pullback,
     )
 
 

@@ -171,8 +171,6 @@ def normalized(
             name=name,
             dtype=input.dtype,
             batch=x.batch,
-            pullback=layer.pullback,
-            forward=layer.forward,
             form=layer,
         )
     )
@@ -236,30 +234,8 @@ def _fixed(
             h = h * given["gamma"].reshape(place)
         return h + given["beta"].reshape(place) if "beta" in given else h
 
-    def pullback(
-        slots: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        given, g = dict(zip(present, slots, strict=True)), gradients[0]
-        assert g is not None
-        inverse = (given["var"].sqrt() + eps).reciprocal() if "var" in given else None
-        scale = given.get("gamma")
-        if inverse is not None:
-            scale = inverse if scale is None else scale * inverse
-        places = [d for d in range(g.dim()) if d != 1]
-        found: dict[str, Tensor] = {}
-        if needed[0]:
-            found["x"] = g if scale is None else g * scale.reshape(place)
-        total = g.sum(places)
-        if "gamma" in given:
-            weighted = (g * given["x"]).sum(places)
-            if "mean" in given:
-                weighted = torch.addcmul(weighted, total, given["mean"])
-            found["gamma"] = weighted if inverse is None else weighted * inverse
-        found["beta"] = total
-        return [found.get(key) for key in present]
-
     return recorder.note_linear(
-        recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch, pullback=pullback)
+        recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch)
     )
 
 

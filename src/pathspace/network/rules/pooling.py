@@ -17,9 +17,6 @@ from torch import Tensor
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, compressed, without_repeats
 from pathspace.network.trace.values import Value
-from pathspace.squared.convolution import WindowSum
-from pathspace.squared.repeated import Windows
-from pathspace.squared.tape import Pullback
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -88,38 +85,8 @@ def max_pool(
     def squared(t: Tensor) -> Tensor:
         return window_sum(t, kernel, stride, padding, dilation, tuple(out_size))
 
-    if n == 2 and dilation == (1, 1):
-        # the sum over a window is its average without the division
-        windows = Windows(tuple(x.shape[-n:]), tuple(out_size), kernel, stride, padding, dilation)
-        total = sum_pool_2d(windows, ceil_mode)
-        out = recorder.emit(
-            total.run,
-            [x],
-            labels,
-            name=name,
-            dtype=input.dtype,
-            batch=x.batch,
-            kind=x.kind,
-            pullback=total.pullback,
-            forward=total.forward,
-            form="windows",
-        )
-    else:
-        out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
-
-
-def sum_pool_2d(windows: Windows, ceil_mode: bool) -> WindowSum:
-    """The sum over the windows of a pooling of two dimensions, and its gradient."""
-    options = (list(windows.kernel), list(windows.stride), list(windows.padding), ceil_mode, True, 1)
-
-    def total(t: Tensor) -> Tensor:
-        return F.avg_pool2d(t.contiguous(), *options)
-
-    def backward(g: Tensor, h: Tensor) -> Tensor:
-        return torch.ops.aten.avg_pool2d_backward.default(g.contiguous(), h.contiguous(), *options)
-
-    return WindowSum(windows, total, backward)
 
 
 def window_sum(
@@ -185,14 +152,11 @@ def _averaged(
     labels: Tensor,
     average: Callable[[Tensor], Tensor],
     weight: Tensor,
-    pullback: Pullback | None = None,
 ) -> Tensor:
     def squared(t: Tensor) -> Tensor:
         return average(t) * weight.to(dtype=t.dtype, device=t.device)  # sum over the window of h / n^2
 
-    out = recorder.emit(
-        squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind, pullback=pullback
-    )
+    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_linear(out)
 
 
@@ -226,20 +190,7 @@ def adaptive_pool(
         own = _adaptive_weight(x.shape[d - n], size[d])
         weight = weight[..., None] * own
     if "avg" in name:
-        pullback = None
-        if all(s == 1 for s in size):  # the mean over all positions
-            share = float(weight) / math.prod(x.shape[-n:])
-
-            def spread(
-                inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-            ) -> list[Tensor | None]:
-                g = gradients[0]
-                return [(g * share).expand(inputs[0].shape) if g is not None and needed[0] else None]
-
-            pullback = spread
-        return _averaged(
-            recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight, pullback
-        )
+        return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
 
     def squared(t: Tensor) -> Tensor:
         return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
@@ -272,28 +223,10 @@ def reduce(
     def squared(t: Tensor) -> Tensor:
         return t.sum(dims, keepdim) * weight
 
-    def pullback(
-        inputs: Sequence[Tensor], _: Any, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        g = gradients[0]
-        if g is None or not needed[0]:
-            return [None]
-        shape = [1 if d in dims else size for d, size in enumerate(inputs[0].shape)]
-        return [(g * weight).reshape(shape).expand(inputs[0].shape)]
-
     batch = x.batch
     if batch is not None and not keepdim:
         batch -= sum(d < batch for d in dims)
-    out = recorder.emit(
-        squared,
-        [x],
-        labels,
-        name=name,
-        dtype=dtype or input.dtype,
-        batch=batch,
-        kind=x.kind,
-        pullback=pullback,
-    )
+    out = recorder.emit(squared, [x], labels, name=name, dtype=dtype or input.dtype, batch=batch, kind=x.kind)
     return recorder.note_unit(out) if name in ("amax", "amin") else recorder.note_linear(out)
 
 

@@ -24,9 +24,8 @@ from pathspace.network.rules.packed import packed_rnn
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value
-from pathspace.squared.squares import Outer, Square
-from pathspace.squared.stacked import Stack, stacked_pullback, stacked_recurrence, stacked_states
-from pathspace.squared.tape import Inside, Mix, Tap
+from pathspace.squared.stacked import Stack, stacked_recurrence
+from pathspace.squared.tape import Mix, Tap
 
 
 def rnn(
@@ -88,12 +87,6 @@ def rnn(
         shape = [*one.shape[:dim], examples, *one.shape[dim:]]
         return one.unsqueeze(dim).expand(shape) if batched else one
 
-    def total_of(g: Tensor | None, dim: int) -> Tensor | None:
-        return g if g is None or not batched else g.sum(dim) if examples > 1 else g.select(dim, 0)
-
-    def results_of(sequence: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
-
     def squared(
         h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -102,29 +95,7 @@ def rnn(
         if taps is not None and inside is not None:
             for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))
-        return results_of(sequence, last)
-
-    def forward(h: Tensor, *slots: Tensor | Square) -> tuple[tuple[Tensor, Tensor], Inside]:
-        states = stacked_states(one_of(h, 1 - time_dim), slots, stack)
-        top = states[-directions:]
-        sequence = torch.cat(top, 1) if directions > 1 else top[0]
-        last = torch.stack([h[0] if cell % directions else h[-1] for cell, h in enumerate(states)])
-        return results_of(sequence, last), Inside(recurrent_names, states, [None] * len(states))
-
-    def pullback(
-        inputs: Sequence[Any],
-        inside: Inside,
-        gradients: Sequence[Tensor | None],
-        needed: Sequence[bool],
-    ) -> list[Tensor | Outer | None]:
-        x, g, last = inputs[0], total_of(gradients[0], 1 - time_dim), total_of(gradients[1], 1)
-        back, of_slots = stacked_pullback(one_of(x, 1 - time_dim), inputs[1:], inside, g, last, stack, needed)
-        if back is not None and batched:
-            back = back.unsqueeze(1 - time_dim)
-            if examples > 1:  # the first is the one that is read
-                none = back.new_zeros(()).expand_as(x).narrow(1 - time_dim, 1, examples - 1)
-                back = torch.cat([back, none], 1 - time_dim)
-        return [back, *of_slots]
+        return batch_of(sequence, 1 - time_dim), batch_of(last, 1)
 
     labels = batch_of(source.expand(steps, -1), 1 - time_dim)
     last_labels = batch_of(torch.stack(final), 1)
@@ -139,8 +110,6 @@ def rnn(
         name=name,
         dtype=input.dtype,
         recurrent=True,
-        pullback=pullback,
-        forward=forward,
         form=stack,
     )
     return out[0], out[1]

@@ -21,7 +21,7 @@ from pathspace.network.trace.parameter_uses import ParameterUses
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
 from pathspace.network.trace.values import Value, View, common_kind, put
-from pathspace.squared.tape import Instruction, Leaf, Pullback
+from pathspace.squared.tape import Instruction, Leaf
 
 
 class Recorder:
@@ -194,27 +194,13 @@ class Recorder:
         batch: int | None = None,
         kind: str = "hidden",
         parameter: str = "",
-        pullback: Pullback | None = None,
-        forward: Callable[..., Any] | None = None,
         form: Any = None,
     ) -> Tensor:
-        """Record ``function`` of the squared inputs and return the (empty) tensor it makes.
-
-        With ``forward`` goes a pullback that reads no more of the result than its shape.
-        """
+        """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
         slot = self.new_slot()
-        of_parameter = kind == "parameter"
         slots = tuple(v.slot for v in inputs)
         instruction = Instruction(
-            function,
-            slots,
-            (slot,),
-            self.where(name),
-            of_parameter,
-            pullback=pullback,
-            forward=forward,
-            shape=tuple(labels.shape) if forward is not None else None,
-            form=form,
+            function, slots, (slot,), self.where(name), of_parameter=kind == "parameter", form=form
         )
         self.instructions.append(instruction)
         tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
@@ -230,8 +216,6 @@ class Recorder:
         name: str,
         dtype: torch.dtype,
         recurrent: bool = False,
-        pullback: Pullback | None = None,
-        forward: Callable[..., Any] | None = None,
         form: Any = None,
     ) -> tuple[Tensor, ...]:
         """Record a function with several results; ``results`` have their slots already."""
@@ -245,9 +229,7 @@ class Recorder:
         made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         where = self.where(name)
-        self.instructions.append(
-            Instruction(function, used, made, where, of_parameter, recurrent, pullback, forward, form=form)
-        )
+        self.instructions.append(Instruction(function, used, made, where, of_parameter, recurrent, form))
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
     def _examples_of(

@@ -133,26 +133,21 @@ def _seeds(
     seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; and the numbers of their examples."""
-    chain = seen.chain
-    # signs are drawn in the order of the general way, which begins with the last of linear layers
-    order = 1 if chain.recurrent else -1
-    rows = psi[::order]
-    flat, places = torch.cat([own.reshape(-1) for own in rows]), None
-    if chain.recurrent:
-        # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
-        some = [own.any(1) for own in rows]
-        if not bool(torch.cat(some).all()):
-            used = [row.repeat_interleave(own.shape[1]) for row, own in zip(some, rows, strict=True)]
-            places = torch.cat(used).nonzero().squeeze(1)
+    flat, places = torch.cat([own.reshape(-1) for own in psi]), None
+    # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
+    some = [own.any(1) for own in psi]
+    if not bool(torch.cat(some).all()):
+        used = [row.repeat_interleave(own.shape[1]) for row, own in zip(some, psi, strict=True)]
+        places = torch.cat(used).nonzero().squeeze(1)
     seeds, chosen = _seeds_of_rows(
         flat if places is None else flat[places], seen.count, request, generator, memory
     )
     if places is not None:
         spread = seeds.new_zeros(len(seeds), len(flat))
         seeds = spread.index_copy_(1, places, seeds)
-    parts = zip(seeds.split([own.numel() for own in rows], 1), rows, strict=True)
-    found = [part.view(len(part), *own.shape) for part, own in parts][::order]
-    return [*[None] * (len(chain.layers) - len(found)), *found], chosen
+    parts = zip(seeds.split([own.numel() for own in psi], 1), psi, strict=True)
+    found = [part.view(len(part), *own.shape) for part, own in parts]
+    return [*[None] * (len(seen.chain.layers) - len(found)), *found], chosen
 
 
 def _seeds_of_rows(

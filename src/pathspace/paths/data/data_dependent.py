@@ -34,15 +34,14 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, statistics
-from pathspace.paths.data.node_measure import Statistic, check_options, measure, spread
+from pathspace.paths.data.node_measure import Statistic, check_options, measure
 from pathspace.paths.data.signs import random_part, sign_seeds
 from pathspace.paths.kernel.kappa import kappa_of
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.safe_type import Surveyed, survey
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
-from pathspace.squared.blend import Blend
-from pathspace.squared.squares import Outer, Square, dense
+from pathspace.squared.squares import Outer, dense
 
 Estimator = Literal["exact", "signs", "auto"]
 
@@ -190,7 +189,7 @@ def kappa_terms(
         request: what is wanted.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
-        memory: memory for squares and statistics, kept by the caller from one call to the next, which may overwrite
+        memory: memory for seeds and statistics, kept by the caller from one call to the next, which may overwrite
             what was returned.
 
     Returns:
@@ -198,7 +197,7 @@ def kappa_terms(
     """
     statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
     wanted = list(network.parameters) if names is None else list(names)
-    path, psi = path_share(network, found, request.alpha, statistic, wanted, memory)
+    path, psi = path_share(network, found, request.alpha, statistic, wanted)
     exact = estimator == "exact"
     if estimator == "auto":
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
@@ -298,38 +297,19 @@ def path_share(
     alpha: float,
     statistic: Statistic,
     wanted: Sequence[str] | None = None,
-    memory: dict[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
     """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes, for one example; without what is zero."""
     names = list(network.parameters) if wanted is None else list(wanted)
-    if any(len(key) > 1 for key in found.nodes):
-        return _path_share_by_steps(network, found, alpha, statistic, names)
-    with torch.inference_mode(False), torch.no_grad():
-        wide = all_widened(found.leaves, network.parameters)
-        q = {name: Square(p.detach(), memory, name) for name, p in wide.items()}
-        own = {key[0]: alpha * spread(node, statistic) for key, node in found.nodes.items()}
-        blend = Blend(alpha, own)
-        gradients = network.tape.gradient(q, network.live, names, blend)
-    psi = {(slot,): g for slot, g in blend.gradients.items()}
-    if alpha == 1:  # then psi is zero at all nodes but outputs
-        return {}, {key: g for key, g in psi.items() if key[0] in network.tape.outputs}
-    return dict(zip(names, gradients, strict=True)), psi
-
-
-def _path_share_by_steps(
-    network: Network, found: Replay, alpha: float, statistic: Statistic, names: Sequence[str]
-) -> tuple[dict[str, Tensor | Outer], dict[Key, Tensor]]:
-    """The same by autograd, which goes through the steps of recurrent layers."""
     with torch.inference_mode(False), torch.enable_grad():
         wide = all_widened(found.leaves, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
         result = measure(network, q, found, alpha, statistic)
         keys = list(result.nodes)
-        gradients = torch.autograd.grad(
-            result.net, [*(result.nodes[k] for k in keys), *(q[n] for n in names)], allow_unused=True
-        )
+        ends = [*(result.nodes[key] for key in keys), *(q[name] for name in names)]
+        gradients = torch.autograd.grad(result.net, ends, allow_unused=True)
     psi = {k: g for k, g in zip(keys, gradients, strict=False) if g is not None and bool(g.any())}
-    return {n: g for n, g in zip(names, gradients[len(keys) :], strict=True) if g is not None}, psi
+    shares = zip(names, gradients[len(keys) :], strict=True)
+    return {name: g for name, g in shares if g is not None and alpha < 1}, psi
 
 
 Seeding = tuple[Seeded, float]

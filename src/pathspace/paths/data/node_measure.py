@@ -22,7 +22,6 @@ from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened, widened
 from pathspace.replay.observed import Key, Node
 from pathspace.replay.replay import Replay, replay
-from pathspace.squared.blend import check_shape
 from pathspace.squared.tape import Tap
 
 Statistic = Literal["second_moment", "covariance"]
@@ -95,8 +94,11 @@ def measure(
         node = found.nodes.get(key)
         if node is None:
             return path
-        if len(key) == 1:
-            check_shape(node.shape_of_one(), path.shape)
+        if len(key) == 1 and node.shape_of_one() != path.shape:
+            raise ValueError(
+                f"the inputs give a node the shape {tuple(node.shape_of_one())} for one example; it was traced with "
+                f"{tuple(path.shape)}: use inputs of the traced shape (but for the number of examples), or trace again"
+            )
         # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
         nodes[key] = alpha * spread(node, statistic).to(path.dtype).reshape(path.shape) + (1 - alpha) * path
         return nodes[key]

@@ -13,7 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
 from pathspace.paths.kernel.safe_type import Measure, Surveyed, Values, in_safe_type
-from pathspace.squared.squares import Outer, Square, dense
+from pathspace.squared.squares import dense
 
 
 def kappa(
@@ -66,11 +66,10 @@ def kappa_of(
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
-    memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """:func:`kappa` of some parameters of a network; for ``memory`` see :func:`first_term`."""
-    found = surveyed_kappa(network, names, second_term=second_term, parameters=parameters, memory=memory)
-    return own_memory(found.values)
+    """:func:`kappa` of some parameters of a network."""
+    values = surveyed_kappa(network, names, second_term=second_term, parameters=parameters).values
+    return own_memory({name: dense(value) for name, value in values.items()})
 
 
 @in_full_precision
@@ -80,21 +79,18 @@ def surveyed_kappa(
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
-    memory: dict[str, Tensor] | None = None,
     measure: Measure | None = None,
     seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
-    """:func:`kappa_of` with outer products left as their factors, tensors that may share memory, and their bounds.
+    """:func:`kappa_of` in tensors that may share memory, and their bounds.
 
     For ``measure`` and ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
 
-    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
-        first = factored_first_term(network, given, names, memory)
-        if not second_term:
-            return first
-        second = pairs_term(network, given)
-        return {name: dense(first[name]) + second[name] if name in second else first[name] for name in first}
+    def compute(source: Mapping[str, Tensor]) -> Values:
+        first = squared_gradients(network, source, names)
+        second = pairs_term(network, source) if second_term else {}
+        return {name: value + second[name] if name in second else value for name, value in first.items()}
 
     return in_safe_type(network, parameters, compute, measure, seen)
 
@@ -102,8 +98,7 @@ def surveyed_kappa(
 def first_term(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
-    names: Sequence[str] | None = None,
-    memory: dict[str, Tensor] | None = None,
+    names: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
     """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
 
@@ -111,37 +106,36 @@ def first_term(
         network: a traced network.
         parameters: values to use instead of the model's own, by name.
         names: the parameters to return; all of the network's if None.
-        memory: memory to square parameters in, kept by the caller from one call to the next; results may lie in it.
 
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
     """
-    return own_memory(factored_first_term(network, parameters, names, memory))
+    return own_memory(squared_gradients(network, parameters, names))
 
 
 @in_full_precision
-def factored_first_term(
+def squared_gradients(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
-    names: Sequence[str] | None = None,
-    memory: dict[str, Tensor] | None = None,
-) -> dict[str, Tensor | Outer]:
-    """:func:`first_term`, with outer products left as their factors, and tensors that may share memory."""
+    names: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """:func:`first_term` in tensors that may share memory."""
     source = network.parameters if parameters is None else parameters
-    names = list(network.parameters) if names is None else names
-    with torch.inference_mode(False), torch.no_grad():
+    names = list(network.parameters if names is None else names)
+    with torch.inference_mode(False), torch.enable_grad():
         wide = all_widened(source, network.parameters)
-        once = network.tape.read_once
-        q = {name: Square(p, memory, name, read_once=name in once) for name, p in wide.items()}
-        return dict(zip(names, network.tape.gradient(q, network.live, names), strict=True))
+        q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
+        total, _ = network.tape.run(q, network.live)
+        gradients = torch.autograd.grad(total, [q[name] for name in names], materialize_grads=True)
+    return dict(zip(names, gradients, strict=True))
 
 
-def own_memory(values: Mapping[str, Tensor | Outer]) -> dict[str, Tensor]:
+def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
     seen: set[int] = set()
     result = {}
     for name, value in values.items():
-        own = dense(value).contiguous()
+        own = value.contiguous()
         if own.data_ptr() in seen:
             own = own.clone()
         seen.add(own.data_ptr())

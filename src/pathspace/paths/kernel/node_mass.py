@@ -21,8 +21,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
-from pathspace.paths.kernel.norm import widened
-from pathspace.squared.squares import Square
+from pathspace.squared.tape import Tap
 
 
 @dataclass(frozen=True)
@@ -78,21 +77,22 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         FloatingPointError: a mass is not finite in float64.
     """
     source = current_values(network, parameters)
-    with torch.inference_mode(False), torch.no_grad():
-        q = {n: Square(widened(source[n]), dtype=torch.float64) for n in network.parameters}
-        slots = [node.slot for node in network.nodes]
-        nodes, cells = network.tape.masses(q, network.live, slots)
-        device = next(iter(q.values())).like().device
-    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=device)
+    with torch.inference_mode(False), torch.enable_grad():
+        wide = {n: source[n].detach().to(torch.float64, copy=True) for n in network.parameters}
+        q = {n: p.square_().requires_grad_() for n, p in wide.items()}
+        taps: list[Tap] = []
+        total, values = network.tape.run(q, network.live, [node.slot for node in network.nodes], taps)
+        # (labels, h, what has the gradient dG/dh)
+        masses = [(node.labels, h, h) for node, h in zip(network.nodes, values, strict=True)]
+        masses += [(network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps]
+        masses = [mass for mass in masses if mass[2].requires_grad]
+        ends = [end for _, _, end in masses]
+        deltas = torch.autograd.grad(total, ends, materialize_grads=True) if ends else ()
+    into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=total.device)
     out_of, count = torch.zeros_like(into), torch.zeros_like(into)
-    masses = [(node.labels, *mass) for node, mass in zip(network.nodes, nodes, strict=True)]
-    for cell in cells:
-        for name, states, delta in zip(cell.recurrent, cell.states, cell.deltas, strict=True):
-            masses.append((network.edges[name].target.T, states, delta))
-    for label, value, delta in masses:
-        flat = label.to(device).expand(value.shape).reshape(-1)
-        h = value.reshape(-1)
-        d = torch.zeros_like(h) if delta is None else delta.reshape(-1)
+    for (labels, value, _), delta in zip(masses, deltas, strict=True):
+        flat = labels.to(into.device).expand(value.shape).reshape(-1)
+        h, d = value.detach().reshape(-1), delta.reshape(-1)
         inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))

@@ -1,8 +1,6 @@
-"""Convolutions and pools of the squared network on positions that differ, against all positions."""
+"""Random networks of convolutions and pools."""
 
 from __future__ import annotations
-
-from unittest import mock
 
 import pytest
 import torch
@@ -13,9 +11,6 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from oracles.squared import Oracle
-from pathspace.paths.kernel.kappa import first_term
-from pathspace.squared import repeated
-from pathspace.squared.repeated import Gather, Windows, columns, often, summed, summed_back
 
 
 class Skip(nn.Module):
@@ -46,7 +41,7 @@ def image_networks(draw):
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
         layers += [conv(channels, after, kernel, **options), nn.ReLU()]
         channels = after
-        other = draw(st.sampled_from(["average", "norm", "skip", "transposed"]))  # these want all positions
+        other = draw(st.sampled_from(["average", "norm", "skip", "transposed"]))
         kind = draw(st.sampled_from(["none", "none", "max", "max", "max", other]))
         if kind == "max":
             pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dim - 1]
@@ -69,15 +64,9 @@ def image_networks(draw):
     return nn.Sequential(*layers), (before, *shape)
 
 
-def _forget():
-    for table in (columns, summed, summed_back):
-        table.cache_clear()
-
-
-@pytest.mark.parametrize("forced", [False, True])
 @settings(max_examples=40, deadline=None)
 @given(image_networks(), st.integers(0, 2**16))
-def test_kappa_is_that_of_all_positions(forced, drawn, seed):
+def test_kappa_is_that_of_the_squared_model(drawn, seed):
     model, shape = drawn
     torch.manual_seed(seed)
     x = torch.randn(1, *shape, dtype=torch.float64)
@@ -86,70 +75,7 @@ def test_kappa_is_that_of_all_positions(forced, drawn, seed):
         model(x)
     except (RuntimeError, ValueError):
         assume(False)  # the image shrank to nothing
-    network = ps.trace(model, x)
-    _forget()
-    with mock.patch.object(repeated, "_FEW", 0 if forced else repeated._FEW):  # also where it does not pay
-        kappa = ps.paths.kappa(network)
-    _forget()
-    q = {name: p.detach().square().requires_grad_() for name, p in network.parameters.items()}
-    network.squared(q).backward()
-    assert_close(dict(kappa), {name: t.grad for name, t in q.items()}, rtol=1e-10, atol=1e-13)
-
-
-def test_only_positions_that_differ_are_computed():
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2),
-    )  # fmt: skip
-    network = ps.trace(model, torch.zeros(1, 3, 32, 32))
-    taken, take = [], Gather.take
-
-    def seen(self, values):
-        taken.append(take(self, values).shape[1] // self.taps)
-        return take(self, values)
-
-    with mock.patch.object(Gather, "take", seen):
-        ps.paths.kappa(network)
-    # of 1024 and 256 positions
-    assert taken == [9, 9, 25, 9, 25, 9, 25]
-
-
-def test_classes_of_windows():
-    windows = Windows((8,), (8,), (3,), (1,), (1,), (1,))
-    ones, device = repeated.axis((0,) * 8), torch.device("cpu")
-    made = columns(windows, (ones,), device)
-    assert made is not None
-    assert made.axes[0].classes == (0, 1, 1, 1, 1, 1, 1, 2)
-    assert often(made.axes, torch.float64, device).tolist() == [1, 6, 1]
-    assert made.take(torch.ones(1, 1)).view(3, 3).tolist() == [[0, 1, 1], [1, 1, 1], [1, 1, 0]]
-    assert made.axes[0] is repeated.axis((0, 1, 1, 1, 1, 1, 1, 2))
-    # in a sum it does not matter which tap reads nothing
-    total = summed(windows, (ones,), device)
-    assert total is not None
-    assert total.axes[0].classes == (0, 1, 1, 1, 1, 1, 1, 0)
-    assert total.sum(torch.ones(1, 1)).tolist() == [[2, 3]]
-
-
-def test_too_many_classes_are_left_to_pytorch():
-    windows = Windows((8,), (8,), (3,), (1,), (1,), (1,))
-    assert columns(windows, (repeated.axis(tuple(range(8))),), torch.device("cpu")) is None
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_kappa_may_take_the_place_of_the_square(shared):
-    torch.manual_seed(0)
-    first, second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
-    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), second if shared else nn.Conv2d(2, 2, 3))
-    network, memory = ps.trace(model.double(), torch.zeros(1, 1, 24, 24, dtype=torch.float64)), {}
-    for _ in range(3):
-        expected, found = first_term(network), first_term(network, memory=memory)
-        assert_close(found, expected, rtol=0, atol=0)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(1.5)
-    of_squares = {name for name, square in memory.items() if square.data_ptr() == found[name].data_ptr()}
-    assert "0.weight" in of_squares
-    assert ("2.weight" in of_squares) is not shared  # read twice, its square is needed until the end
+    assert_close(dict(ps.paths.kappa(ps.trace(model, x))), Oracle(model, x).kappa1(), rtol=1e-10, atol=1e-13)
 
 
 R = nn.ReLU
