@@ -127,7 +127,7 @@ def gated_by_data(
         return Gated((given[0],), lambda: _chosen_along(lambda h: func(h, *given[1:]), given[0], given[1]))
     if name in ACCUMULATED and id(given[2]) in data:
         source = given[3] if len(given) > 3 else kwargs.get("source", kwargs.get("src"))
-        return _added(name, func, given[:3], source, kwargs)
+        return _added(name, given[:3], source, kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
@@ -140,62 +140,61 @@ def gated_by_data(
         new = list(leaves)
         new[act], new[factor] = h.reshape(leaves[act].shape), d
         args, kwargs = pytree.tree_unflatten(new, form)
-        return func(*args, **kwargs).reshape(-1)
+        return func(*args, **kwargs)
 
-    return Gated((leaves[act],), lambda: _weighed(product, leaves[act], leaves[factor].detach().double()))
+    h, d = leaves[act], leaves[factor].detach().double()
+    one = torch.ones_like(d)
+    return Gated((h,), lambda: _opened(lambda u: product(u, one), lambda u: product(u, d), h.numel()))
 
 
-def _weighed(
-    product: Callable[[Tensor, Tensor], Tensor], h: Tensor, d: Tensor
+def _opened(
+    possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges where there would be some if no data were zero; the gate is what the data makes of them."""
-    units = torch.eye(h.numel(), dtype=torch.float64)
-    edges = each(lambda unit: product(unit, torch.ones_like(d)), units)
+    """Edges of a linear map that data might open; the gate is what the data makes of them.
+
+    Args:
+        possible: from a vector of elements to all that any data would make of it.
+        actual: to what these data make of it.
+        elements: how many there are.
+    """
+    units = torch.eye(elements, dtype=torch.float64)
+    edges = each(lambda unit: possible(unit).reshape(-1), units)
     i, o = edges.nonzero(as_tuple=True)
-    return o, i, (each(lambda unit: product(unit, d), units) / edges)[i, o]
+    return o, i, (each(lambda unit: actual(unit).reshape(-1), units) / edges)[i, o]
 
 
 def _picked(
     pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Edges from all that might be picked along a dimension; open is the one that is."""
-    units = torch.eye(x.numel(), dtype=torch.float64)
     shape = pick(x).shape
     part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
 
     def any_of(unit: Tensor) -> Tensor:
-        return unit.reshape(x.shape).sum(dim, keepdim=keep)[part].expand(shape).reshape(-1)
+        return unit.reshape(x.shape).sum(dim, keepdim=keep)[part].expand(shape)
 
-    i, o = each(any_of, units).nonzero(as_tuple=True)
-    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+    return _opened(any_of, lambda unit: pick(unit.reshape(x.shape)), x.numel())
 
 
 def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Edges from all along a dimension to each that is picked, in the same place of the other dimensions."""
-    units = torch.eye(x.numel(), dtype=torch.float64)
     size = pick(x).numel() // max(1, x.numel() // x.shape[dim])
     after = x.shape[dim % x.dim() + 1 :].numel()
 
     def any_of(unit: Tensor) -> Tensor:
-        t = unit.reshape(x.shape).sum(dim).reshape(-1, 1, after)
-        return t.expand(-1, size, -1).reshape(-1)
+        return unit.reshape(x.shape).sum(dim).reshape(-1, 1, after).expand(-1, size, -1)
 
-    i, o = each(any_of, units).nonzero(as_tuple=True)
-    return o, i, each(lambda unit: pick(unit.reshape(x.shape)).reshape(-1), units)[i, o]
+    return _opened(any_of, lambda unit: pick(unit.reshape(x.shape)), x.numel())
 
 
-def _added(
-    name: str, func: Callable[..., Any], given: list[Any], source: Any, kwargs: dict[str, Any]
-) -> Gated:
+def _added(name: str, given: list[Any], source: Any, kwargs: dict[str, Any]) -> Gated:
     """Edges from every summand to all places along a dimension; open is the place that it is added to."""
     base, dim, index = given
     out_of_place = torch.scatter_add if name.startswith("scatter") else torch.index_add
     options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
-    del func
 
     def edges() -> tuple[Tensor, Tensor, Tensor]:
         zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
-        units = torch.eye(source.numel(), dtype=torch.float64)
 
         def added(unit: Tensor) -> Tensor:
             return out_of_place(zero, dim, index, unit.reshape(source.shape), **options)
@@ -203,10 +202,8 @@ def _added(
         def anywhere(unit: Tensor) -> Tensor:
             return added(unit).sum(dim, keepdim=True).expand(base.shape)
 
-        reach = each(lambda unit: anywhere(unit).reshape(-1), units)
-        i, o = reach.nonzero(as_tuple=True)
+        o, i, opened = _opened(anywhere, added, source.numel())
         own, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
-        opened = (each(lambda unit: added(unit).reshape(-1), units) / reach)[i, o]
         return torch.cat([own, o]), torch.cat([own, i + n]), torch.cat([one, opened])
 
     return Gated((base, source), edges)
@@ -231,19 +228,15 @@ def _ordered(
     function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
-    units, made = torch.eye(x.numel(), dtype=torch.float64), function(x.detach())
+    made = function(x.detach())
     places = torch.sort(x.detach(), 0)[1] if isinstance(made, Tensor) else made[1]
     places = places if places.dim() == x.dim() else places.unsqueeze(dim)
 
     def any_of(unit: Tensor) -> Tensor:
         t = unit.reshape(x.shape)
-        return (t.cumsum(dim) if running else t.sum(dim, keepdim=True).expand(places.shape)).reshape(-1)
+        return t.cumsum(dim) if running else t.sum(dim, keepdim=True).expand(places.shape)
 
-    def picked(unit: Tensor) -> Tensor:
-        return unit.reshape(x.shape).gather(dim, places).reshape(-1)
-
-    i, o = each(any_of, units).nonzero(as_tuple=True)
-    return o, i, each(picked, units)[i, o]
+    return _opened(any_of, lambda unit: unit.reshape(x.shape).gather(dim, places), x.numel())
 
 
 def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
