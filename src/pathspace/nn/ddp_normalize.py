@@ -15,7 +15,8 @@ from pathspace.network.trace.shadow import copy_of
 from pathspace.network.trace.tracer import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
-from pathspace.nn.ddp_measure import Place, path_measures
+from pathspace.nn.ddp_measure import path_measures
+from pathspace.squared.tape import Instruction
 
 _STATISTICS = ("second_moment", "covariance")
 _PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
@@ -167,8 +168,8 @@ def _rule(alpha: float, statistic: str, centred: bool | None, eps: float) -> Rul
     return Rule(float(alpha), second, not second if centred is None else centred, eps)
 
 
-def _places(network: Network) -> dict[str, Place]:
-    """The layers with internal nodes, by path."""
+def _places(network: Network) -> dict[str, Instruction]:
+    """What layers with internal nodes do in the squared network, by path."""
     leaf_of = {leaf.slot: leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"}
     users: dict[str, list] = {}
     for instruction in network.tape.instructions:
@@ -196,7 +197,7 @@ def _places(network: Network) -> dict[str, Place]:
                 f"'{name}' is used in '{found[0].name}', not by its own layer's forward: call the layer"
             )
         if short == "weight":
-            places[path] = Place(path, found[0])
+            places[path] = found[0]
     return places
 
 
