@@ -36,7 +36,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.data.node_measure import Statistic, check_options, measure
 from pathspace.paths.data.signs import random_part, sign_seeds
-from pathspace.paths.kernel.kappa import kappa_of
+from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.safe_type import Surveyed, survey
 from pathspace.replay.observed import Key
@@ -95,7 +95,7 @@ def data_dependent_kappa(
     check_estimation(sharing, estimator)
     if alpha == 0:
         network.check_current()
-        return kappa_of(network, list(network.parameters))
+        return kappa(network)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
 
@@ -189,8 +189,7 @@ def kappa_terms(
         request: what is wanted.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
-        memory: memory for seeds and statistics, kept by the caller from one call to the next, which may overwrite
-            what was returned.
+        memory: memory for seeds, kept by the caller from one call to the next.
 
     Returns:
         Both terms, not yet checked with :func:`check_finite`.
@@ -209,7 +208,7 @@ def kappa_terms(
     for seeded, weight in (
         _one_by_one(found, psi) if exact else _at_once(found, psi, request, generator, memory)
     ):
-        _add(data, statistics(seeded, statistic, sharing, wanted, None if exact else memory), weight)
+        _add(data, statistics(seeded, statistic, sharing, wanted), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
         data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}

@@ -19,7 +19,7 @@ Letters: n examples, h ``[n, P, in]`` and delta ``[n, P, out]`` at P positions o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -46,20 +46,8 @@ CHUNK = 2**19  # elements at a time, of J and of what it is made from: they stay
 _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
     + [*NORMALIZATIONS]
-    + [
-        "add",
-        "add_",
-        "__add__",
-        "__radd__",
-        "__iadd__",
-        "mul",
-        "mul_",
-        "multiply",
-        "__mul__",
-        "__rmul__",
-        "__imul__",
-        "written",
-    ]
+    + [*("add", "add_", "__add__", "__radd__", "__iadd__", "written")]
+    + [*("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares
 
@@ -72,8 +60,6 @@ class Seeded:
     deltas: list[Tensor | None]  # of each use's result
     pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
     part: Tensor | None = None  # the numbers of the examples that a mean square is taken over; None is all
-    # by the identity of delta: delta o delta, or sum and difference of delta in a pair, for the uses that share it
-    known: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -123,7 +109,6 @@ def statistics(
     statistic: Statistic,
     sharing: Sharing,
     names: Sequence[str] | None = None,
-    memory: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Stat of every parameter's J, or the sum of stat over its edges.
 
@@ -132,7 +117,6 @@ def statistics(
         statistic: mean square or variance over the examples.
         sharing: whether the edges of a parameter are added before or after the statistic.
         names: the parameters to return; all if None.
-        memory: memory for matrices, kept by the caller from one call to the next.
 
     Returns:
         Parameter name -> tensor of its shape. Rounding may leave a variance just below zero.
@@ -146,7 +130,7 @@ def statistics(
         uses = _uses(seeded, names)
         if sharing == "edges":
             return {name: _of_edges(seeded, leaves[name], uses[name], statistic) for name in names}
-        return {name: _of_parameter(seeded, name, uses[name], statistic, memory) for name in names}
+        return {name: _of_parameter(seeded, leaves[name], uses[name], statistic) for name in names}
 
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
@@ -163,7 +147,7 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
         once = _used_once(*uses[0]) if single else None
         bias_once = _used_once(*biases[0]) if once is not None else None
         if once is not None and bias_once is not None and once[0] is not None:
-            h, delta, delta_0 = seeded.rows(once[0]), seeded.rows(once[1]), seeded.rows(bias_once[1])
+            h, delta, delta_0 = (seeded.rows(x[:, 0]) for x in (*once, bias_once[1]) if x is not None)
             if pairs is not None:
                 i, j = pairs.first, pairs.second
                 difference = _halves(delta_0, pairs)[1]
@@ -220,17 +204,14 @@ def _depends(made: Tensor, leaf: Tensor) -> bool:
 # -- edges added first --------------------------------------------------------------------------------------------
 
 
-def _of_parameter(
-    seeded: Seeded, name: str, uses: list[UseOf], statistic: Statistic, memory: dict[str, Tensor] | None
-) -> Tensor:
-    leaf, n, pairs = seeded.found.leaves[name], seeded.count, seeded.pairs
+def _of_parameter(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
+    n, pairs = seeded.count, seeded.pairs
     if not uses:
         return torch.zeros_like(leaf)
     if len(uses) == 1 and uses[0][1] is leaf:
         once = _used_once(*uses[0])
         if once is not None:
-            out = None if memory is None or leaf.dim() != 2 else memory_for(leaf, memory, f"{name}, data")
-            return _from_product(seeded, uses[0][2], *once, statistic, out).reshape(leaf.shape)
+            return _edges_of_layer(seeded, *once, statistic).reshape(leaf.shape)
     square, mean = torch.zeros_like(leaf), torch.zeros_like(leaf)
     for examples in _chunks(seeded, leaf, uses):
         J = summed_gradients(uses, leaf, examples, pairs)
@@ -239,11 +220,8 @@ def _of_parameter(
         square += J.square_().sum(0)
     if pairs is not None:
         return square.mul_(pairs.weight)
-    return _combined(square / n, mean / n, statistic)
-
-
-def _combined(second: Tensor, mean: Tensor, statistic: Statistic) -> Tensor:
-    return second if statistic == "second_moment" else _without_rounding(second - mean.square(), second)
+    square, mean = square / n, mean / n
+    return square if statistic == "second_moment" else _without_rounding(square - mean.square(), square)
 
 
 def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
@@ -252,7 +230,7 @@ def _without_rounding(variance: Tensor, second: Tensor) -> Tensor:
 
 
 def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, Tensor] | None:
-    """H ``[n, in]`` and delta ``[n, out]`` where J is their outer product; None where it is not."""
+    """H ``[n, 1, in]`` and delta ``[n, 1, out]`` where J is their outer product; None where it is not."""
     if weight is use.args[1] and use.name != "linear" and delta.shape[2:].numel() > 1:
         return None  # a convolution: no need to look at what it reads
     found = sequences(use, weight, delta)
@@ -260,29 +238,8 @@ def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, 
         return None
     h, d = found
     if h is None:
-        return None, d[:, 0] if d.shape[1] == 1 else d.sum(1)
-    return (h[:, 0], d[:, 0]) if d.shape[1] == 1 else None
-
-
-def _from_product(
-    seeded: Seeded, whole: Tensor, h: Tensor | None, delta: Tensor, statistic: Statistic, out: Tensor | None
-) -> Tensor:
-    """Stat of delta h^T, as one product of matrices; ``whole`` is the tensor that delta is a view of."""
-    n, pairs = seeded.count, seeded.pairs
-    if pairs is not None:
-        if id(whole) not in seeded.known:
-            seeded.known[id(whole)] = _halves(delta, pairs)
-        s, t = seeded.known[id(whole)]
-        u, v = (None, None) if h is None else _halves(h, pairs)
-        return of_pairs(u, v, s, t, pairs.weight, out)
-    if id(whole) not in seeded.known:
-        seeded.known[id(whole)] = (seeded.rows(delta).square().div_(n),)
-    square = seeded.known[id(whole)][0]
-    second = square.sum(0) if h is None else torch.mm(square.t(), seeded.rows(h).square(), out=out)
-    if statistic == "second_moment":
-        return second
-    mean = (delta.sum(0) if h is None else delta.t() @ h).div_(n)
-    return _combined(second, mean, statistic)
+        return None, d.sum(1, keepdim=True)
+    return found if d.shape[1] == 1 else None
 
 
 def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -62,24 +62,11 @@ def spread(node: Node, statistic: Statistic) -> Tensor:
     return spread_of(node.value, node.batch, statistic) if node.spread is None else node.spread
 
 
-_WIDE = 4096  # values of an example, from which on it is worth while to go through memory example by example
-
-
 def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
     """stat_i[z^i] over a dimension, which is kept; of values that all examples share, if there is none."""
     if batch is None:
         return z.square() if statistic == "second_moment" else torch.zeros_like(z)
-    centred = statistic == "covariance"
-    n, on_cpu = z.shape[batch], z.device.type == "cpu"
-    if batch == 0 and on_cpu and not z.requires_grad and z.is_contiguous() and z.numel() >= n * _WIDE:
-        rows = z.view(n, -1)
-        mean = torch.mv(rows.t(), rows.new_full((n,), 1 / n)) if centred else None
-        total = rows.new_zeros(rows.shape[1])
-        for row in rows:  # what lies between stays in the cache
-            own = row if mean is None else row - mean
-            total.addcmul_(own, own)
-        return total.div_(n).view(1, *z.shape[1:])
-    if centred:
+    if statistic == "covariance":
         z = z - z.mean(batch, keepdim=True)
     return z.square().mean(batch, keepdim=True)
 

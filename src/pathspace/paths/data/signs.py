@@ -46,7 +46,8 @@ class Pairs:
     @property
     def weight(self) -> float:
         """What the sum of (J^i - J^j)^2 over the pairs is multiplied with to become a variance."""
-        return weight_of_pairs(len(self.first), self.count)
+        half, n = len(self.first), self.count
+        return (n - 1) / n / (2 * half) if half else 0.0
 
 
 def random_pairs(
@@ -54,18 +55,8 @@ def random_pairs(
 ) -> Pairs:
     """A random matching of n examples, or for ``part`` of ``SHARE`` of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
-    half = count_of_pairs(count, part)
+    half = size_of_part(count, part) // 2
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
-
-
-def count_of_pairs(count: int, part: bool) -> int:
-    """How many pairs ``random_pairs`` makes of n examples."""
-    return count // 2 if count < MANY or not part else int(count * SHARE / 2)
-
-
-def weight_of_pairs(half: int, count: int) -> float:
-    """What the sum of (J^i - J^j)^2 over so many pairs of n examples is multiplied with to become a variance."""
-    return (count - 1) / count / (2 * half) if half else 0.0
 
 
 def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
@@ -147,13 +138,9 @@ def random_signs(
 ) -> Tensor:
     """Independent signs +-1; a random byte makes eight of them."""
     count = shape[0] * shape[1]
-    drawn = random_bytes(count, generator)
+    # the first sign in the lowest bit
+    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
     return _signs_of_bytes(dtype, generator.device).index_select(0, drawn).view(-1)[:count].view(shape)
-
-
-def random_bytes(count: int, generator: torch.Generator) -> Tensor:
-    """Numbers from 0 to 255 that hold so many signs, the first one in the lowest bit."""
-    return torch.randint(0, 256, (-(-count // 8),), generator=generator, device=generator.device)
 
 
 @functools.cache

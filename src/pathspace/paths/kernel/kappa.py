@@ -57,17 +57,7 @@ def kappa(
         {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
     """
     current_values(network, parameters)
-    return kappa_of(network, list(network.parameters), second_term=second_term, parameters=parameters)
-
-
-def kappa_of(
-    network: Network,
-    names: Sequence[str],
-    *,
-    second_term: bool = False,
-    parameters: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """:func:`kappa` of some parameters of a network."""
+    names = list(network.parameters)
     values = surveyed_kappa(network, names, second_term=second_term, parameters=parameters).values
     return own_memory({name: dense(value) for name, value in values.items()})
 
@@ -82,7 +72,7 @@ def surveyed_kappa(
     measure: Measure | None = None,
     seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
-    """:func:`kappa_of` in tensors that may share memory, and their bounds.
+    """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds.
 
     For ``measure`` and ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
