@@ -52,19 +52,23 @@ def deep():
 NETWORKS = {"deep": (deep, (8, 3)), "recurrent": (Recurrent, (8, 7, 3))}
 
 
-def start(name, exponent):
+BOUNDS = {torch.float32: 48, torch.float64: 100}
+"""Exponents up to which docs/reliability.md promises equal bits."""
+
+
+def start(name, exponent, dtype=torch.float32):
     build, shape = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, x, y = build(), torch.randn(shape), torch.randn(8, 2)
+        model, x, y = build().to(dtype), torch.randn(shape).to(dtype), torch.randn(8, 2).to(dtype)
         network = ps.trace(model, x)
         factors = 2.0 ** (exponent * (2 * torch.randint(2, (network.num_classes,)) - 1)).double()
     ps.rescaling.rescale_(network, factors)
     return model, network, factors, x, y
 
 
-def train(make, name, exponent, way="plain", steps=8):
-    model, network, factors, x, y = start(name, exponent)
+def train(make, name, exponent, way="plain", steps=8, dtype=torch.float32):
+    model, network, factors, x, y = start(name, exponent, dtype)
     parameters = list(model.parameters())
     optimizer = make(parameters[:-2] if way == "joins" else parameters, network)
     outputs = []
@@ -102,11 +106,44 @@ def alike(ours, theirs):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_member_far_away_steps_alike(rule, name):
-    near, far = (train(RULES[rule], name, exponent) for exponent in (0, 40))
+    near, far = (train(RULES[rule], name, exponent) for exponent in (0, BOUNDS[torch.float32]))
     assert alike(near, far)
     assert not torch.equal(near[0][0], near[0][-1])
     assert not any("scales" in state for state in near[2].state.values())  # others pay nothing
     assert set(far[2].state) <= {p for group in far[2].param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("rule", ["PathSGD with options", "PathAdam", "PathMuon", "DDPSGD with options"])
+def test_a_member_far_away_steps_alike_in_float64(rule):
+    exponents = (0, BOUNDS[torch.float64])
+    assert alike(*(train(RULES[rule], "recurrent", e, dtype=torch.float64) for e in exponents))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("kind", ["GSGD", "GAdam"])
+def test_a_member_far_away_steps_alike_in_path_space(kind, dtype):
+    def make(parameters, network):
+        return getattr(ps.optim, kind)(parameters, network, lr=0.01)
+
+    assert alike(*(train(make, "recurrent", e, dtype=dtype) for e in (0, BOUNDS[dtype])))
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
+@pytest.mark.parametrize(
+    ("dtype", "exponents"), [(torch.float32, (15, 16, 17)), (torch.float64, (29, 30, 31))]
+)
+def test_equal_bits_where_kappa_is_first_computed_elsewhere(rule, dtype, exponents):
+    near = train(RULES[rule], "recurrent", 0, steps=20, dtype=dtype)
+    for exponent in exponents:
+        assert alike(near, train(RULES[rule], "recurrent", exponent, steps=20, dtype=dtype))
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
+def test_beyond_the_bound_steps_are_rounded_and_then_refused(rule):
+    near, far = (train(RULES[rule], "recurrent", exponent) for exponent in (0, 60))
+    torch.testing.assert_close(near[0], far[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        train(RULES[rule], "recurrent", 300, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("way", ["joins", "resumes"])
