@@ -49,10 +49,11 @@ def test_every_expected_file_belongs_to_a_recipe() -> None:
 def test_the_published_numbers_are_those_of_the_papers() -> None:
     rows = load_published("mnist-rows")
     assert rows is not None
-    assert {result.label: result.value for result in rows.results} == {
-        "SGD": 1.59,
-        "Path-SGD": 1.75,
-        "Adam": 1.72,
+    assert {result.label: result.words for result in rows.results} == {
+        "SGD": "1.59",
+        "Path-SGD": "1.75",
+        "G-SGD": "1.50",
+        "Adam": "1.72",
     }
     adding = load_published("adding")
     assert adding is not None
@@ -65,15 +66,18 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
 def test_the_published_numbers_of_the_other_tables() -> None:
     pixels = load_published("smnist-784")
     assert pixels is not None
-    assert {result.label: result.value for result in pixels.results} == {
-        "RNN-Path": 3.1,
-        "IRNN": 7.1,
-        "LSTM": 1.8,
-        "uRNN": 4.9,
-        "np-RNN": 3.1,
+    assert {result.label: result.words for result in pixels.results} == {
+        "RNN-Path": "3.1",
+        "IRNN": "7.1",
+        "LSTM": "1.8",
+        "uRNN": "4.9",
+        "np-RNN": "3.1",
+        "IRNN of the table's second source": "not recorded here",
     }
     characters = load_published("char-lm")
     assert characters is not None
+    # the paper's two rows of the same network are both trained by Adam, one of them on path gradients
+    assert [r.method for r in characters.results[:2]] == ["path-gradient-adam", "adam"]
     values = {result.label: result.value for result in characters.results}
     names = ("RNN-Path", "ReLU RNN", "tanh RNN", "LSTM")
     assert [values[f"{name}, Penn Treebank"] for name in names] == [1.47, 1.55, 1.58, 1.41]
@@ -117,6 +121,14 @@ def test_recipes_refuse_what_means_nothing(text: str, says: str) -> None:
         ),
         ({"source": "a", "results": []}, "'setting' is missing"),
         ({"source": "a", "setting": "b", "results": [{"label": "x", "valeu": 3}]}, "Unknown key 'valeu'"),
+        (
+            {"source": "a", "setting": "b", "results": [{"label": "x", "value": 10**400}]},
+            "'value' in expected/mine.toml is 1",
+        ),
+        (
+            {"source": "a", "setting": "b", "results": [], "protocol": [{"epochs": 0}]},
+            "'epochs' in expected/mine.toml is 0: give a whole number from 1 on",
+        ),
     ],
 )
 def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], says: str) -> None:
@@ -148,10 +160,13 @@ def test_the_published_numbers_of_g_sgd_stand_beside_the_right_sizes() -> None:
         fits = [
             result
             for result in published.results
-            if result.task_options["data"] == settings.task_options["data"] == data
+            if result.task_options.get("data") == settings.task_options["data"] == data
             and result.model_options["maps"] == settings.model_options["maps"] == int(maps)
         ]
         assert {result.method for result in fits} == {"g-sgd", "sgd"}
+        # appendix A.3
+        assert (settings.epochs, settings.batch_size, settings.schedule) == (200, 64, "steps")
+        assert settings.weight_decays == (1e-4,)
     rows = load_published("smnist-28-98")
     assert rows is not None
     g_adam = {result.label: result.value for result in rows.results if result.method == "g-adam"}

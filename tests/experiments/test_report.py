@@ -19,7 +19,7 @@ from pathspace.experiments.report import Published, build_table, print_table, wr
 from pathspace.experiments.report.curves import WINDOWS, averaged
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
-from pathspace.experiments.report.table import PublishedResult, difference_label, error_label
+from pathspace.experiments.report.table import PaperProtocol, PublishedResult, difference_label, error_label
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import Settings
 
@@ -29,8 +29,10 @@ PUBLISHED = Published(
     (
         PublishedResult("theirs", 0.125, "path-sgd", {"length": 6}),
         PublishedResult("theirs, longer", 0.5, "path-sgd", {"length": 60}),
-        PublishedResult("another's", 0.25),
+        PublishedResult("another's", 0.25, printed="0.250"),
+        PublishedResult("a third one's", None),
     ),
+    (PaperProtocol(seeds=9, task_options={"length": 60}), PaperProtocol(train_size=256, epochs=400)),
 )
 
 
@@ -87,6 +89,20 @@ def test_published_numbers_stand_beside_the_same_method_and_options(comparison: 
     assert beside["SGD", "balanced"] == "–"  # noqa: RUF001
 
 
+def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(comparison: Comparison) -> None:
+    # 64 of 256 sequences, two of 400 epochs; the first protocol is for another length, and seeds are not recorded
+    title = build_table(comparison, PUBLISHED).columns[-1]
+    assert title.split("\n") == [
+        "published;",
+        "ours has",
+        "25 % of its data",
+        "2 of 400 epochs",
+        "2 of ? seeds",
+    ]
+    unknown = build_table(comparison, replace(PUBLISHED, protocols=())).columns[-1]
+    assert unknown.split("\n")[2:4] == ["its data: not recorded", "2 of ? epochs"]
+
+
 def test_divergence_and_differences_in_words(comparison: Comparison) -> None:
     row = comparison.rows[0]
     gone = replace(row.runs[0], diverged_at=1, test_error=None)
@@ -107,7 +123,10 @@ def test_the_terminal_shows_every_row_and_note(comparison: Comparison) -> None:
         "rescaled",
         "validation split",
         "another's",
-        "0.25",
+        "0.250",
+        "a third one's",
+        "not recorded here",
+        "25 % of its data",
     ):
         assert word in text
 
@@ -191,7 +210,7 @@ def test_the_table_is_written_as_it_is_shown(output: Path, comparison: Compariso
     with (output / "table.csv").open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
     table = build_table(comparison, PUBLISHED)
-    assert tuple(columns) == table.columns
+    assert columns == [title.replace("\n", " ") for title in table.columns]
     assert [tuple(row) for row in rows] == [row.cells for row in table.rows]
 
 

@@ -32,6 +32,12 @@ def test_the_rate_rises_linearly_and_falls_as_a_cosine() -> None:
     assert [factor("constant", 0.5, step, 4) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
 
 
+def test_the_rate_falls_to_a_tenth_at_a_half_three_quarters_and_seven_eighths() -> None:
+    values = [factor("steps", 0.0, step, 16) for step in range(16)]
+    assert values == pytest.approx([1.0] * 8 + [0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+    assert factor("steps", 0.5, 0, 4) == 0.5
+
+
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Unknown schedule 'linear' in the setting 'schedule'"):
         factor("linear", 0.0, 0, 1)

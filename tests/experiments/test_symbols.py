@@ -48,7 +48,12 @@ def test_the_recipe_fills_the_paper_s_table() -> None:
         assert not protocol.lengths  # the paper's
     published = load_published("symbols")
     assert published is not None
-    assert {r.label: r.value for r in published.results} == {"alphabet": 644.2, "music": 1055.9, "anbn": 29.7}
+    assert {(r.label, r.method): r.value for r in published.results} == {
+        ("alphabet", ""): 644.2,
+        ("music", ""): 1055.9,
+        ("anbn", ""): 29.7,
+        ("alphabet", "HMM"): 10212,
+    }
 
 
 def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
@@ -189,9 +194,9 @@ def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
 
 
 def test_the_table_sets_the_published_numbers_below() -> None:
-    protocol = protocol_from(("a test", {"rows": ["bzip2"], "texts": ["anbn"]}))
-    table = build_table(
-        protocol, [Score(Cell("bzip2", "anbn", 0), 1.0, 260.25, 0.0, 0)], load_published("symbols")
-    )
-    assert table.rows[0].cells[:3] == ("baseline", "bzip2", "260.2")
-    assert table.rows[1].cells[:3] == ("published", "the best", "29.7")
+    protocol = protocol_from(("a test", {"rows": ["bzip2"], "texts": ["alphabet", "anbn"]}))
+    scores = [Score(Cell("bzip2", text, 0), 1.0, 260.25, 0.0, 0) for text in protocol.texts]
+    table = build_table(protocol, scores, load_published("symbols"))
+    assert table.rows[0].cells[:4] == ("baseline", "bzip2", "260.2", "260.2")
+    assert table.rows[1].cells[:4] == ("published", "the best", "644.2", "29.7")
+    assert table.rows[2].cells[:4] == ("", "HMM", "10,212.0", "–")  # noqa: RUF001

@@ -182,6 +182,9 @@ METHODS = {
     ),
     "path-adam": _path("Path-Adam", "PathAdam", 0.003),
     "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
+    "path-gradient-adam": Method(
+        "Adam on path gradients", _in_path_space("PathGradientAdam"), clips_itself=True, learning_rate=0.003
+    ),
     "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
     "path-muon": _path("PathMuon", "PathMuon", 0.003),
     "g-sgd": Method("G-SGD", _in_basis_paths("GSGD"), clips_itself=True, invariant=True),

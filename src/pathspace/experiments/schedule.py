@@ -10,9 +10,12 @@ from typing import Any
 
 from pathspace.experiments.errors import unknown_name
 
+DROPS = (1 / 2, 3 / 4, 7 / 8)
+
 SCHEDULES = {
     "constant": "the learning rate as it is",
     "cosine": "half a period of a cosine, from the learning rate to 0",
+    "steps": "a tenth after 1/2, 3/4 and 7/8 of the run",
 }
 
 
@@ -24,6 +27,7 @@ def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
         w = round(warmup steps)
         (step + 1) / w                                     for step < w
         (1 + cos(pi (step - w) / (steps - w))) / 2         for a cosine, from then on
+        10^-(how many of 1/2, 3/4, 7/8 are <= step / steps)    for steps, from then on
 
     Args:
         schedule: A name in `SCHEDULES`.
@@ -40,6 +44,8 @@ def factor(schedule: str, warmup: float, step: int, steps: int) -> float:
         return (step + 1) / rising
     if schedule == "constant":
         return 1.0
+    if schedule == "steps":
+        return 0.1 ** sum(step >= drop * steps for drop in DROPS)
     return 0.5 * (1.0 + math.cos(math.pi * (step - rising) / (steps - rising)))
 
 

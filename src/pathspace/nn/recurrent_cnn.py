@@ -56,8 +56,9 @@ class RecurrentCNN(nn.Module):
     """A classifier of images made of recurrent convolutions.
 
     Max-pooling (3 x 3, stride 2) follows the first and the third layer; the largest value of each map of the last layer
-    enters a linear classifier. The paper names five layers of 32, 64, 96 (MNIST) or 96, 128, 160 maps (CIFAR), three
-    unfoldings and BatchNorm; kernels and pooling follow Liang and Hu (2015).
+    enters a linear classifier. The paper names five layers of 32, 64, 96 (MNIST) or 96, 128, 160 maps (CIFAR; 196 in
+    another place), three unfoldings, BatchNorm, and a dropout of 0.5 (appendix A.3), which is not built here; kernels
+    and pooling follow Liang and Hu (2015).
 
     Args:
         channels: of the images: 1 for grey ones.

@@ -51,7 +51,8 @@ def write_report(
     png, svg = draw(comparison)
     final = _final_runs(comparison)
     write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", _csv(table.columns, (row.cells for row in table.rows)))
+    titles = [title.replace("\n", " ") for title in table.columns]
+    write_text(output / "table.csv", _csv(titles, (row.cells for row in table.rows)))
     write_text(output / "runs.csv", _csv(RUN_COLUMNS, _run_lines(comparison, final)))
     write_text(
         output / "curves.csv",

@@ -17,6 +17,7 @@ from pathspace.experiments.methods import METHODS
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
+NOT_RECORDED = "not recorded here"
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,41 @@ class PublishedResult:
 
     Attributes:
         label: What the paper calls the method, with the setting where it reports several.
-        value: The number, in the unit of the task's metric.
+        value: The number, in the unit of the task's metric; None where it is not recorded here.
         method: The name in `methods.METHODS` of the same method here, or empty.
         task_options: The number stands beside ours only where the task has these options.
         model_options: Likewise the model.
+        printed: The number as the paper prints it, with its last zeros.
     """
 
     label: str
-    value: float
+    value: float | None
     method: str = ""
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    printed: str = ""
+
+    @property
+    def words(self) -> str:
+        """The number as the paper prints it, or that it is not recorded."""
+        return NOT_RECORDED if self.value is None else self.printed or f"{self.value:g}"
+
+
+@dataclass(frozen=True)
+class PaperProtocol:
+    """What a paper trained on, for how long and how often; None where that is not recorded here.
+
+    Attributes:
+        train_size: Its training examples.
+        epochs: Passes over them.
+        seeds: Runs behind a number.
+        task_options: It holds where the task has these options.
+    """
+
+    train_size: int | None = None
+    epochs: int | None = None
+    seeds: int | None = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,11 +71,13 @@ class Published:
         source: The paper and the table.
         setting: What to know before comparing: its epochs, sizes, protocol.
         results: The numbers.
+        protocols: What they were obtained with; the first one that holds counts.
     """
 
     source: str
     setting: str
     results: tuple[PublishedResult, ...]
+    protocols: tuple[PaperProtocol, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +130,8 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         NOTHING if published is None else _beside(comparison, row, published) for row in comparison.rows
     ]
     if any(cell != NOTHING for cell in beside):
-        columns.append("published")
+        assert published is not None, "a number stands beside ours"
+        columns.append(_published_title(comparison, published))
         lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
     rows = [
         TableRow(tuple(line), _verdict(row), row.start == comparison.settings.starts[0])
@@ -249,7 +277,7 @@ def _published_table(results: Sequence[PublishedResult]) -> RichTable:
     text.add_column("method")
     text.add_column("value", justify="right")
     for result in results:
-        text.add_row(result.label, f"{result.value:g}")
+        text.add_row(result.label, result.words)
     return text
 
 
@@ -269,9 +297,39 @@ def _beside(comparison: Comparison, row: Row, published: Published) -> str:
     for result in published.results:
         fits = _holds(settings.task_options, result.task_options)
         fits = fits and _holds(settings.model_options, result.model_options)
-        if result.method == row.method and fits:
-            return f"{result.value:g}"
+        if result.method == row.method and fits and result.value is not None:
+            return result.words
     return NOTHING
+
+
+def _published_title(comparison: Comparison, published: Published) -> str:
+    """Head the published column with our share of what the paper took: whoever reads a number reads that."""
+    settings = comparison.settings
+    paper = next(
+        (each for each in published.protocols if _holds(settings.task_options, each.task_options)),
+        PaperProtocol(),
+    )
+    size = settings.task_options.get("train_size")
+    if size == 0:  # all of it
+        data = "all of its data"
+    elif paper.train_size is None or not isinstance(size, int):
+        data = "its data: not recorded"
+    else:
+        data = f"{100 * size / paper.train_size:.3g} % of its data"
+    seeds = len(comparison.rows[0].runs)
+    return "\n".join(
+        (
+            "published;",
+            "ours has",
+            data,
+            _share(settings.epochs, paper.epochs, "epochs"),
+            _share(seeds, paper.seeds, "seeds"),
+        )
+    )
+
+
+def _share(ours: int, of_paper: int | None, thing: str) -> str:
+    return f"{ours} of {of_paper or '?'} {thing}"
 
 
 def _holds(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -30,7 +30,8 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     Args:
         protocol: How they were made.
         scores: Of all sizes.
-        published: The best number of the paper for each text, under the text's name.
+        published: The numbers of the paper for each text, under the text's name: the best, and those of one row, named
+            as the method.
     """
     chosen = best(scores)
     rows: list[TableRow] = []
@@ -46,12 +47,16 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
-        values = {result.label: f"{result.value:,.1f}" for result in published.results}
-        rows.append(
-            TableRow(
-                ("published", "the best", *(values.get(t, NOTHING) for t in protocol.texts), "", ""), "", True
+        for name in dict.fromkeys(result.method for result in published.results):
+            values = {
+                result.label: f"{result.value:,.1f}"
+                for result in published.results
+                if result.method == name and result.value is not None
+            }
+            cells = (values.get(text, NOTHING) for text in protocol.texts)
+            rows.append(
+                TableRow(("" if name else "published", name or "the best", *cells, "", ""), "", not name)
             )
-        )
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
     return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
@@ -133,7 +138,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
             axis.set_title(text)
             axis.set_xlabel("bits beyond the truth")
             for result in published.results if published is not None else ():
-                if result.label == text:
+                if result.label == text and not result.method and result.value is not None:
                     values.append(result.value)
                     axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
             axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
@@ -168,7 +173,10 @@ def as_json(
         "scores": [score.as_dict() for score in scores],
         "published": None
         if published is None
-        else {"source": published.source, "results": {r.label: r.value for r in published.results}},
+        else {
+            "source": published.source,
+            "results": [{"text": r.label, "row": r.method, "value": r.value} for r in published.results],
+        },
         "configuration": configuration,
     }
 
