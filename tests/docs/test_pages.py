@@ -78,6 +78,12 @@ TINY_WINNER = [
 ]  # fmt: skip
 
 
+TINY_MEMORY = [
+    "--methods", "path-muon,balanced-adamw", "--seeds", "1", "--learning-rates", "0.01", "--workers", "1",
+    "--set", "tuning_seeds=1", "--set", "lengths=[3]", "--set", "hidden=[3]", "--set", "test_size=20",
+]  # fmt: skip
+
+
 def blocks(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(page.read_text())
 
@@ -119,6 +125,7 @@ EXECUTED = {
     "pathspace reproduce adding",  # generated data
     "pathspace reproduce smnist-28-98 --size long-28 --data-dir data",  # data from a folder, and a size
     "pathspace reproduce cost --data-dir data --workers 1",  # a study after the comparison
+    "pathspace reproduce long-memory",  # an engine of its own
     "pathspace check-invariance --networks mlp,rnn --steps 20",
     "pathspace paths mlp --rule cyclic --picture mlp.png",
 }
@@ -142,7 +149,10 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
     from pathspace.cli import app
 
     monkeypatch.setattr("pathspace.experiments.commands.check_task_of", lambda *_: None)
-    for work in ("commands.compare", "commands.train", "invariance.check_all", "path_summary.summarize"):
+    for work in (
+        "commands.compare", "commands.train", "invariance.check_all", "path_summary.summarize",
+        "long_memory.command.all_results",
+    ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(line)[1:]
@@ -177,6 +187,8 @@ def test_commands_on_a_page_run(line, tmp_path, monkeypatch):
         words += TINY if "--epochs" not in words else []
         if "--epochs" in words:
             words[words.index("--epochs") + 1] = "1"
+    elif "long-memory" in line:
+        words += TINY_MEMORY
     elif command == "compare" or (command == "reproduce" and len(words) > 1):
         words += TINY_COMPARISON
         for name, changes in TINY_TASKS.items():

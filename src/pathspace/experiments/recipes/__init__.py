@@ -36,7 +36,10 @@ NAMES = {str: "string", dict: "table", list: "list"}
 
 # Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
 # a function `check(layers)` and a function `reproduce(recipe, size, options, surroundings)`.
-ENGINES = {"symbols": "pathspace.experiments.symbols"}
+ENGINES = {
+    "long-memory": "pathspace.experiments.long_memory",
+    "symbols": "pathspace.experiments.symbols",
+}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ test text is scored once. Scores are regrets: bits beyond the code length under 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Score:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Score:
+    def from_dict(cls, values: Mapping[str, Any]) -> Score:
         """Undo `as_dict`."""
         return cls(**{**values, "cell": Cell(**values["cell"])})
 

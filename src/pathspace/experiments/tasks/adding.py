@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.task import Split, Task, regression
@@ -70,11 +71,16 @@ def build(
 
 def sequences(count: int, length: int, seed: int) -> Split:
     """Generate `count` sequences: inputs of shape (count, length, 2), targets of shape (count, 1)."""
-    generator = torch.Generator().manual_seed(seed)
+    inputs, marked = marked_sequences(count, length, torch.Generator().manual_seed(seed))
+    return Split(inputs, marked.sum(1, keepdim=True))
+
+
+def marked_sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Generate `count` sequences: inputs of shape (count, length, 2), the two marked numbers of shape (count, 2)."""
     half = length // 2
     numbers = torch.rand(count, length, generator=generator)
     first = torch.randint(0, half, (count, 1), generator=generator)
     second = torch.randint(half, length, (count, 1), generator=generator)
     marks = torch.zeros(count, length).scatter_(1, first, 1.0).scatter_(1, second, 1.0)
-    targets = numbers.gather(1, first) + numbers.gather(1, second)
-    return Split(torch.stack((numbers, marks), dim=-1), targets)
+    marked = torch.cat((numbers.gather(1, first), numbers.gather(1, second)), 1)
+    return torch.stack((numbers, marks), dim=-1), marked

@@ -1,0 +1,87 @@
+"""`pathspace reproduce long-memory`: rates chosen on seeds of their own, then the reported runs, setting by setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.configuration import versions
+from pathspace.experiments.long_memory.cells import (
+    Result,
+    Setting,
+    compute,
+    reported_cells,
+    settings,
+    tuning_cells,
+)
+from pathspace.experiments.long_memory.comparison import Row, chosen_rates, compared, learned
+from pathspace.experiments.long_memory.protocol import protocol_from
+from pathspace.experiments.long_memory.report import PAGE, as_json, build_tables, write_report
+from pathspace.experiments.report.table import print_table
+from pathspace.experiments.stored_cells import all_results, table_folder
+from pathspace.experiments.terminal import output_console
+
+if TYPE_CHECKING:
+    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.recipes import Recipe
+
+
+def reproduce(
+    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
+) -> dict[Setting, list[Row]]:
+    """Do all runs and report.
+
+    Args:
+        recipe: Its title, and its settings by size.
+        size: A size of the recipe; empty for the first one.
+        options: Settings of the command line, laid over the recipe's.
+        around: Where to write, how many processes, and whether to continue.
+
+    Raises:
+        ConfigurationError: A setting is impossible, or the folder holds something else.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    size = size or next(iter(recipe.sizes), "")
+    protocol = protocol_from(*recipe.layers(size), options)
+    configuration = {
+        "command": "reproduce",
+        "recipe": recipe.name,
+        "size": size,
+        "protocol": protocol.as_dict(),
+        "versions": versions(),
+    }
+    rows: dict[Setting, list[Row]] = {}
+    with table_folder(configuration, PAGE, around) as output:
+        do = partial(
+            all_results,
+            compute=partial(compute, protocol=protocol),
+            output=output,
+            processes=around.processes,
+            read=Result.from_dict,
+            told=_told,
+        )
+        for setting in settings(protocol):
+            tuning = do(tuning_cells(protocol, setting))
+            reported = do(reported_cells(protocol, setting, chosen_rates(protocol, tuning)))
+            rows[setting] = compared(protocol, setting, tuning, reported)
+        write_report(protocol, rows, output, title=recipe.title, configuration=configuration)
+    if around.as_json:
+        print(json.dumps(as_json(protocol, rows, configuration), indent=2, allow_nan=False))
+    else:
+        console = output_console(140)
+        for table in build_tables(protocol, rows):
+            print_table(table, console)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+    return rows
+
+
+def _told(result: Result) -> str:
+    cell = result.cell
+    where = f"{cell.setting.problem}, T = {cell.setting.length}, H = {cell.setting.hidden}"
+    rates = ", ".join(f"{rate:g}" for rate in cell.rates)
+    return (
+        f"{cell.method} at {rates} ({where}): {learned(result.outcomes)} of {len(result.outcomes)} runs learned it, "
+        f"{result.seconds:.0f} s"
+    )

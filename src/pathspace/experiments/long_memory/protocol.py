@@ -1,0 +1,119 @@
+"""What is compared: problems, sizes of network, methods, rates and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+
+PROBLEMS = ("addition", "multiplication", "subtraction")
+METHODS = (
+    "path-muon", "path-muon-half", "path-soap", "path-adam", "balanced-muon", "balanced-soap", "balanced-adamw",
+    "muon", "soap", "adamw", "once", "permuted", "recurrent-only", "input-only", "output-only",
+)  # fmt: skip
+COUNTS = (
+    "tuning_seeds", "seeds", "steps_per_length", "together", "batch_size", "refresh_every", "test_size",
+)  # fmt: skip
+LISTS = ("problems", "lengths", "hidden", "methods", "learning_rates")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the table is made.
+
+    Attributes:
+        problems: Names in `PROBLEMS`.
+        lengths: T of the sequences, each with each problem and size.
+        hidden: H of the networks.
+        methods: Names in `METHODS`.
+        reference: The method that all others are tested against.
+        learning_rates: The grid.
+        tuning_seeds: Seeds of every rate; the rate of most successes is chosen, of equals that of least steps.
+        seeds: Reported seeds, which no rate was chosen on.
+        steps_per_length: Most steps of a run, for every step of a sequence: 15 T.
+        together: Runs that are computed together, and kept when the command is stopped.
+        batch_size: B.
+        warmup: The part of a run over which the rate rises.
+        clip_norm: Largest norm of a gradient in a method's coordinates.
+        refresh_every: Steps between two computations of kappa.
+        damping: Added to kappa, as a fraction of its mean.
+        test_size: Sequences that decide whether a run has learned the problem.
+    """
+
+    problems: tuple[str, ...] = ("addition",)
+    lengths: tuple[int, ...] = (100,)
+    hidden: tuple[int, ...] = (64,)
+    methods: tuple[str, ...] = METHODS
+    reference: str = "path-muon"
+    learning_rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01, 0.03)
+    tuning_seeds: int = 12
+    seeds: int = 40
+    steps_per_length: int = 15
+    together: int = 60
+    batch_size: int = 32
+    warmup: float = 0.05
+    clip_norm: float = 1.0
+    refresh_every: int = 10
+    damping: float = 0.01
+    test_size: int = 2000
+
+    def __post_init__(self) -> None:
+        for name, known in (("problems", PROBLEMS), ("methods", METHODS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise unknown_name("name", str(value), known, f"the setting {name!r}")
+        if self.reference not in self.methods:
+            raise unknown_name("method", str(self.reference), self.methods, "the setting 'reference'")
+        for name in LISTS:
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ConfigurationError(
+                    f"The setting {name!r} is {list(values)!r}: give at least one, each once."
+                )
+        for name, least in (("lengths", 2), ("hidden", 1)):
+            for value in getattr(self, name):
+                _check_number(name, value, least, whole=True)
+        for rate in self.learning_rates:
+            _check_number("learning_rates", rate, 0.0)
+        for name in COUNTS:
+            _check_number(name, getattr(self, name), 1, whole=True)
+        for name in ("warmup", "clip_norm", "damping"):
+            _check_number(name, getattr(self, name), 0.0)
+        if self.warmup >= 1:
+            raise ConfigurationError(
+                f"The setting 'warmup' is {self.warmup!r}: give a part of the run, below 1."
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
+    """Lay settings over the defaults; later layers win.
+
+    Args:
+        layers: Pairs of where the settings stand, for errors, and the settings.
+
+    Raises:
+        ConfigurationError: A name is unknown or a value impossible.
+    """
+    known = [item.name for item in fields(Protocol)]
+    values: dict[str, Any] = {}
+    for where, layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise unknown_name("setting", name, known, where)
+            if name in LISTS and not isinstance(value, list | tuple):
+                raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
+            values[name] = tuple(value) if name in LISTS else value
+    return Protocol(**values)
+
+
+def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:
+    kind = int if whole else (int, float)
+    if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+        numbers = "whole numbers" if whole else "numbers"
+        raise ConfigurationError(f"The setting {name!r} has {value!r}: give {numbers} from {least:g} on.")

@@ -1,0 +1,166 @@
+"""The comparison in words, its picture, and its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pathspace.experiments.long_memory.cells import Setting
+from pathspace.experiments.long_memory.comparison import Row, learned, rates_learned
+from pathspace.experiments.long_memory.figure import draw
+from pathspace.experiments.long_memory.methods import METHODS
+from pathspace.experiments.long_memory.protocol import Protocol
+from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.table import NOTHING, Table, TableRow
+from pathspace.experiments.storage import write_atomically, write_json, write_text
+
+PAGE, FIGURE = "report.html", "long-memory.png"
+COLUMNS = (
+    "metric", "method", "tuning runs", "window", "p", "rate", "learned it", "p", "median steps", "p", "diverged",
+)  # fmt: skip
+
+
+def build_tables(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> list[Table]:
+    """Put the comparison into words, a table for each setting; the last one has the notes."""
+    tables = []
+    for number, (setting, found) in enumerate(rows.items(), 1):
+        title = (
+            f"{setting.problem.capitalize()}, T = {setting.length}, H = {setting.hidden}: learned in "
+            f"{protocol.steps_per_length * setting.length:,} steps"
+        )
+        lines, before = [], ""
+        for row in found:
+            group = METHODS[row.method].group
+            lines.append(TableRow((group, *_cells(protocol, row)), "", group != before))
+            before = group
+        said = (*_verdicts(protocol, found), *(notes(protocol) if number == len(rows) else ()))
+        tables.append(Table(title, COLUMNS, tuple(lines), said))
+    return tables
+
+
+def _cells(protocol: Protocol, row: Row) -> tuple[str, ...]:
+    runs = sum(len(outcomes) for outcomes in row.tuning.values())
+    rates = len(protocol.learning_rates)
+    p = {name: _p(test.p) for name, test in row.against.items()}
+    edge = row.rate in (min(protocol.learning_rates), max(protocol.learning_rates)) and rates > 1
+    median = row.median_steps
+    return (
+        METHODS[row.method].label,
+        f"{sum(map(learned, row.tuning.values()))} of {runs}",
+        f"{row.window} of {rates}",
+        p.get("window", NOTHING),
+        f"{row.rate:g}{'*' * edge}",
+        f"{learned(row.reported)} of {len(row.reported)}",
+        p.get("learned", NOTHING),
+        NOTHING if math.isinf(median) else f"{median:,.0f}",
+        p.get("steps", NOTHING),
+        str(sum(outcome.error is None for outcome in row.reported)),
+    )
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def _verdicts(protocol: Protocol, rows: Sequence[Row]) -> list[str]:
+    """Say against which methods the reference stands out, and in what."""
+    reference = METHODS[protocol.reference].label
+    sentences = []
+    for name, more, fewer in (
+        ("learned", "learns it on more seeds than", "on fewer than"),
+        ("steps", "learns it sooner than", "later than"),
+        ("window", "learns it at more rates than", "at fewer than"),
+    ):
+        found = {
+            verdict: [
+                METHODS[r.method].label for r in rows if r.against and r.against[name].verdict == verdict
+            ]
+            for verdict in ("worse", "better", "")
+        }
+        parts = [f"{more}: {'; '.join(found['worse']) or 'none'}"]
+        parts += [f"{fewer}: {'; '.join(found['better'])}"] if found["better"] else []
+        parts += [f"no difference shown: {'; '.join(found[''])}"] if found[""] else []
+        sentences.append(f"{reference} {' | '.join(parts)}.")
+    return sentences
+
+
+def notes(protocol: Protocol) -> tuple[str, ...]:
+    """Say what a reader has to know in order to trust the tables."""
+    rates = ", ".join(f"{rate:g}" for rate in sorted(protocol.learning_rates))
+    return (
+        "A run starts from the identity, with PyTorch's input and output weights and zero biases; every step draws a "
+        f"fresh batch of {protocol.batch_size}; cosine after {100 * protocol.warmup:g} % warm-up, clip "
+        f"{protocol.clip_norm:g}, no decay, kappa every {protocol.refresh_every} steps, damping {protocol.damping:g}. "
+        f"Learned: {protocol.test_size:,} test sequences have an error below 0.01 (multiplication 0.003), 6 % of what "
+        "the best constant answer gets.",
+        f"Tuning runs: how many of the runs learned it, {protocol.tuning_seeds} seeds at each rate ({rates}). Window: "
+        "rates at which at least half of them did. Rate: the one of most successes, of equals of fewest steps; * at "
+        f"the edge of the grid. All else: {protocol.seeds} other seeds at that rate; median steps over all of them, "
+        "a failure being later than any success.",
+        f"p: exact, against {METHODS[protocol.reference].label}, paired by seeds, adjusted for all methods of the "
+        "table (Holm): McNemar's test for what learned it; the sign test for which learned it sooner, and for which "
+        "learned it at more rates (tuning seeds).",
+    )
+
+
+def as_json(
+    protocol: Protocol, rows: Mapping[Setting, Sequence[Row]], configuration: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all numbers as plain values."""
+    return {
+        "settings": [
+            {
+                **asdict(setting),
+                "methods": {row.method: _row_json(row) for row in found},
+            }
+            for setting, found in rows.items()
+        ],
+        "reference": protocol.reference,
+        "configuration": dict(configuration),
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "rate": row.rate,
+        "tuning": {f"{rate:g}": learned(outcomes) for rate, outcomes in row.tuning.items()},
+        "rates_learned": rates_learned(row),
+        "window": row.window,
+        "learned": learned(row.reported),
+        "runs": len(row.reported),
+        "median_steps": None if math.isinf(row.median_steps) else row.median_steps,
+        "against_reference": {name: asdict(test) for name, test in row.against.items()},
+        "reported": [asdict(outcome) for outcome in row.reported],
+    }
+
+
+def write_report(
+    protocol: Protocol,
+    rows: Mapping[Setting, Sequence[Row]],
+    output: Path,
+    *,
+    title: str,
+    configuration: dict[str, Any],
+) -> list[Table]:
+    """Write `long-memory.png`, `table.csv`, `results.json` and `report.html`; returns the tables."""
+    tables = build_tables(protocol, rows)
+    png, svg = draw(protocol, rows)
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    named = ("p of the window", "p of what learned it", "p of the steps")
+    names = iter(named)
+    writer.writerow(("problem", "T", "H", *(next(names) if c == "p" else c for c in COLUMNS)))
+    for setting, table in zip(rows, tables, strict=True):
+        writer.writerows((*asdict(setting).values(), *row.cells) for row in table.rows)
+    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_text(output / "table.csv", lines.getvalue())
+    write_json(output / "results.json", as_json(protocol, rows, configuration))
+    sections = [Section(table.title, table, svg if table is tables[0] else "") for table in tables]
+    # The page last: who finds it finds the rest.
+    write_text(output / PAGE, render(title, sections, configuration, None))
+    return tables

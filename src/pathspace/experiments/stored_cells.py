@@ -1,0 +1,195 @@
+"""Cells of a table: computations that do not depend on one another, in parallel, each kept in a file of its own.
+
+What an engine shares that fills such a table: the folder, where a stopped command left off, and the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pathspace.children import deaf_children, end_with_parent, hear_quietly
+from pathspace.experiments import folders
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.storage import make_folder, write_json
+
+if TYPE_CHECKING:
+    from pathspace.experiments.commands import Surroundings
+
+FOLDER = "cells"
+
+
+class Cell(Protocol):
+    """What is to be computed."""
+
+    @property
+    def key(self) -> str:
+        """The name of its file, without the ending."""
+        ...
+
+
+class Result(Protocol):
+    """What came out."""
+
+    @property
+    def cell(self) -> Cell:
+        """What was computed."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        ...
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+@contextmanager
+def table_folder(configuration: dict[str, Any], page: str, around: Surroundings) -> Iterator[Path]:
+    """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
+
+    Args:
+        configuration: What decides the results; cells of another one are refused.
+        page: The file that is written last.
+        around: Where to write, and whether to continue or to start over.
+
+    Raises:
+        ConfigurationError: The folder holds something else, or nothing to resume.
+    """
+    output = folders.place(
+        around.output,
+        around.default,
+        fresh=around.fresh,
+        resume=around.resume,
+        goes_on=lambda folder: not (folder / page).exists() and _is_same(folder, configuration),
+    )
+    _check(output, configuration, around)
+    make_folder(output)
+    with folders.alone_in(output):
+        _check(output, configuration, around)
+        finished = (output / page).exists()
+        (output / page).unlink(missing_ok=True)
+        if around.fresh or (finished and not around.resume):
+            for file in (output / FOLDER).glob("*.json"):
+                file.unlink()
+        write_json(output / folders.FILE, configuration)
+        around.chosen(output)
+        yield output
+
+
+def _is_same(output: Path, configuration: dict[str, Any]) -> bool:
+    content = json.loads((output / folders.FILE).read_text(encoding="utf-8"))
+    return content == json.loads(json.dumps(configuration))
+
+
+def _check(output: Path, configuration: dict[str, Any], around: Surroundings) -> None:
+    """Refuse a folder that holds results with other settings."""
+    if around.fresh:
+        return
+    if not folders.is_own(output):
+        if around.resume:
+            raise folders.nothing_to_resume(output)
+    elif not _is_same(output, configuration):
+        raise ConfigurationError(
+            f"The folder {str(output)!r} holds results with other settings or of other versions: give another "
+            "--output, or start over with --fresh."
+        )
+
+
+def all_results(
+    wanted: Sequence[Any],
+    compute: Callable[[Any], ResultT],
+    output: Path,
+    processes: int,
+    *,
+    read: Callable[[Mapping[str, Any]], ResultT],
+    told: Callable[[ResultT], str],
+) -> list[ResultT]:
+    """Compute all cells that have no file yet.
+
+    Args:
+        wanted: The cells, those that take longest first.
+        compute: Computes one; other processes must be able to import it.
+        output: The folder of the table.
+        processes: Cells at a time.
+        read: Undoes a result's `as_dict`.
+        told: Says what came out, in a line.
+
+    Returns:
+        The results, in the order of the cells.
+
+    Raises:
+        ConfigurationError: A file cannot be read, or a process died.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    folder = make_folder(output / FOLDER)
+    done: dict[str, ResultT] = {}
+    for cell in wanted:
+        file = folder / f"{cell.key}.json"
+        if file.exists():
+            done[cell.key] = _stored(file, read)
+    open_cells = [cell for cell in wanted if cell.key not in done]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+    with display or nullcontext():
+        bar = display.add_task("computing", total=len(wanted), completed=len(done)) if display else None
+        for result in _computed(open_cells, compute, processes):
+            done[result.cell.key] = result
+            write_json(folder / f"{result.cell.key}.json", result.as_dict())
+            if display is not None and bar is not None:
+                display.update(bar, advance=1, description=told(result))
+            else:
+                line = f"[{len(done)}/{len(wanted)}] {told(result)}"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return [done[cell.key] for cell in wanted]
+
+
+def _stored(file: Path, read: Callable[[Mapping[str, Any]], ResultT]) -> ResultT:
+    try:
+        return read(json.loads(file.read_text(encoding="utf-8")))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The result {str(file)!r} cannot be read ({error!r}): delete it and start the command again."
+        ) from error
+
+
+def _computed(
+    open_cells: Sequence[Any], compute: Callable[[Any], ResultT], processes: int
+) -> Iterator[ResultT]:
+    if processes == 1 or len(open_cells) < 2:
+        for cell in open_cells:
+            yield compute(cell)
+        return
+    # fork would copy the threads' locks of the linear algebra libraries
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(open_cells)), mp_context=context, initializer=_start) as pool:
+        with deaf_children():
+            jobs = [pool.submit(compute, cell) for cell in open_cells]
+        try:
+            for job in as_completed(jobs):
+                yield job.result()
+        except BrokenProcessPool as error:
+            raise ConfigurationError(
+                "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
+            ) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _start() -> None:
+    end_with_parent()
+    hear_quietly()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"
