@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "a branch on data": (lambda: ps.trace(Branch(), X), "depends on the data"),
     "weight normalization": (
-        lambda: ps.trace(weight_normed(), X),
+        lambda: ps.trace(weight_normed(), X, strict=True),
         r"remove_parametrizations.*or leave '2' to the plain rule with outside=\['2'\]",
     ),
     "a model prepared for quantisation": (

@@ -31,7 +31,7 @@ def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str
         assert ps.trace(model, symbols).num_classes == 12 + embedding
     else:
         with pytest.raises(ps.network.UntraceableError):
-            ps.trace(model, symbols)
+            ps.trace(model, symbols, strict=True)
 
 
 def test_one_hot_symbols_and_numbers_have_the_same_kappa() -> None:

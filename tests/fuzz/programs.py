@@ -1,9 +1,9 @@
-"""Random piecewise-linear programs: as a model, and as their squared network, interpreted by hand.
+"""Random programs: as a model, and as their squared network, interpreted by hand.
 
 A program is a list of statements on variables ``[B, F]`` or ``[B, T, F]``. `Real` says what each does to numbers; it
 runs inside a model, in the many ways in which people write it. `Squared` says what it does in the squared network of
-one example: weights and constants are squared, ReLUs are left out, a maximum is a sum. The two share nothing with the
-tracer but torch, and what merely moves numbers is the same in both.
+one example: weights and constants are squared, ReLUs are left out, a maximum is a sum, and at a function without a rule
+the network is cut. The two share nothing with the tracer but torch, and what merely moves numbers is the same in both.
 
 Letters: B batch, T steps, F features.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 DOUBLE = {"dtype": torch.float64}
-REFUSED = ("mixed", "rounded", "into_integers")
+REFUSED = ("mixed", "into_integers")
 """Statements after which a program is to be refused."""
 
 
@@ -253,20 +253,32 @@ class Real(Moves):
     def learned_scale(self, i: int, v: int) -> Tensor:
         return self[i] * self.vectors[v]
 
+    def cut(self, i: int, k: int) -> Tensor:
+        """A function without a rule, of a tensor of its own, and a layer: a function of inputs alone is an input."""
+        h = 2 * self[i]
+        forms = [
+            lambda: h.softmax(-1), lambda: functional.gelu(h), lambda: h.tanh(), lambda: torch.sigmoid(h),
+            lambda: (-h.abs()).exp(), lambda: functional.relu6(h, inplace=True), lambda: functional.relu6(h),
+            lambda: h.clamp(-1, 1), lambda: h.clamp_(max=1.0), lambda: h.softmax(0), lambda: h.softmax(1),
+            lambda: functional.silu(h, inplace=True), lambda: h.cos().view(h.shape), lambda: h.long().double(),
+            lambda: h.atan().transpose(0, -1).transpose(0, -1), lambda: (h.round() + 1).clone(),
+        ]  # fmt: skip
+        return self.layers[k](forms[self.form % len(forms)]())
+
+    def gated(self, i: int, j: int) -> Tensor:
+        gate = torch.sigmoid(2 * self[j])
+        return self[i] * gate if self.form % 2 else gate * self[i]
+
+    def divided(self, i: int, j: int) -> Tensor:
+        by = 1 + (2 * self[j]).square() if self.form % 2 else 1 + (2 * self[j]).abs().exp().log1p()
+        return self[i] / by
+
     def mixed(self, i: int) -> Tensor:
         h = self[i]
         size, width = h.shape[0], h.shape[-1]
         if h.dim() == 3:
             return h.reshape(size, -1).view(h.shape[1], size, width).transpose(0, 1)
         return h.reshape(width, -1).t()
-
-    def rounded(self, i: int) -> Tensor:
-        h = self[i]
-        forms = [
-            lambda: h.cumsum(-1, dtype=torch.int64), lambda: h.long(), lambda: h.type(torch.LongTensor),
-            lambda: h + h.sum(-1, keepdim=True, dtype=torch.int64),
-        ]  # fmt: skip
-        return forms[self.form % len(forms)]().double()
 
     def into_integers(self, i: int) -> Tensor:
         whole = torch.zeros(self[i].shape, dtype=torch.int64)
@@ -280,11 +292,43 @@ class Squared(Moves):
     def __init__(self, x: Tensor, layers: list[tuple[Tensor, Tensor | None]], vectors: list[Tensor]) -> None:
         super().__init__(x)
         self.layers, self.vectors = layers, vectors
+        self.cuts: list[
+            tuple[Tensor, Tensor]
+        ] = []  # what enters, and a zero in all that depends on what leaves
+
+    def norm(self, statements: list[Statement]) -> Tensor:
+        """The sum over the outputs, among them what enters cuts that lead to one."""
+        total = self.run(statements).sum()
+        left = list(self.cuts)
+        while True:
+            reached = [
+                torch.autograd.grad(total, mark, retain_graph=True, allow_unused=True)[0] for _, mark in left
+            ]
+            if all(g is None for g in reached):
+                return total
+            total = total + sum(e.sum() for (e, _), g in zip(left, reached, strict=True) if g is not None)
+            left = [cut for cut, g in zip(left, reached, strict=True) if g is None]
+
+    def leaving(self, i: int) -> Tensor:
+        mark = torch.zeros((), requires_grad=True, **DOUBLE)
+        self.cuts.append((4 * self[i], mark))
+        return torch.ones_like(self[i]) + mark
+
+    def cut(self, i: int, k: int) -> Tensor:
+        return self.mapped(self.leaving(i), k)
+
+    def gated(self, i: int, j: int) -> Tensor:
+        return self[i].clone() * self.leaving(j)
+
+    def divided(self, i: int, j: int) -> Tensor:
+        return self[i].clone() / self.leaving(j)
 
     def linear(self, i: int, k: int) -> Tensor:
+        return self.mapped(self[i].clone(), k)
+
+    def mapped(self, h: Tensor, k: int) -> Tensor:
         q, c = self.layers[k]
-        made = self[i].clone() @ q.t()
-        return made if c is None else made + c
+        return h @ q.t() if c is None else h @ q.t() + c
 
     def loop(self, i: int, k: int, r: int) -> Tensor:
         (q, c), (s, d) = self.layers[k], self.layers[r]
@@ -354,7 +398,7 @@ def squared_path_norm(program: Program, model: Model) -> tuple[Tensor, dict[str,
     q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}
     layers = [(q[f"layers.{k}.weight"], q.get(f"layers.{k}.bias")) for k in range(len(program.layers))]
     vectors = [q[f"vectors.{v}"] for v in range(len(program.vectors))]
-    total = Squared(torch.ones_like(program.input(1)), layers, vectors).run(program.statements).sum()
+    total = Squared(torch.ones_like(program.input(1)), layers, vectors).norm(program.statements)
     slopes = torch.autograd.grad(total, list(q.values()), materialize_grads=True)
     return total.detach(), dict(zip(q, slopes, strict=True))
 
@@ -441,6 +485,17 @@ class _Drawing:
 
     def draw_relu_in_place(self) -> None:
         self.say("relu_in_place", (self.any(),))
+
+    def draw_cut(self) -> None:
+        i = self.any()
+        if self.random.random() < 0.6:
+            k = self.layer(self.forms[i][1])
+            self.say("cut", (i, k), (self.forms[i][0], self.made.layers[k][1]))
+        else:
+            name = self.random.choice(["gated", "divided"])
+            self.say(name, (i, self.any(like=self.forms[i])), self.forms[i])
+
+    draw_cut_again = draw_cut
 
     def draw_loop(self) -> None:
         i = 0 if self.forms[0][0] is not None and self.random.random() < 0.5 else self.any(steps=True)

@@ -90,7 +90,9 @@ def test_rescaling_is_bitwise_invisible(name):
 def test_the_measure_on_data_is_that_of_what_enters(name):
     model, plain, inputs = made(name)
     ours, theirs = (
-        ps.paths.data_dependent_norm(ps.trace(m, inputs), inputs, alpha=0.5, statistic="second_moment").item()
+        ps.paths.data_dependent_norm(
+            ps.trace(m, inputs, strict=True), inputs, alpha=0.5, statistic="second_moment"
+        ).item()
         for m in (model, plain)
     )
     assert ours == pytest.approx(theirs, rel=1e-12)
@@ -117,4 +119,4 @@ class Inside(Model):
 def test_a_parameter_that_comes_after_it_is_refused(name):
     function, message = INSIDE[name]
     with pytest.raises(ps.UntraceableError, match=message):
-        ps.trace(Inside(function), X)
+        ps.trace(Inside(function), X, strict=True)

@@ -53,7 +53,7 @@ def test_standardised_weights_are_refused_and_may_stay_outside(kind):
     layers = kind(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(20, 2)
     model, x = nn.Sequential(*layers), torch.zeros(2, 3, 4, 4)
     with pytest.raises(ps.UntraceableError, match=r"in module '0'.*outside=\['0'\]"):
-        ps.trace(model, x)
+        ps.trace(model, x, strict=True)
     network = ps.trace(model, x, outside=["0"])
     assert network.num_classes == 5
     assert {name for name in network.outside if name.startswith("0.")} == set(network.outside)
@@ -141,7 +141,7 @@ class Model(nn.Module):
 ])  # fmt: skip
 def test_division_that_rounds_is_refused(function):
     with pytest.raises(ps.UntraceableError, match="rounds activations"):
-        ps.trace(Model(function), torch.zeros(2, 4))
+        ps.trace(Model(function), torch.zeros(2, 4), strict=True)
 
 
 def test_other_division_is_not():
@@ -267,7 +267,7 @@ def test_sparse_tensors_are_refused_and_may_stay_outside(name):
     function, buffers, more = SPARSE_CASES[name]
     model, inputs = Around(Part(function, **copy.deepcopy(buffers))), (torch.zeros(3, 4), *more)
     with pytest.raises(ps.UntraceableError, match=r"sparse tensors are not known.*outside=\['part'\]"):
-        ps.trace(model, inputs)
+        ps.trace(model, inputs, strict=True)
     assert set(ps.trace(model, inputs, outside=["part"]).parameters) == {
         "read.weight", "read.bias", "out.weight", "out.bias"
     }  # fmt: skip

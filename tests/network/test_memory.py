@@ -264,7 +264,7 @@ def test_refuses_a_view_of_what_a_softmax_was_written_into():
         return m.out(torch.cat([seen, seen], 1))
 
     with pytest.raises(ps.UntraceableError, match=r"'mul_'.*shares memory"):
-        ps.trace(Model(careless), torch.randn(2, 3, **DOUBLE))
+        ps.trace(Model(careless), torch.randn(2, 3, **DOUBLE), strict=True)
 
 
 def test_refuses_to_guess_whether_memory_is_shared():

@@ -272,4 +272,4 @@ REFUSED = {
 def test_says_what_is_wrong(name):
     function, message = REFUSED[name]
     with pytest.raises(ps.UntraceableError, match=message):
-        ps.trace(Model(function, w=parameter(4, 4)), torch.randn(2, 3, **DOUBLE))
+        ps.trace(Model(function, w=parameter(4, 4)), torch.randn(2, 3, **DOUBLE), strict=True)

@@ -96,7 +96,7 @@ def test_leaves_global_state_untouched():
     before = torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled()
     trace(BY_NAME["small resnet"], BY_NAME["small resnet"].model())
     with pytest.raises(ps.UntraceableError):
-        ps.trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(1, 2))
+        ps.trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), torch.randn(1, 2), strict=True)
     assert before == (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled())
 
 
@@ -212,7 +212,7 @@ def test_refuses_by_operation_and_place(name):
     function, operation = REFUSED[name]
     model = Wrapped(function, *LAYERS.get(name, tuple)())
     with pytest.raises(ps.UntraceableError, match=operation) as refusal:
-        ps.trace(model, torch.randn(5, 3))
+        ps.trace(model, torch.randn(5, 3), strict=True)
     message = str(refusal.value)
     assert "body.middle" in message
     assert isinstance(refusal.value, ValueError)
@@ -244,7 +244,7 @@ def test_refuses_modules(name):
         return out[0] if isinstance(out, tuple) else out
 
     with pytest.raises(ps.UntraceableError, match=operation) as refusal:
-        ps.trace(Wrapped(run, build()), torch.randn(5, 3))
+        ps.trace(Wrapped(run, build()), torch.randn(5, 3), strict=True)
     assert "body.middle.parts.0" in str(refusal.value)
 
 
@@ -293,7 +293,7 @@ def test_refuses_weights_reparametrised_behind_its_back():
     model = mlp(3, 4, 2)
     nn.utils.parametrizations.weight_norm(model[0])
     with pytest.raises(ps.UntraceableError):
-        ps.trace(model, torch.randn(2, 3))
+        ps.trace(model, torch.randn(2, 3), strict=True)
 
 
 def test_refuses_a_parameter_that_is_not_the_models_to_ask_for():
@@ -473,7 +473,7 @@ def test_outside_may_come_first():
 def test_outside_does_not_hide_what_lies_elsewhere():
     model = nn.Sequential(normalised(), nn.Tanh(), nn.Linear(2, 2).double())
     with pytest.raises(ps.UntraceableError, match=r"(?i)tanh"):
-        ps.trace(model, torch.randn(4, 3, dtype=torch.float64), outside=["0.3"])
+        ps.trace(model, torch.randn(4, 3, dtype=torch.float64), outside=["0.3"], strict=True)
 
 
 # --- cost ----------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ ROUNDED = {
 @pytest.mark.parametrize("name", ROUNDED)
 def test_whole_numbers_are_refused(name):
     with pytest.raises(ps.UntraceableError, match="rounds activations to whole numbers"):
-        ps.trace(Model(ROUNDED[name]), torch.zeros(2, 3))
+        ps.trace(Model(ROUNDED[name]), torch.zeros(2, 3), strict=True)
 
 
 KEPT = {

@@ -221,7 +221,7 @@ def test_refuses_with_the_place_and_what_to_do(name):
     model, inputs, message = REFUSED[name]
     model = copy.deepcopy(model).double()
     with pytest.raises(ps.UntraceableError, match=message):
-        ps.trace(model, inputs)
+        ps.trace(model, inputs, strict=True)
 
 
 def test_a_parametrized_module_may_stay_outside():

@@ -25,6 +25,7 @@ from pathspace.experiments.model_source import load_model
 from pathspace.experiments.storage import make_folder, writable_folder, write_atomically
 from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
+from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Rule, Skeleton
@@ -56,6 +57,7 @@ class PathSummary:
         incomplete: Classes without skeleton edges.
         multipliers: Smallest, middle and largest 1 / (A_u B_v)^2 over weights outside the skeleton; None where the
             network has no basis.
+        cuts: Where the network is cut, a line for each operation and place.
     """
 
     weights: int
@@ -73,6 +75,7 @@ class PathSummary:
     dead_units: int
     incomplete: int
     multipliers: tuple[float, float, float] | None
+    cuts: tuple[str, ...] = ()
 
 
 def summarize(
@@ -139,6 +142,7 @@ def summarize(
         dead_units=int(paths.dead_units(network, examples).sum()),
         incomplete=len(skeleton.incomplete) if not graph.signed else 0,
         multipliers=multipliers,
+        cuts=tuple(told(network.cuts)),
     )
     return summary, network, skeleton
 
@@ -226,6 +230,9 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
         rows.append(("unused weights", f"{summary.unused:,}", "on no path"))
     if summary.outside:
         rows.append(("other weights", f"{summary.outside:,}", "no edges; they take the plain rule"))
+    for number, line in enumerate(summary.cuts):
+        what = "" if number else "what enters counts as an output, what leaves as an input"
+        rows.append((f"cut at {line}", "", what))
     if summary.incomplete:
         rows.append(("incomplete classes", f"{summary.incomplete:,}", "without a skeleton edge in or out"))
     if summary.multipliers is not None:

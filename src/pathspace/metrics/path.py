@@ -25,7 +25,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_counts, check_not_negative
 from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
 from pathspace.network import Network
-from pathspace.network.errors import expect_network
+from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.safe_type import Surveyed, Values
@@ -175,7 +175,9 @@ class Path:
         if any(self.is_due(name) for name in states):
             # what another optimizer of the same metric is about to ask for
             others = [n for n in self.state if n not in states and n not in self._ahead and self.is_due(n)]
-            with full_precision(self.network.parameters[next(iter(states))]):
+            one = self.network.parameters[next(iter(states))]
+            expect_values(one)
+            with full_precision(one):
                 self._refresh([*states, *others])
             self._ahead.update(others)
         self._ahead.difference_update(states)

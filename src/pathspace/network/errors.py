@@ -22,6 +22,10 @@ class UntraceableError(ValueError):
         super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
 
 
+class NoRule(UntraceableError):  # noqa: N818 -- caught by tracing, which cuts the network there unless it is strict
+    """An operation that a network cannot be followed through: where it is cut, and at which a strict trace ends."""
+
+
 def _advice(module: str) -> str:
     owner, parametrized, _ = module.partition(".parametrizations.")
     if parametrized:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.network.errors import expect_network
 from pathspace.network.places import Places
-from pathspace.network.program import Program
+from pathspace.network.program import Cut, Program, told
 from pathspace.network.units import EdgeLabels, UnitClass
 from pathspace.squared.tape import Tape
 
@@ -88,6 +88,11 @@ class Network:
         """Names of the network's parameters by the identity of the tensor."""
         return {id(p): name for name, p in self.parameters.items()}
 
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The operations at which it is cut: what enters them counts as an output, what leaves them as an input."""
+        return tuple(cut for cut in self.program.cuts if cut.holds)
+
     def live(self, name: str) -> Tensor:
         """A buffer of the model, or a parameter of it outside the network, as it is now."""
         outside = name in self.outside
@@ -139,7 +144,8 @@ class Network:
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())
         outside = f", {len(self.outside)} parameters outside" if self.outside else ""
-        return f"Network({size} weights in {len(self.parameters)} parameters, {self.num_classes} unit classes{outside})"
+        head = f"Network({size} weights in {len(self.parameters)} parameters, {self.num_classes} unit classes{outside})"
+        return "\n".join([head, *(f"  cut at {line}" for line in told(self.cuts))])
 
 
 def current_values(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:

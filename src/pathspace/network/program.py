@@ -7,7 +7,8 @@ own code once more and match its operations, one after the other, with those tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,9 +21,11 @@ class Operation:
     Attributes:
         name: the operation.
         module: path of the module it was called in.
-        kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside.
+        kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside, ``"cut"`` for
+            an operation at which the network is cut.
         arguments: for every tensor argument the dimension that holds the batch; None where there is none.
-        results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in.
+        results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in;
+            for ``"cut"``, of every tensor argument, -1 where that is no output of the network.
         batch: the dimension of the (first) result that holds the batch.
     """
 
@@ -35,6 +38,42 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A call of an operation at which a network is cut: what enters is an output of it, what leaves an input.
+
+    Attributes:
+        operation: its name.
+        module: path of the module that called it.
+        number: how many calls of operations of that name there were before it.
+        entering: for every tensor argument whether it is an activation.
+        counts: whether what leaves it leads to an output, so that what enters it is one.
+        holds: whether it leads to anything that the model returns, so that what enters it keeps its scale.
+    """
+
+    operation: str
+    module: str
+    number: int
+    entering: tuple[bool, ...]
+    counts: bool = False
+    holds: bool = False
+
+
+def told(cuts: Iterable[Cut]) -> list[str]:
+    """One line for each operation and place, with places that differ in a number taken together."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for cut in cuts:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", cut.module)
+        places.setdefault((cut.operation, pattern), []).append(cut.module)
+    lines = []
+    for (operation, _), modules in places.items():
+        parts = [set(part) for part in zip(*(module.split(".") for module in modules), strict=True)]
+        module = ".".join("*" if len(part) > 1 else next(iter(part)) for part in parts)
+        place = f" in '{module}'" if module else ""
+        lines.append(f"'{operation}'{place}" + (f", {len(modules)} times" if len(modules) > 1 else ""))
+    return lines
+
+
+@dataclass(frozen=True)
 class Program:
     """The traced forward pass.
 
@@ -43,8 +82,10 @@ class Program:
         outputs: slots of the tensors that ``Network.returned`` gives; None for one that is no output of the network.
         nodes: slot -> class labels of the units whose values before their activation are nodes of the graph: what
             enters an activation, linear maps of unit classes that have none, and the outputs (as they leave).
+        cuts: where the network is cut, in the order of the calls.
     """
 
     operations: tuple[Operation, ...]
     outputs: tuple[int | None, ...]
     nodes: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    cuts: tuple[Cut, ...] = ()

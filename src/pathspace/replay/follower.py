@@ -60,6 +60,8 @@ class Follower(Matched, TorchFunctionMode):
         tensors = tensors_in(args, kwargs)
         if not torch.is_grad_enabled() and self._depends(tensors):
             self.ungraded = True
+        if self.is_cut(name, tensors):
+            return self.cut(name, func, args, kwargs, tensors)
         if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
@@ -136,6 +138,50 @@ class Follower(Matched, TorchFunctionMode):
                 self.weights.append(t)
                 if name in MOVEMENTS and id(tensors[0]) in self.views:
                     self.views.add(id(t))
+
+    def is_cut(self, name: str, tensors: list[Tensor]) -> bool:
+        """Whether the network is cut at an operation on these tensors."""
+        traced = self.program.operations
+        call = traced[self.position] if self.position < len(traced) else None
+        if call is None or call.kind != "cut" or call.name != name:
+            return False
+        return self._depends(tensors) or any(id(t) in self._cut for t in tensors)
+
+    def enter_cut(self, name: str, tensors: list[Tensor]) -> None:
+        """What enters a cut is an output of the network."""
+        call = self.next(name)
+        for slot, tensor in zip(call.results, tensors, strict=True):
+            if slot < 0:
+                continue
+            if not tensor.requires_grad:
+                raise UnmatchedForwardError(
+                    f"what enters '{name}' in '{call.module}', where the network is cut, was detached or computed with "
+                    "gradients disabled, so what it adds on data is not known"
+                )
+            self._leaves_as(slot, tensor)
+
+    def end_at_cut(self, name: str, tensors: list[Tensor], result: Any) -> None:
+        """A cut in a pass that goes on with its gradients: nothing may come after it."""
+        if any(result is t for t in tensors):
+            raise UnmatchedForwardError(f"'{name}', where the network is cut, wrote into its argument")
+        self.enter_cut(name, tensors)
+        self._cut.update((id(t), t) for t in tensors_in((result,), {}))
+
+    def cut(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
+    ) -> Any:
+        """An operation at which the network is cut: what leaves it is an input, without a gradient."""
+        self.enter_cut(name, tensors)
+        before = [t._version for t in tensors]
+        result = func(*args, **kwargs)
+        if [t._version for t in tensors] == before:
+            result = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        elif result._is_view():
+            raise UnmatchedForwardError(f"'{name}', where the network is cut, writes into a part of a tensor")
+        else:
+            result.detach_()
+        self.data.update((id(t), t) for t in tensors_in((result,), {}))
+        return result
 
     def _with_statistics_held(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a product that was traced as a normalization, its root mean square cut from the graph."""

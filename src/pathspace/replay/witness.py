@@ -61,6 +61,9 @@ class Witness(TorchFunctionMode):
         if name in METADATA:
             return result
         tensors = tensors_in(args, kwargs)
+        if self._follower.is_cut(name, tensors):
+            self._attempt(lambda follower: follower.end_at_cut(name, tensors, result))
+            return result
         if is_fixed_batch_norm(name, args, kwargs) and any(t.requires_grad for t in tensors):
             self._attempt(lambda follower: normalization(follower, name, func, args, kwargs, result))
             return result

@@ -2,7 +2,8 @@
 
 A rule is a function ``rule(recorder, name, func, *args, **kwargs)`` with the arguments of the torch function it
 stands for. It says three things: what the operation does to the scales of units, what it does in the squared
-network, and which tensor comes out. ``RULES`` maps the operation's name to its rule; what is not in it is refused.
+network, and which tensor comes out. ``RULES`` maps the operation's name to its rule; at what is not in it
+the network is cut (see ``boundary``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pathspace.network.rules import (
     movement,
     normalization,
     order,
-    output,
     packed,
     pooling,
     recurrent,
@@ -42,7 +42,6 @@ RULES: dict[str, Callable[..., Any]] = {
     **normalization.RULES,
     **embedding.RULES,
     **recurrent.RULES,
-    **output.RULES,
     **upsampling.RULES,
     **selection.RULES,
     **accumulation.RULES,

@@ -89,7 +89,7 @@ def _anywhere(
     added = pooled_labels(recorder, more.labels[part], (dim,), lambda t: t.amax(dim, keepdim=True))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
-        recorder.refuse(
+        recorder.no_rule(
             name, "it adds to a part of a tensor at places that are inputs", "Cut that part out first"
         )
     labels = recorder.scales.unify(base.labels, added)

@@ -16,7 +16,7 @@ from pathspace.network.rules.elementwise import finish, number
 from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
-from pathspace.network.trace.values import Value
+from pathspace.network.trace.values import Origin, Value
 
 
 def extreme(
@@ -31,14 +31,22 @@ def extreme(
     values = reduce(recorder, "amax", func, x, *args, **kwargs)
     kind = torch.return_types.max if name == "max" else torch.return_types.min
     made = recorder.value(values)
-    return kind((values, indices(recorder, name, made.shape, made.batch)))
+    return kind((values, indices(recorder, name, made, made.shape, made.batch)))
 
 
-def indices(recorder: Recorder, name: str, shape: torch.Size, batch: int | None) -> Tensor:
-    """Where a maximum was: it may be returned, but nothing may depend on it."""
-    labels = torch.tensor(FIXED).expand(shape)
-    made = Value(recorder.new_slot(), labels, "indices", name, batch, module=recorder.path)
-    return recorder.bind(torch.empty(shape, dtype=torch.long, device="meta"), made)
+def indices(recorder: Recorder, name: str, of: Value, shape: torch.Size, batch: int | None) -> Tensor:
+    """Where a maximum was: the same at every scale of what was compared, as a mask is.
+
+    In a strict trace it may be returned, but nothing may depend on it.
+    """
+    made = torch.empty(shape, dtype=torch.long, device="meta")
+    if recorder.strict:
+        labels = torch.tensor(FIXED).expand(shape)
+        value = Value(recorder.new_slot(), labels, "indices", name, batch, module=recorder.path)
+        return recorder.bind(made, value)
+    made = recorder.add_leaf(made, "input", batch=batch, examples=of.examples)
+    recorder.origins[recorder.value(made).slot] = Origin((of.slot,))
+    return made
 
 
 def position(
@@ -51,7 +59,7 @@ def position(
 ) -> Tensor:
     """``argmax`` and ``argmin``: what is compared has one scale."""
     largest = recorder.value(reduce(recorder, "amax", func, x, dim, keepdim))
-    return indices(recorder, name, largest.shape, largest.batch)
+    return indices(recorder, name, largest, largest.shape, largest.batch)
 
 
 def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
@@ -59,7 +67,7 @@ def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y
     del func
     a, b = recorder.value(x), recorder.value(y)
     if "parameter" in (a.kind, b.kind):
-        recorder.refuse(name, "it compares with a parameter, which is then neither a weight nor a bias")
+        recorder.no_rule(name, "it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
     return recorder.note_unit(finish(recorder, name, torch.add, (x, y), (a, b), labels))
 
@@ -71,14 +79,14 @@ def where(
     del func
     given = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
     if len(given) != 2:
-        recorder.refuse(name, "with a condition alone it returns places that depend on the data")
+        recorder.no_rule(name, "with a condition alone it returns places that depend on the data")
     known = recorder.known(condition)
     if known is not None and known.kind not in ("input", "buffer"):
-        recorder.refuse(name, "its condition depends on activations", _AS_RELU)
+        recorder.no_rule(name, "its condition depends on activations", _AS_RELU)
     tensors = [t if isinstance(t, Tensor) else number(t) for t in given]
     for t in tensors:
         if recorder.known(t) is None and bool(torch.isnan(t).any()):
-            recorder.refuse(name, "it fills in what is no number", "Fill in zeros or infinities")
+            recorder.no_rule(name, "it fills in what is no number", "Fill in zeros or infinities")
     a, b = (recorder.as_units(_without_infinities(recorder, t)) for t in tensors)
     operands = tuple(t for t in given if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
@@ -120,7 +128,7 @@ def pool_with_indices(
     largest = 5 if not plain.startswith("adaptive") else 1  # arguments before return_indices
     values = recorder.apply(plain, func, input, *args[:largest], **kwargs)
     made = recorder.value(values)
-    return values, indices(recorder, name, made.shape, made.batch)
+    return values, indices(recorder, name, made, made.shape, made.batch)
 
 
 _AS_RELU = (

@@ -107,15 +107,15 @@ def contract(
 ) -> Tensor:
     """The product of two tensors: what it is to path geometry depends on what they are."""
     if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
-        recorder.refuse(name, "an index occurs twice in one operand", "Take the diagonal first")
+        recorder.no_rule(name, "an index occurs twice in one operand", "Take the diagonal first")
     a, b = recorder.known(x), recorder.known(y)
     kinds = {v.kind for v in (a, b) if v is not None}
     if kinds <= {"input", "buffer"}:
         return recorder.preprocess(func, args, {}, [v for v in (a, b) if v is not None])
     if kinds == {"hidden"} and a is not None and b is not None:
-        recorder.refuse(name, GATED)
+        recorder.no_rule(name, GATED)
     if kinds == {"parameter"} and a is not None and b is not None:
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "it multiplies two parameters: what they make is no parameter, so no set of edges",
             "Apply them to the activations one after the other",
@@ -213,7 +213,7 @@ def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
 def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: Any, *operands: Any) -> Tensor:
     """An einsum of any number of tensors."""
     if not isinstance(equation, str):
-        recorder.refuse(name, "its indices are given as lists", "Give them as a string of letters")
+        recorder.no_rule(name, "its indices are given as lists", "Give them as a string of letters")
     tensors = (
         list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
     )
@@ -234,7 +234,7 @@ def _two_at_a_time(recorder: Recorder, name: str, equation: str, tensors: list[T
     given, arrow, result = equation.replace(" ", "").partition("->")
     known = [recorder.known(t) for t in tensors]
     if "..." in given or sum(v is not None and v.kind == "parameter" for v in known) > 1:
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "it multiplies more than two tensors, with an ellipsis or with two parameters (between which are units)",
             "Multiply them two at a time",

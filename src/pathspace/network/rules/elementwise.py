@@ -73,7 +73,7 @@ def clamp(
     bounds = [bound for bound in (min, max) if bound is not None]
     if len(bounds) == 1 and is_zero(bounds[0]):
         return homogeneous(recorder, name, func, x)
-    return recorder.refuse(name, BOUNDED)
+    return recorder.no_rule(name, BOUNDED)
 
 
 def threshold(
@@ -87,7 +87,7 @@ def threshold(
 ) -> Tensor:
     """``threshold(x, 0, 0)`` is a ReLU; any other number does not scale."""
     if threshold != 0 or value != 0:
-        recorder.refuse(name, BOUNDED)
+        recorder.no_rule(name, BOUNDED)
     return homogeneous(recorder, name, func, input, inplace=inplace)
 
 
@@ -111,7 +111,7 @@ def add(
     del func, out
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
-        recorder.refuse(name, _COMBINED, _APART)
+        recorder.no_rule(name, _COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
         bias, other = (a, b) if a.kind == "parameter" else (b, a)
         labels = add_bias(recorder, name, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
@@ -153,14 +153,14 @@ def multiply(
 ) -> Tensor:
     """A product with a constant (a fixed weight) or with a parameter (one edge per element)."""
     if rounding_mode is not None:
-        recorder.refuse(name, ROUNDED)
+        recorder.no_rule(name, ROUNDED)
     a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
     if "div" in name:
         if b is not None and a is not None and b.kind == "input":
             return _by_input(recorder, name, (x, y), a, b)
         if b is not None:
             advice = "Multiply by a parameter" if b.kind == "parameter" else None
-            recorder.refuse(
+            recorder.no_rule(
                 name, "it divides by a traced tensor, which is not positively homogeneous", advice
             )
         return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
@@ -189,12 +189,12 @@ def multiply(
     if "input" in kinds:
         return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     if kinds == {"parameter"}:
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "it multiplies two parameters: what they make is no parameter, so no set of edges",
             "Apply them to the activations one after the other",
         )
-    return recorder.refuse(name, GATED)
+    return recorder.no_rule(name, GATED)
 
 
 def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor: Value) -> Tensor:

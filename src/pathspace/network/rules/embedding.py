@@ -32,7 +32,7 @@ def embedding(
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
     tokens, table = recorder.value(input), require_parameter(recorder, name, weight)
     if tokens.kind not in ("input", "buffer"):
-        recorder.refuse(name, "the rows it looks up depend on activations")
+        recorder.no_rule(name, "the rows it looks up depend on activations")
     rows, width = table.shape
     target = recorder.uses.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
     if target is None:
@@ -66,17 +66,17 @@ def embedding_bag(
     """The sum, mean or maximum of the rows that a bag names, for bags of one length."""
     del func, norm_type, scale_grad_by_freq, sparse, include_last_offset
     if offsets is not None or input.dim() != 2:
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "bags that are told apart by offsets have lengths that depend on the data",
             "Give the indices as one row for each example, padded with padding_idx",
         )
     if per_sample_weights is not None:
-        recorder.refuse(
+        recorder.no_rule(
             name, "weights of single rows are not known", "Weigh the rows of an nn.Embedding instead"
         )
     if padding_idx is not None and mode != "sum":
-        recorder.refuse(name, f"a {mode} without the padding depends on the data", "Use mode='sum'")
+        recorder.no_rule(name, f"a {mode} without the padding depends on the data", "Use mode='sum'")
     rows = embedding(recorder, name, torch.nn.functional.embedding, input, weight, max_norm=max_norm)
     reduction = {"sum": "sum", "mean": "mean", "max": "amax"}[mode]
     bags = recorder.apply(reduction, getattr(torch, reduction), rows, 1)

@@ -20,7 +20,7 @@ def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
     """The value of a weight, which must be a parameter (or a view of one)."""
     value = recorder.value(weight)
     if value.kind == "hidden":
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "its weight is computed from activations (which multiplies two of them) or joined from several parameters, "
             "whose elements are then no edges of their own",
@@ -28,7 +28,7 @@ def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
             "with outside=[...]",
         )
     if value.kind != "parameter":
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "its weight is no parameter of the model",
             "Register it as an nn.Parameter (requires_grad=False)",
@@ -68,7 +68,7 @@ def linear(
     if bias is not None:
         b = recorder.value(bias)
         if b.kind != "parameter":
-            recorder.refuse(name, "its bias is no parameter of the model")
+            recorder.no_rule(name, "its bias is no parameter of the model")
         labels = add_bias(recorder, name, b, labels)
         values.append(b)
     shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
@@ -138,7 +138,9 @@ def addmm(
 ) -> Tensor:
     """``b + x @ W``."""
     if scale:
-        recorder.refuse(name, "its factors alpha and beta are not known; write the sum and the product apart")
+        recorder.no_rule(
+            name, "its factors alpha and beta are not known; write the sum and the product apart"
+        )
     return add(recorder, name, func, input, matmul(recorder, name, func, x, y))
 
 

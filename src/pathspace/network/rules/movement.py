@@ -45,10 +45,10 @@ def move_one(
     """A movement of one tensor, with one result or a tuple of results."""
     value = recorder.value(x)
     if _reads_traced(recorder, (args, kwargs)):
-        recorder.refuse(name, "its indices or sizes depend on the data, so the network has no single graph")
+        recorder.no_rule(name, "its indices or sizes depend on the data, so the network has no single graph")
     if name == "view":
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
-            recorder.refuse(name, "it reads the bits of a number as another type")
+            recorder.no_rule(name, "it reads the bits of a number as another type")
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
     args, kwargs = as_now((args, kwargs))
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
@@ -158,7 +158,7 @@ def cast(
     for item in (*args, *kwargs.values()):
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:
-        recorder.refuse(name, ROUNDED)
+        recorder.no_rule(name, ROUNDED)
     if name == "clone" or dtype != x.dtype:
         value = apart(value)
     else:
@@ -187,7 +187,7 @@ def pad(
     """Padding: zeros fit every scale, copied values keep theirs."""
     del func
     if value:
-        recorder.refuse(
+        recorder.no_rule(
             name, f"it pads with the constant {value}, which does not scale with the units beside it"
         )
     known = recorder.as_units(input)
@@ -240,7 +240,7 @@ def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any
     """``x[mask] = number`` with a mask that is an input, or a comparison."""
     single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.known(item) is None)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
-        recorder.refuse(
+        recorder.no_rule(
             name,
             "its indices depend on the data, so the network has no single graph",
             "Write torch.where(mask, a, b)",

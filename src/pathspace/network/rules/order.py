@@ -1,7 +1,7 @@
 """Operations that put values in order: ``sort``, ``topk``, ``median``, running maxima.
 
 Each value of the result is one of the values along a dimension, whichever it is: like a maximum it has a path from any
-of them, and they share one scale. Where they were may be returned, but nothing may depend on it.
+of them, and they share one scale. Where they were is the same at every scale.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def ordered(
 
     batch = x.batch if x.batch is None or keeps else x.batch - (dim < x.batch)
     if name == "argsort":
-        return indices(recorder, name, shape, batch)
+        return indices(recorder, name, x, shape, batch)
     values = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
     recorder.note_unit(values)
-    return values if name == "msort" else type(made)((values, indices(recorder, name, shape, batch)))
+    return values if name == "msort" else type(made)((values, indices(recorder, name, x, shape, batch)))
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

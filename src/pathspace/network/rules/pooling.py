@@ -70,7 +70,7 @@ def max_pool(
     del func
     n = int(next(c for c in name if c.isdigit()))
     if return_indices:
-        recorder.refuse(name, "the indices it returns depend on the data")
+        recorder.no_rule(name, "the indices it returns depend on the data")
     x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
@@ -181,7 +181,7 @@ def adaptive_pool(
     x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     if return_indices:
-        recorder.refuse(name, "the indices it returns depend on the data")
+        recorder.no_rule(name, "the indices it returns depend on the data")
     given = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
     size = tuple(s if o is None else int(o) for o, s in zip(given, x.shape[-n:], strict=True))
     labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
@@ -214,7 +214,7 @@ def reduce(
     n = x.labels.dim()
     dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))
     if x.kind == "parameter":
-        recorder.refuse(name, "it reduces a parameter, whose elements are then no edges")
+        recorder.no_rule(name, "it reduces a parameter, whose elements are then no edges")
     if x.batch in dims:
         recorder.wrong_batch(name)
     labels = pooled_labels(recorder, x.labels, dims, lambda t: t.amax(dims, keepdim))

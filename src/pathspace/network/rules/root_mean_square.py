@@ -3,20 +3,22 @@
 Taken one by one, the square, the root and the product of two activations have no place in path geometry. So they are
 kept back: a tensor that may become the root mean square of x is a tail (a function of outputs) of which it is known
 what it is a statistic of. x, or what an activation made of it, times the inverse or divided by the root is one
-normalization; if the statistic goes anywhere else, x counts as an output of the network, as for any other tail.
+normalization; if the statistic goes anywhere else, the network is cut at it as at any other function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.network.rules import movement, output
+from pathspace.network.errors import UntraceableError
+from pathspace.network.rules import boundary, movement
 from pathspace.network.rules.normalization import normalized
+from pathspace.network.trace.reasons import BOUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Statistic, Value
 
@@ -32,7 +34,7 @@ def begun(
     args: Sequence[Any],
     kwargs: Any,
     values: list[Value],
-    refusal: Exception,
+    refusal: UntraceableError,
 ) -> Any:
     """The square of an activation, kept back; None for anything else."""
     x = values[0]
@@ -41,7 +43,7 @@ def begun(
         return None
     if not twice and (len(values) != 1 or _power(name, args, kwargs) != 2):
         return None
-    return _kept(recorder, func, args, kwargs, refusal, Statistic(x, 2))
+    return _kept(recorder, name, func, args, kwargs, refusal, Statistic(x, 2))
 
 
 def continued(
@@ -69,27 +71,30 @@ def continued(
         found = replace(known, power=known.power * power)
     else:
         found = None
-    return None if found is None else _kept(recorder, func, args, kwargs, at.refusal, found)
+    return None if found is None else _kept(recorder, name, func, args, kwargs, at.refusal, found)
 
 
-def ended(recorder: Recorder, values: Iterable[Value | None]) -> None:
-    """What statistics are of counts as an output, because they go where no normalization comes of them."""
-    recorder.extra_outputs += [v.statistic.of for v in values if v is not None and v.statistic is not None]
+def released(recorder: Recorder, tensor: Tensor) -> None:
+    """What goes where no normalization comes of it is an input, as after any other cut."""
+    value = recorder.known(tensor)
+    if value is not None and value.statistic is not None:
+        recorder.bind(tensor, replace(value, kind="tail" if value.refusal else "input", statistic=None))
 
 
 def _kept(
     recorder: Recorder,
+    name: str,
     func: Callable[..., Any],
     args: Any,
     kwargs: Any,
     refusal: Exception | None,
     found: Statistic,
 ) -> Tensor:
-    """The result of a function as a tail, without making an output of what enters it."""
-    before = list(recorder.extra_outputs)
-    result = output.ending(recorder, func, args, kwargs, [found.of], refusal)
-    recorder.extra_outputs[:] = before
-    return recorder.bind(result, replace(recorder.value(result), statistic=found))
+    """The result of a function, kept back."""
+    if not isinstance(refusal, UntraceableError):
+        refusal = UntraceableError(name, recorder.path, BOUNDED)
+    result = boundary.cut(recorder, name, func, args, kwargs, refusal)
+    return recorder.bind(result, replace(recorder.value(result), kind="tail", statistic=found))
 
 
 def _mean(known: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic | None:

@@ -22,7 +22,7 @@ def compare(
     """``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (input, other))
     if "parameter" in (a.kind, b.kind):
-        recorder.refuse(
+        recorder.no_rule(
             name, "it compares with a parameter: no gradient would train it there", "Make it a buffer"
         )
     labels = recorder.scales.unify(a.labels, b.labels)
@@ -41,7 +41,7 @@ def sign(
     if value.kind == "parameter" or any(
         recorder.known(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
     ):
-        recorder.refuse(name, "it takes the sign of a parameter, or mixes it with another traced tensor")
+        recorder.no_rule(name, "it takes the sign of a parameter, or mixes it with another traced tensor")
     return recorder.as_inputs(func, (input, *args), kwargs, value.batch)
 
 

@@ -28,7 +28,7 @@ def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, 
         return move_one(recorder, name, func, x, index)
     value, indices = recorder.known(x), [recorder.value(i) for i in traced]
     if any(v.kind not in ("input", "buffer") for v in indices) or any(i.dtype == torch.bool for i in traced):
-        recorder.refuse(
+        recorder.no_rule(
             name, "its indices or sizes depend on the data, so the network has no single graph", _MASK
         )
     if value is None or value.kind in ("input", "buffer"):
@@ -42,7 +42,7 @@ def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, 
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
         return reduce(recorder, "amax", func, x, 1 - batch)
-    return recorder.refuse(name, "it picks elements by an input in a way that is not known", _PICK)
+    return recorder.no_rule(name, "it picks elements by an input in a way that is not known", _PICK)
 
 
 def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examples: int) -> bool:
@@ -94,7 +94,7 @@ def index_select(
         return move_one(recorder, name, func, input, dim, index)
     value = recorder.known(input)
     if known.kind not in ("input", "buffer"):
-        recorder.refuse(name, "its indices depend on activations, so the network has no single graph")
+        recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
     if value is None or value.kind in ("input", "buffer"):
         return recorder.preprocess(
             func, (input, dim, index), {}, [v for v in (value, known) if v is not None]
@@ -112,7 +112,7 @@ def gather(
     if known is None:
         return move_one(recorder, name, func, input, dim, index)
     if known.kind not in ("input", "buffer"):
-        recorder.refuse(name, "its indices depend on activations, so the network has no single graph")
+        recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
     x = recorder.as_units(input)
     dim %= x.labels.dim()
     if x.batch == dim:

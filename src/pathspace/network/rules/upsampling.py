@@ -30,7 +30,7 @@ def interpolate(
         given = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
         return move_one(recorder, name, func, input, **given, mode=mode)
     if mode not in ("linear", "bilinear", "trilinear", "bicubic", "area"):
-        recorder.refuse(name, f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
+        recorder.no_rule(name, f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
     given = recorder.value(input)
     if given.kind == "input":
         options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}

@@ -122,6 +122,15 @@ READS = frozenset(
 )
 """What hands values to Python, so that the code can depend on them."""
 
+UNSEEN = frozenset(
+    [
+        *("data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
+        *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_"),
+        *("apply_", "map_", "map2_", "as_strided_", "storage", "untyped_storage", "data_ptr", "__dlpack__"),
+    ]
+)
+"""What does more than to return tensors, where tracing does not see it."""
+
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
 """What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
 
@@ -135,6 +144,7 @@ CLAMPS = frozenset(
 
 ENDINGS = frozenset(
     [
+        *("softmax", "log_softmax"),
         *(
             "sigmoid",
             "tanh",

@@ -3,7 +3,7 @@
 The model that runs is a copy whose parameters and floating-point buffers live on torch's ``meta`` device: nothing
 is computed, the user's model, gradients, buffers and random state stay untouched, and a trace costs about as much
 as the Python of one forward pass. Every torch function the copy calls arrives in ``Interpreter.__torch_function__``,
-which hands it to its rule (see ``rules``) or refuses it.
+which hands it to its rule (see ``rules``), or cuts the network there (see ``rules.boundary``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import UntraceableError
+from pathspace.network.errors import NoRule, UntraceableError
 from pathspace.network.program import Operation
-from pathspace.network.rules import MOVEMENTS, ON_INPUTS, output, root_mean_square
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS, boundary, root_mean_square
 from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.functions import (
     AUGMENTED,
@@ -32,7 +32,7 @@ from pathspace.network.trace.functions import (
     short_name,
     without_values,
 )
-from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED, SPARSE
+from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -59,6 +59,7 @@ class Interpreter(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = short_name(func)
+        self.recorder.calls[name] += not self.paused
         if self.paused:
             self._check_written_outside(name, args, kwargs)
             return without_values(name, func, args, kwargs)
@@ -79,25 +80,24 @@ class Interpreter(TorchFunctionMode):
             return _shaped_factory(name, args, kwargs)
         if name in OF_FORM and recorder.known(args[0]) is None:  # a constant keeps its values
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
-        kinds = {v.kind for v in values}
-        if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
-            recorder.refuse(name, ROUNDED)
         if any(t.layout is not torch.strided for t in tensors):
-            recorder.refuse(name, SPARSE)
-        if name in NORMALIZATIONS and known[0] is not None and known[0].kind == "parameter":
-            recorder.refuse(
-                name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
-            )
+            recorder.refuse(name, *_explain("to_sparse"))
         batches = tuple(
             [None if v is None else v.batch for v in known]
         )  # now: a rule may rebind its arguments
+        if any(v.statistic is not None for v in values):
+            result = root_mean_square.continued(recorder, name, func, args, kwargs, values)
+            if result is not None:
+                self._note_operation(name, batches, result, args)
+                return result
+            if not recorder.strict:
+                for t in tensors:
+                    root_mean_square.released(recorder, t)
+                known = [recorder.known(t) for t in tensors]
+                values = [v for v in known if v is not None]
+        kinds = {v.kind for v in values}
         if kinds & {"tail", "indices"}:
-            result = None
-            if any(v.statistic is not None for v in values):
-                result = root_mean_square.continued(recorder, name, func, args, kwargs, values)
-            if result is None:
-                root_mean_square.ended(recorder, values)
-                result = self._after_the_end(name, func, args, kwargs, values)
+            result = self._after_the_end(name, func, args, kwargs, values)
             self._note_operation(name, batches, result, args)
             return result
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
@@ -106,22 +106,54 @@ class Interpreter(TorchFunctionMode):
         real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
         if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
-        rule = recorder.rules.get(name)
         try:
-            if rule is None:
-                return recorder.refuse(name, *_explain(name))
-            result = rule(recorder, name, func, *args, **kwargs)
-        except UntraceableError as refusal:  # put off until a parameter comes after it
-            if name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds:
-                raise
-            result = root_mean_square.begun(recorder, name, func, args, kwargs, values, refusal)
-            if result is None:
-                result = output.ending(recorder, func, args, kwargs, values, refusal)
+            result = self._by_rule(name, func, args, kwargs, kinds, known)
+        except NoRule as refusal:
+            result = self._without_rule(name, func, args, kwargs, kinds, values, refusal)
         self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
             recorder.real.update((id(made), value) for made, value in pairs if isinstance(made, Tensor))
         return result
+
+    def _by_rule(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        kinds: set[str],
+        known: list[Value | None],
+    ) -> Any:
+        """What the rule of an operation makes of it; NoRule where it has none, or none for this."""
+        recorder = self.recorder
+        if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
+            (recorder.refuse if recorder.strict else recorder.no_rule)(name, ROUNDED)
+        if name in NORMALIZATIONS and known[0] is not None and known[0].kind == "parameter":
+            recorder.no_rule(
+                name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
+            )
+        rule = recorder.rules.get(name)
+        if rule is None:
+            return recorder.no_rule(name, *_explain(name))
+        return rule(recorder, name, func, *args, **kwargs)
+
+    def _without_rule(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        kinds: set[str],
+        values: list[Value],
+        refusal: NoRule,
+    ) -> Any:
+        """Cut the network; a strict trace refuses to, or puts it off until a parameter comes after the operation."""
+        recorder = self.recorder
+        if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
+            raise refusal
+        result = root_mean_square.begun(recorder, name, func, args, kwargs, values, refusal)
+        return boundary.cut(recorder, name, func, args, kwargs, refusal) if result is None else result
 
     def _note_operation(
         self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
@@ -132,7 +164,8 @@ class Interpreter(TorchFunctionMode):
         else:  # an assignment to a slice returns nothing
             made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
         values = [v for t in made if (v := self.recorder.known(t)) is not None]
-        if values and values[0].kind not in ("input", "buffer", "indices") and name not in SIGNS:
+        passed = ("input", "buffer", "indices") if self.recorder.strict else ("input", "buffer", "tail")
+        if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
             slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
             self.recorder.operations.append(
@@ -151,15 +184,9 @@ class Interpreter(TorchFunctionMode):
                 raise value.refusal
         if name in READS:
             self.recorder.refuse(name, *_explain(name))
-        refusal = next((v.refusal for v in values if v.refusal is not None), None)
-        target = self.recorder.known(args[0]) if self._writes(name) else None
-        if target is not None and target.memory.members > 1:
-            self.recorder.refuse(
-                name,
-                "it writes what no parameter may use any more into a tensor that shares memory with another one",
-                "Write the result into a new tensor",
-            )
-        return output.ending(self.recorder, func, args, kwargs, values, refusal)
+        refusals = [v.refusal for v in values if isinstance(v.refusal, UntraceableError)]
+        refusal = refusals[0] if refusals else NoRule(name, self.recorder.path, INDICES)
+        return boundary.cut(self.recorder, name, func, args, kwargs, refusal)
 
     def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
@@ -236,10 +263,11 @@ class Interpreter(TorchFunctionMode):
         recorder = self.recorder
         batch, entering = None, []
         for tensor in pytree.tree_leaves((args, kwargs)):
+            root_mean_square.released(recorder, tensor)
             value = recorder.known(tensor)
             if value is not None:
+                recorder.roots.append(value.slot)
                 batch = value.batch if batch is None else batch
-                root_mean_square.ended(recorder, [value])
                 if value.kind == "hidden":
                     entering.append(value)
         recorder.extra_outputs += entering

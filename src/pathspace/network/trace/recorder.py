@@ -5,6 +5,7 @@ Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
+from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import short_name, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
-from pathspace.network.trace.values import Value, View, common_kind, put
+from pathspace.network.trace.values import Origin, Value, View, common_kind, put
 from pathspace.squared.tape import Instruction, Leaf
 
 
@@ -30,10 +31,18 @@ class Recorder:
     Args:
         rules: the rule of every operation, for rules that are written in terms of others.
         examples: how many there are in a batch, and where they are.
+        strict: whether an operation without a rule ends the network.
     """
 
-    def __init__(self, rules: Mapping[str, Callable[..., Any]], examples: Examples | None = None) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, Callable[..., Any]],
+        examples: Examples | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
         self.rules, self.examples = rules, Examples() if examples is None else examples
+        self.strict = strict
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
@@ -41,7 +50,11 @@ class Recorder:
         self.real: dict[
             int, Tensor
         ] = {}  # values of buffers and of views of them, by the id of the empty tensor
-        self.extra_outputs: list[Value] = []  # what flows into parts left outside
+        self.extra_outputs: list[Value] = []  # what flows into modules left outside
+        self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
+        self.roots: list[int] = []  # slots of all that enters modules left outside
+        self.left: set[str] = set()  # parameters that an operation without a rule takes
+        self.calls: Counter[str] = Counter()  # how often an operation was called, by name
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
         self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
@@ -118,12 +131,12 @@ class Recorder:
             self.refuse(
                 name,
                 f"it changes the parameter '{known.memory.parameter}' in place",
-                _NEW,
+                NEW,
             )
 
     def _replaced(self, value: Value, by_set: bool) -> None:
         what = f"the parameter '{value.name}'" if value.kind == "parameter" else "a tensor"
-        self.refuse("set_" if by_set else "swap_tensors", f"it replaces the memory of {what}", _NEW)
+        self.refuse("set_" if by_set else "swap_tensors", f"it replaces the memory of {what}", NEW)
 
     def check_type(self, name: str, target: Tensor, written: Value) -> None:
         """Refuse writing activations into a tensor of whole numbers, which rounds them without a word."""
@@ -289,7 +302,12 @@ class Recorder:
                 return self.add_leaf(tensor, "input")
             return self.add_leaf(tensor, "input", batch=batch, examples=given.examples)
 
-        return pytree.tree_map_only(Tensor, bind, result)
+        result = pytree.tree_map_only(Tensor, bind, result)
+        if self.origins:
+            origin = Origin(tuple([v.slot for v in known if v is not None]))
+            made = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
+            self.origins.update((v.slot, origin) for v in made)
+        return result
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -303,13 +321,22 @@ class Recorder:
         return f"{name} in '{self.path}'" if self.path else name
 
     def refuse(self, operation: str, reason: str, advice: str | None = None) -> Any:
-        """Raise UntraceableError for the module that is running."""
+        """Raise UntraceableError for the module that is running: what the operation does would not be exact."""
+        raise self._refusal(UntraceableError, operation, reason, advice)
+
+    def no_rule(self, operation: str, reason: str, advice: str | None = None) -> Any:
+        """Raise NoRule for the module that is running: the network is cut there, unless the trace is strict."""
+        raise self._refusal(NoRule, operation, reason, advice)
+
+    def _refusal(
+        self, kind: type[UntraceableError], operation: str, reason: str, advice: str | None
+    ) -> UntraceableError:
         _, inside, weight = self.path.rpartition(".parametrizations.")
         if inside:
             name = weight.partition(".")[0]
             reason = f"it computes '{name}' from other parameters, so its elements are no edges of their own"
             advice = None
-        raise UntraceableError(operation, self.path, reason, advice)
+        return kind(operation, self.path, reason, advice)
 
     def wrong_batch(self, name: str) -> Any:
         """The batch dimension turned out to be another one."""
@@ -328,4 +355,4 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
         return tensor._cdata, 0
 
 
-_NEW = "Write the result into a new tensor"
+NEW = "Write the result into a new tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,17 +17,16 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
-from pathspace.network.program import Program
-from pathspace.network.returned import Returned, tensors_in
-from pathspace.network.rules import RULES, root_mean_square
+from pathspace.network.program import Program, told
+from pathspace.network.returned import Returned
+from pathspace.network.rules import RULES
 from pathspace.network.sharded import WHAT_TO_DO, is_sharded, shards
 from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.outputs import outputs_of
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.shadow import arguments_for, running, shadow_of
-from pathspace.network.trace.values import Value
 
 
 def trace(
@@ -37,17 +37,22 @@ def trace(
     batch_dim: int | str | None = "auto",
     output: Callable[[Any], Any] | None = None,
     states: Iterable[int | str] = (),
+    strict: bool = False,
 ) -> Network:
     """Trace a model into a graph of unit classes.
+
+    An operation that path geometry has no rule for (a softmax, a GELU, a product of activations) is a boundary: what
+    enters it counts as an output of the network, what leaves it as an input. That loses symmetry and is never wrong;
+    ``print(network)`` says where it happened.
 
     The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change. It runs
     in the mode that it is in, and the network goes on in that form: trace a model with BatchNorm in training mode if it
     will be trained so (see docs/network.md).
 
     Args:
-        model: any module whose operations are positively homogeneous, linear, or only move values. ReLU, LeakyReLU,
-            PReLU, linear and convolutional layers, pooling, residual sums, normalization, embeddings and ReLU
-            recurrences are known, in modules and in functional form.
+        model: any module. ReLU, LeakyReLU, PReLU, linear and convolutional layers, pooling, residual sums,
+            normalization, embeddings and ReLU recurrences are followed, in modules and in functional form; at any other
+            operation the network is cut.
         example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
             of keyword arguments. Only shapes and types are read.
         outside: modules of the model, or their paths (without what torch.compile or data parallelism add), to leave
@@ -58,12 +63,15 @@ def trace(
             the last states of recurrent layers.
         states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
             with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
+        strict: refuse an operation without a rule where a parameter comes after it, in the place of cutting there.
 
     Returns:
         The network.
 
     Raises:
-        UntraceableError: an operation has no place in path geometry; the message names it, its module and the reason.
+        UntraceableError: what an operation does cannot be followed exactly (it writes where tracing does not see it,
+            hands values to Python, mixes the examples of a batch), or ``strict`` is set and it has no rule; the message
+            names it, its module and the reason.
         ValueError: the model has no parameters, a name in ``outside`` is no module of it, one in ``states`` no
             argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
 
@@ -84,8 +92,21 @@ def trace(
     names = _outside_names(model, outside)
     _check_whole(model)
     _check_model(model, names)
-    plan = _Plan(model, example_input, names, output, frozenset(states))
-    return plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
+    plan = _Plan(model, example_input, names, output, frozenset(states), strict)
+    network = plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
+    if not network.num_classes:
+        warnings.warn(_without_classes(network), stacklevel=2)
+    return network
+
+
+def _without_classes(network: Network) -> str:
+    """Why nothing in a network can be rescaled."""
+    lines = told(network.cuts)
+    if lines:
+        why = f"every unit of it enters or leaves an operation that does not scale: it is cut at {'; at '.join(lines)}"
+    else:
+        why = "every unit of it is an input or an output, or held by a constant, a normalization or a module outside"
+    return f"the network has no unit class, so nothing in it can be rescaled: {why}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,7 @@ class _Plan:
     outside: set[str]
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
+    strict: bool = False
 
     def with_any_batch(self) -> Network:
         """The network with the first dimension as the batch that can be, or without one."""
@@ -179,7 +201,7 @@ class _Plan:
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
         examples = Examples() if examples is None else examples
-        recorder = Recorder(RULES, examples)
+        recorder = Recorder(RULES, examples, strict=self.strict)
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
@@ -187,15 +209,14 @@ class _Plan:
             own = dict(shadow.named_parameters())
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, own, shadow)
+            all_returned = result
             if self.output is not None:
                 result = self.output(result)
-        outputs, places, slots = _outputs(recorder, result)
-        for value in outputs:
-            recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+            outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow)
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
-        left = {name for name, p in parameters.items() if id(p) in owned}
+        left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
-        program = Program(tuple(recorder.operations), slots)
+        program = Program(tuple(recorder.operations), slots, cuts=cuts)
         call = self._call(batch_dim)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         _check_types(network.parameters, torch.is_floating_point)
@@ -301,34 +322,3 @@ def _check_own(recorder: Recorder, own: Mapping[str, nn.Parameter], shadow: nn.M
                 f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees",
                 "Make parameters where the module is built",
             )
-
-
-def _outputs(recorder: Recorder, result: Any) -> tuple[list[Value], tuple[int, ...], tuple[int | None, ...]]:
-    """The network's outputs; of the returned tensors that are no states of recurrent layers, places and slots."""
-    found = []
-    for tensor in tensors_in(result):
-        value = recorder.known(tensor)
-        if value is None and tensor.is_meta:
-            raise UntraceableError(
-                "output", "", "a returned tensor was made by code that tracing does not see"
-            )
-        found.append(value)
-    root_mean_square.ended(recorder, found)
-    of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
-    chosen = [v for v in of_units if not v.state]
-    if not chosen and not recorder.extra_outputs:  # nothing but states is returned, and nothing goes outside
-        chosen = of_units
-    states = {id(v) for v in of_units} - {id(v) for v in chosen}
-    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs
-    if not outputs:
-        raise UntraceableError(
-            "output",
-            "",
-            "no tensor that the model returns depends on its parameters",
-            "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
-        )
-    left = states | {id(v) for v in found if v is not None and v.kind == "indices"}
-    places = tuple(i for i, v in enumerate(found) if id(v) not in left)
-    chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
-    slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
-    return list({v.slot: v for v in outputs}.values()), places, slots

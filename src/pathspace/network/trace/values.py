@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pathspace.network.errors import UntraceableError
+from pathspace.network.program import Cut, Operation
+
 View = Callable[[Tensor], Tensor]
 """From a tensor of the owner's shape to what a view of it shows."""
 
@@ -86,6 +89,25 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where an input of the network comes from that the network itself had a part in.
+
+    Attributes:
+        slots: of all that it was computed from.
+        entering: what of it depends on a parameter, and counts as an output if the input leads to one.
+        cut: the call that made it; None for a function of such inputs.
+        operation: the same, for a replay on data.
+        refusal: what a strict trace says of it.
+    """
+
+    slots: tuple[int, ...]
+    entering: tuple[Value, ...] = ()
+    cut: Cut | None = None
+    operation: Operation | None = None
+    refusal: UntraceableError | None = None
+
+
+@dataclass(frozen=True)
 class Value:
     """What is known of one tensor of the traced forward pass.
 
@@ -94,8 +116,9 @@ class Value:
         labels: scale label of every element (see ``scales``), of the tensor's own shape. For a parameter: the flat
             index of every element in the parameter.
         kind: ``"input"`` (depends on data alone), ``"buffer"``, ``"parameter"``, ``"hidden"`` (depends on a parameter)
-            or ``"tail"`` (a function of outputs, such as a softmax, which no parameter may use any more) or
-            ``"indices"`` (where a maximum was).
+            or ``"tail"`` (a function of outputs, which no parameter may use any more: what a strict trace makes of a
+            softmax, or of which it is not known where its examples are) or ``"indices"`` (where a maximum was, in a
+            strict trace).
         name: the name of the parameter or buffer that it is a view of; of the operation, for a tail and indices.
         batch: the dimension that holds the batch, if known.
         module: for a tail and indices, the module that made them.

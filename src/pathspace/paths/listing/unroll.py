@@ -11,7 +11,9 @@ bias node; nodes are numbered so that u < v.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
+from pathspace.network.program import Cut
 from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, SHAPED_FACTORIES, short_name
@@ -45,8 +48,11 @@ from pathspace.paths.space.reduction import ReductionGraph
 class Unroller(KnownTensors, TorchFunctionMode):
     """Writes down edges, gates and inputs while a model runs on one example."""
 
-    def __init__(self, graph: ReductionGraph, *, with_edges: bool) -> None:
+    def __init__(self, graph: ReductionGraph, *, with_edges: bool, cuts: Iterable[Cut] = ()) -> None:
         super().__init__(graph, with_edges=with_edges)
+        self._cuts = {(cut.operation, cut.number): cut for cut in cuts}
+        self._calls: Counter[str] = Counter()  # of the model's own operations, by name
+        self._apart = False  # a loop is written out
         self.num_gates = 0
         self.gates: list[Tensor] = []
         self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
@@ -62,6 +68,11 @@ class Unroller(KnownTensors, TorchFunctionMode):
             return func(*args, **kwargs)
         name = short_name(func)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not self._apart:
+            cut = self._cuts.get((name, self._calls[name]))
+            self._calls[name] += 1
+            if cut is not None:
+                return self._cut(cut, func, args, kwargs, tensors)
         tensors = tensors[:1] if name in OF_FORM else tensors
         units = any(self.is_unit(t) for t in tensors)
         weights = any(id(t) in self._weights for t in tensors)
@@ -78,7 +89,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
             return self._keep(self._tails, func(*args, **kwargs))
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
-            with self:
+            with self._written_out():
                 return (self._packed.pack if fixed else self._packed.pad)(*args, **fixed)
         if not (units or weights) and self._moves_inputs(name, tensors):
             result = self._affine(name, func, args, kwargs)
@@ -93,7 +104,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
                 self._forget_nodes(args[0])
             return self._keep(self._data, result)
         if name in ("rnn_relu", "rnn_relu_cell"):
-            with self:
+            with self._written_out():
                 return self._recurrent(name, *args, **kwargs)
         if name in COMPARISONS or name in SIGNS:  # what they open and close is known from the example
             return self._keep(self._data, func(*args, **kwargs))
@@ -114,7 +125,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
                 NOT_WRITTEN,
             )
         if name == "embedding_bag" and data:
-            with self:
+            with self._written_out():
                 return bags(*args, **kwargs)
         if name == "embedding" and data:
             return self._embedding(func, args, kwargs)
@@ -128,6 +139,38 @@ class Unroller(KnownTensors, TorchFunctionMode):
         if not units and not data and name not in _PRODUCTS:
             return self._of_weights(name, func, args, kwargs)
         return self._affine(name, func, args, kwargs)
+
+    @contextmanager
+    def _written_out(self) -> Iterator[None]:
+        """Operations from here on stand for one of the model's."""
+        before, self._apart = self._apart, True
+        try:
+            with self:
+                yield
+        finally:
+            self._apart = before
+
+    def _cut(self, cut: Cut, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """An operation at which the network is cut: what enters it is an output, what leaves it an input."""
+        entering = [t for t in tensors if self.is_unit(t)]
+        if [self.is_unit(t) for t in tensors] != list(cut.entering):
+            raise UntraceableError(
+                cut.operation,
+                cut.module,
+                "the network was cut there, and written out the model takes another way than it did then",
+                "Trace it in evaluation form (model.eval())",
+            )
+        if any(id(t) in self._weights for t in tensors):
+            raise UntraceableError(
+                cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN
+            )
+        before = [(t._version, t.detach().clone(), *self._units[id(t)]) for t in entering]
+        result = func(*args, **kwargs)
+        if cut.counts:
+            self.entered += [(t if t._version == v else copy, nodes) for v, copy, t, nodes in before]
+        for made in pytree.tree_leaves(result):
+            self._units.pop(id(made), None)  # written to in place
+        return self._keep(self._data, result)
 
     def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether the function has a place after the last parameter only."""
@@ -148,7 +191,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
 
     def _masked_write(self, x: Tensor, mask: Tensor, item: Any) -> None:
         """``x[mask] = item`` as the choice that it is."""
-        with self:
+        with self._written_out():
             chosen = torch.where(mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())), item, x)
         x.copy_(chosen)
         self._bind(x, self._units[id(chosen)][1])
@@ -194,7 +237,9 @@ class Unroller(KnownTensors, TorchFunctionMode):
         self.num_gates += len(o)
         self.gates.append(opened)
         self._edges(sources[i], nodes.flatten()[o], NONE, torch.ones(len(o), dtype=torch.float64), numbers)
-        self._bind(result if isinstance(result, Tensor) else result[0], nodes)  # a maximum and its indices
+        if not isinstance(result, Tensor):  # a maximum and its indices
+            self._keep(self._data, result[1:])
+        self._bind(result if isinstance(result, Tensor) else result[0], nodes)
         if any(result is t for t in gate.operands):
             self._spread(result)
         return result
@@ -242,8 +287,8 @@ class Unroller(KnownTensors, TorchFunctionMode):
             operation.leaves = [t.detach().clone() if isinstance(t, Tensor) else t for t in operation.leaves]
         result = func(*args, **kwargs)
         pieces = floats(args[0] if writes else result)
-        if not pieces:
-            return result
+        if not pieces:  # where a maximum is: known from the example
+            return self._keep(self._data, result)
         actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
         if self.with_edges:
             terms = self._terms(operation, given, len(acts))

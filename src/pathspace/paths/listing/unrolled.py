@@ -20,8 +20,10 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import UntraceableError, expect_network, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
+from pathspace.paths.listing.affine import NOT_WRITTEN
 from pathspace.paths.listing.unroll import Unroller
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
+from pathspace.squared.normalization import Normalization
 from pathspace.squared.precision import AtLeast
 
 
@@ -207,13 +209,27 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
         yield pytree.tree_unflatten(one, form)
 
 
+def _check_normalizations(network: Network) -> None:
+    """Refuse a root mean square written by hand; layers of normalization are refused, or not, where they are met."""
+    for instruction in network.tape.instructions:
+        name = instruction.name.partition(" in ")[0]
+        if isinstance(instruction.form, Normalization) and ("mul" in name or "div" in name):
+            raise UntraceableError(
+                instruction.name,
+                "",
+                "it divides by a statistic of what enters, so what it returns is no sum of paths",
+                NOT_WRITTEN,
+            )
+
+
 def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
     expect_weights(network)
     current_values(network)
+    _check_normalizations(network)
     call = network.call
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
-    unroller = Unroller(reduction_graph(network), with_edges=with_edges)
+    unroller = Unroller(reduction_graph(network), with_edges=with_edges, cuts=network.program.cuts)
     for name in network.parameters:
         unroller.bind_parameter(name, model.get_parameter(name))
     for name in call.outside:

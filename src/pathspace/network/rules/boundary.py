@@ -1,0 +1,213 @@
+"""Where a network is cut: an operation without a rule, between outputs and inputs of the network.
+
+What enters it counts as an output and keeps the scale 1, so the operation does in every member of a rescaling class
+what it did before; what leaves it counts as an input. That is right for any function of tensors, whatever it does to
+scales (softmax, GELU, a product of activations, a division by one), and loses no more than symmetry. Parameters that it
+takes are left to the plain rule.
+
+It is no way past what makes a trace wrong: a function that writes where tracing does not see it, hands values to
+Python, or returns shapes that depend on them is refused as before.
+
+A strict trace makes of such a result a *tail*, a function of outputs: it may be returned, and used by functions without
+parameters. So does a second pass of one that has its examples in places unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.errors import MixedExamples, UntraceableError
+from pathspace.network.program import Cut, Operation
+from pathspace.network.trace.functions import READS, UNSEEN, short_name
+from pathspace.network.trace.recorder import NEW, Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.network.trace.values import Origin, Value
+from pathspace.squared.tape import Leaf
+
+
+def cut(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    refusal: UntraceableError,
+) -> Any:
+    """The result of a function of tensors that has no rule.
+
+    Args:
+        recorder: what is known.
+        name: the function's name.
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        refusal: the error to raise if the network cannot be cut here, or must not.
+
+    Raises:
+        UntraceableError: the function does, or may do, more than to return tensors; most often ``refusal``.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    if name in READS or name in UNSEEN or any(map(callable, leaves)):
+        raise refusal
+    tensors = [t for t in leaves if isinstance(t, Tensor)]
+    known = [recorder.known(t) for t in tensors]
+    result, changed = _run(func, args, kwargs, refusal)
+    if changed:
+        _check_write(recorder, name, changed, tensors[0], known[0], result)
+    origin = _origin(recorder, name, known, refusal)
+
+    def bind(tensor: Tensor) -> Tensor:
+        if not changed and any(tensor is t for t in tensors):  # nothing was done: a tensor of its own
+            tensor = torch.empty_like(tensor)
+        value = _value(recorder, name, known, tensor.shape, refusal, tensor.is_floating_point())
+        if not changed:
+            value = _in_memory(value, tensor, tensors, known)
+        recorder.origins[value.slot] = origin
+        return recorder.bind(tensor, value)
+
+    return pytree.tree_map_only(Tensor, bind, result)
+
+
+def _run(
+    func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
+) -> tuple[Any, list[Tensor]]:
+    """What a function returns where there are no values, and those of its arguments that it wrote into."""
+    kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
+    given = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+    empty = {key: t if t.is_meta else t.to("meta") for key, t in given.items()}
+    before = {key: t._version for key, t in empty.items()}
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
+    try:
+        result = func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        if short_name(func) in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
+            return torch.empty_like(args[0]), []
+        if "meta" not in str(error) and not isinstance(error, NotImplementedError):
+            raise  # the model's own
+        raise refusal from None  # what it returns depends on values
+    made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    if not made or not all(t.is_meta for t in made):
+        raise refusal
+    return result, [t for key, t in given.items() if empty[key]._version != before[key]]
+
+
+def _check_write(
+    recorder: Recorder, name: str, changed: list[Tensor], target: Tensor, value: Value | None, result: Any
+) -> None:
+    """Refuse to cut at a function that writes, but for one that writes its result into an activation of its own."""
+    if value is not None and value.kind == "parameter":
+        recorder.check_write(name, target)
+    if len(changed) > 1 or changed[0] is not target or result is not target or value is None:
+        recorder.refuse(
+            name, "it writes into a tensor that it is given, and tracing has no rule for how", NEW
+        )
+    elif value.kind == "buffer":
+        recorder.refuse(name, "it changes a buffer of the model in a way that tracing has no rule for", NEW)
+    elif value.memory.members > 1:
+        recorder.refuse(
+            name,
+            "it writes what is no activation of the network any more into a tensor that shares memory with another one",
+            NEW,
+        )
+
+
+def _origin(
+    recorder: Recorder, name: str, known: Sequence[Value | None], refusal: UntraceableError
+) -> Origin:
+    """What enters; noted as an operation, so that a replay on data is cut there too."""
+    entering = tuple([v is not None and v.kind == "hidden" for v in known])
+    parameters = {v.name for v in known if v is not None and v.kind == "parameter"}
+    recorder.left |= parameters
+    hidden = tuple([v for v in known if v is not None and v.kind == "hidden"])
+    slots = tuple([v.slot for v in known if v is not None and v.kind != "parameter"])
+    if not hidden and not parameters:
+        return Origin(slots)
+    operation = None
+    if not recorder.strict:
+        places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in known])
+        batches = tuple([None if v is None else v.batch for v in known])
+        batch = next((v.batch for v in known if v is not None and v.batch is not None), None)
+        operation = Operation(name, recorder.path, "cut", batches, places, batch)
+        recorder.operations.append(operation)
+    here = Cut(name, recorder.path, recorder.calls[name] - 1, entering)
+    return Origin(slots, hidden, here, operation, refusal)
+
+
+def _value(
+    recorder: Recorder,
+    name: str,
+    known: Sequence[Value | None],
+    shape: torch.Size,
+    refusal: UntraceableError,
+    real: bool,
+) -> Value:
+    """An input of the network; a tail where the trace is strict, or where nobody knows where the examples are."""
+    slot, labels = recorder.new_slot(), torch.tensor(FIXED).expand(shape)
+    batch, examples, certain = _examples(recorder, known, shape)
+    lost = any(v is not None and v.kind == "tail" and v.statistic is None for v in known)
+    if certain and not lost and not recorder.strict:
+        recorder.leaves.append(Leaf(slot, "input", "", tuple(shape)))
+        return Value(slot, labels, "input", "", batch, examples=examples)
+    kind = (
+        "tail" if real and any(v is not None and v.kind in ("hidden", "tail") for v in known) else "indices"
+    )
+    why: Exception = refusal if recorder.strict else MixedExamples(name, recorder.path)
+    return Value(
+        slot, labels, kind, refusal.operation, batch, module=refusal.module, refusal=why, examples=examples
+    )
+
+
+def _examples(
+    recorder: Recorder, known: Sequence[Value | None], shape: torch.Size
+) -> tuple[int | None, Tensor | None, bool]:
+    """Where a result has the batch, the pattern of the examples in it, and whether that is certain.
+
+    A function that is not known may do anything with the examples: what it does is seen by the shapes that it returns
+    for one and for two of them.
+    """
+    examples = recorder.examples
+    examples.moved.append(("cut", recorder.path, shape))
+    given = next((v for v in known if v is not None and v.batch is not None), None)
+    if given is None or given.batch is None:
+        return None, None, True
+    end = given.batch + 1
+    same = len(shape) >= end and shape[:end] == given.shape[:end]
+    if examples.count == 1:
+        examples.doubtful |= not same
+        return (given.batch if same else None), None, True
+    single = examples.single()
+    if single is None or len(single) != len(shape):
+        return None, None, False
+    grown = [d for d in range(len(shape)) if shape[d] != single[d]]
+    if not grown:  # one value for all examples
+        return None, None, True
+    if same and grown == [given.batch]:
+        return given.batch, given.examples, True
+    if len(grown) == 1 and single[grown[0]] == 1:
+        return grown[0], None, True
+    return None, None, False
+
+
+def _in_memory(
+    value: Value, tensor: Tensor, tensors: Sequence[Tensor], known: Sequence[Value | None]
+) -> Value:
+    """The value in the memory of the argument that its tensor is a view of, which nobody knows how."""
+    base = tensor._base
+    of = next(
+        (
+            v
+            for t, v in zip(tensors, known, strict=True)
+            if base is not None and (base is t or base is t._base)
+        ),
+        None,
+    )
+    if of is None:
+        return value
+    of.memory.share(of)
+    return replace(value, memory=of.memory, view=None, version=of.version)

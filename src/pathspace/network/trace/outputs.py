@@ -1,0 +1,120 @@
+"""What counts as an output of a network: what the model returns, and what enters the operations at which it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.program import Cut
+from pathspace.network.returned import tensors_in
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED, WILD
+from pathspace.network.trace.values import Origin, Value
+
+Outputs = tuple[list[Value], tuple[int, ...], tuple[int | None, ...], tuple[Cut, ...]]
+
+
+def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module) -> Outputs:
+    """The outputs of a network, which have the scale 1 from now on.
+
+    Args:
+        recorder: what was recorded.
+        result: what was picked of what the model returned.
+        returned: all of that.
+        shadow: the model that ran, which may have kept tensors for its next call.
+
+    Returns:
+        The outputs; of the picked tensors that are no states of recurrent layers, places and slots; and the cuts.
+    """
+    found = []
+    for tensor in tensors_in(result):
+        value = recorder.known(tensor)
+        if value is None and tensor.is_meta:
+            raise UntraceableError(
+                "output", "", "a returned tensor was made by code that tracing does not see"
+            )
+        found.append(value)
+    of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
+    counted = [o for o in _reached(recorder, _slots(found)) if o.cut is not None]
+    chosen = [v for v in of_units if not v.state]
+    # nothing but states is returned, and nothing goes outside or through a cut
+    if not chosen and not recorder.extra_outputs and not counted:
+        chosen = of_units
+    states = {id(v) for v in of_units} - {id(v) for v in chosen}
+    entering = [v for origin in counted for v in origin.entering]
+    outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + entering
+    if not outputs:
+        refusals = [o.refusal for o in counted if o.refusal is not None]
+        raise (
+            refusals[0]
+            if refusals
+            else UntraceableError(  # no parameter is left between the cuts
+                "output",
+                "",
+                "no tensor that the model returns depends on its parameters",
+                "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
+            )
+        )
+    left = states | {id(v) for v in found if v is not None and v.kind == "indices"}
+    places = tuple(i for i, v in enumerate(found) if id(v) not in left)
+    chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
+    slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
+    cuts = _cuts(recorder, counted, _held(recorder, returned, shadow))
+    unify = recorder.scales.unify
+    for value in outputs:
+        unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+    _note_what_enters(recorder, counted)
+    return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+
+
+def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:
+    """The cuts that lead to anything the model returns or keeps; what enters them has the scale 1."""
+    if not recorder.origins:
+        return []
+    kept = [recorder.known(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
+    kept += [recorder.known(t) for t in shadow.buffers()]
+    slots = [*_slots(kept), *_slots(map(recorder.known, tensors_in(returned))), *recorder.roots]
+    held = _reached(recorder, slots)
+    for value in (v for origin in held for v in origin.entering):
+        recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+    return held
+
+
+def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:
+    """All cuts, once each, with what they do."""
+    counting, holding = ({origin.cut for origin in some} for some in (counted, held))
+    all_cuts = dict.fromkeys(origin.cut for origin in recorder.origins.values() if origin.cut is not None)
+    return tuple(replace(cut, counts=cut in counting, holds=cut in holding) for cut in all_cuts)
+
+
+def _slots(values: Iterable[Value | None]) -> list[int]:
+    return [v.slot for v in values if v is not None]
+
+
+def _reached(recorder: Recorder, slots: Iterable[int]) -> list[Origin]:
+    """Where the inputs come from that lead to some slots, in the order in which they were made."""
+    if not recorder.origins:
+        return []
+    read = {slot: i.inputs for i in recorder.instructions for slot in i.outputs}
+    seen, left = set[int](), list(slots)
+    while left:
+        slot = left.pop()
+        if slot not in seen:
+            seen.add(slot)
+            left += read.get(slot, ())
+            left += recorder.origins[slot].slots if slot in recorder.origins else ()
+    return [origin for slot, origin in recorder.origins.items() if slot in seen]
+
+
+def _note_what_enters(recorder: Recorder, counted: Iterable[Origin]) -> None:
+    """A replay on data shows outputs as they enter a cut; at the others nothing counts."""
+    counting = {id(origin.operation) for origin in counted}
+    for origin in recorder.origins.values():
+        operation = origin.operation
+        if operation is not None and id(operation) not in counting:
+            operation.results = (-1,) * len(operation.results)

@@ -1,0 +1,444 @@
+"""Operations without a rule: what enters them is an output of the network, what leaves them an input."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+import pathspace as ps
+
+DOUBLE = {"dtype": torch.float64}
+
+
+class Model(nn.Module):
+    """Three layers beside each other and one at the end, put together by a function."""
+
+    def __init__(self, function, **more):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.o = (nn.Linear(n, m) for n, m in ((3, 4), (4, 4), (4, 4), (4, 2)))
+        for layer in (self.a, self.b, self.c, self.o):
+            nn.init.uniform_(layer.bias, 0.2, 0.6)  # no unit is dead
+        for name, part in more.items():
+            setattr(self, name, part)
+        self._function = function
+        self.double()
+
+    def forward(self, x):
+        return self._function(self, x)
+
+
+def square(m):
+    """The layers of a squared model as functions, by name."""
+    return {name: lambda h, n=name: functional.linear(h, m[f"{n}.weight"], m[f"{n}.bias"]) for name in "abco"}
+
+
+def total(*parts):
+    return sum(part.sum() for part in parts)
+
+
+def ones(h):
+    return torch.ones_like(h)
+
+
+def gelu(m, x):
+    return m.o(m.c(functional.gelu(m.b(m.a(x).relu()))).relu())
+
+
+def gelu_squared(a, b, c, o, x):
+    z = b(a(x))
+    return total(z, o(c(ones(z))))
+
+
+def gated(m, x):
+    h = m.a(x).relu()
+    return m.o(functional.silu(m.b(h)) * m.c(h))
+
+
+def gated_squared(a, b, c, o, x):
+    h = a(x)
+    return total(b(h), o(c(h)))
+
+
+def divided(m, x):
+    h = m.a(x).relu()
+    return m.o(m.b(h).relu() / (1 + m.c(h).abs().exp()))
+
+
+def divided_squared(a, b, c, o, x):
+    h = a(x)
+    return total(c(h), o(b(h)))
+
+
+def in_a_row(m, x):
+    return m.o(torch.tanh(m.b(torch.sigmoid(m.a(x)))))
+
+
+def in_a_row_squared(a, b, c, o, x):
+    h, z = a(x), b(ones(a(x)))
+    return total(h, z, o(ones(z)))
+
+
+def branched(m, x):
+    """One unit goes on and through a softmax."""
+    h = m.a(x).relu()
+    return m.o(m.b(h).relu() + m.c(h.softmax(-1)).relu())
+
+
+def branched_squared(a, b, c, o, x):
+    h = a(x)
+    return total(h, o(b(h) + c(ones(h))))
+
+
+def unused(m, x):
+    h = m.a(x).relu()
+    torch.softmax(h, -1)
+    return m.o(m.b(h).relu())
+
+
+def unused_squared(a, b, c, o, x):
+    return total(o(b(a(x))))
+
+
+def in_place(m, x):
+    h = functional.relu6(m.a(x), inplace=True)
+    return m.o(m.b(h).relu())
+
+
+def in_place_squared(a, b, c, o, x):
+    return total(a(x), o(b(ones(a(x)))))
+
+
+def looped(m, x):
+    h = x.new_zeros(len(x), 4)
+    for _ in range(3):
+        h = torch.tanh(m.a(x) + m.b(h))
+    return m.o(m.c(h).relu())
+
+
+def looped_squared(a, b, c, o, x):
+    first, later = a(x) + b(0 * ones(a(x))), a(x) + b(ones(a(x)))
+    return total(first, later, later, o(c(ones(later))))
+
+
+def over_the_batch(m, x):
+    return m.o(m.c(m.a(x).relu().softmax(0)).relu())
+
+
+def over_the_batch_squared(a, b, c, o, x):
+    return total(a(x), o(c(ones(a(x)))))
+
+
+def chosen(m, x):
+    """Where a maximum is does not depend on scales, so nothing is cut."""
+    h = m.b(m.a(x).relu()).relu()
+    return m.o(h * (1 + h.argmax(-1, keepdim=True)))
+
+
+def chosen_squared(a, b, c, o, x):
+    return total(o(b(a(x))))
+
+
+CASES = {
+    "gelu": (gelu, gelu_squared, 8),
+    "gated": (gated, gated_squared, 8),
+    "divided": (divided, divided_squared, 8),
+    "in a row": (in_a_row, in_a_row_squared, 0),
+    "branched": (branched, branched_squared, 4),
+    "unused": (unused, unused_squared, 8),
+    "in place": (in_place, in_place_squared, 4),
+    "looped": (looped, looped_squared, 4),
+    "over the batch": (over_the_batch, over_the_batch_squared, 4),
+    "chosen": (chosen, chosen_squared, 5),
+}
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), **DOUBLE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_squared_network_is_the_one_by_hand(name):
+    function, squared, classes = CASES[name]
+    model = Model(function)
+    network = ps.trace(model, X)
+    q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}
+    norm = squared(**square(q), x=torch.ones(1, 3, **DOUBLE))
+    kappa = torch.autograd.grad(norm, list(q.values()), materialize_grads=True)
+    assert network.num_classes == classes
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm.detach(), rtol=1e-12, atol=0
+    )
+    by_name = dict(zip(q, kappa, strict=True))
+    for parameter, found in ps.paths.kappa(network).items():
+        torch.testing.assert_close(found, by_name[parameter], rtol=1e-12, atol=1e-14)
+    assert not any(bool(by_name[parameter].any()) for parameter in network.outside)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2]])
+def test_rescaling_is_bitwise_invisible(name):
+    model = Model(CASES[name][0])
+    network = ps.trace(model, X)
+
+    def seen():
+        measures = (
+            ps.paths.data_dependent_norm(network, X, alpha=alpha, statistic=statistic)
+            for alpha, statistic in ((0.0, "second_moment"), (0.5, "second_moment"), (1.0, "covariance"))
+        )
+        return [model(X), ps.paths.squared_path_norm(network), *measures]
+
+    before = [t.detach().clone() for t in seen()]
+    factors = ps.rescaling.random_rescale_(
+        network, 2.0**-6, 2.0**6, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
+    assert bool((factors != 1).any())
+    for then, now in zip(before, seen(), strict=True):
+        assert torch.equal(then, now)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated", "divided", "branched", "in place", "looped", "chosen"])
+def test_paths_are_those_between_the_cuts(name):
+    model = Model(CASES[name][0])
+    network = ps.trace(model, X)
+    listed = ps.paths.enumerate_paths(network)
+    squares = (listed.factor * listed.values(network.parameters)).square().sum()
+    torch.testing.assert_close(
+        squares.detach(), ps.paths.squared_path_norm(network).detach(), rtol=1e-12, atol=0
+    )
+    flow = ps.paths.activity(network, X)
+    torch.testing.assert_close(listed.output(network.parameters, flow), flow.outputs, rtol=1e-12, atol=1e-12)
+    if name != "chosen":  # units that are compared share a scale, which their paths do not know
+        rank = ps.paths.path_rank(ps.paths.path_jacobian(network, listed))
+        assert rank == ps.paths.degrees_of_freedom(network)
+
+
+OPTIMIZERS = {
+    "PathSGD": lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.05, momentum=0.9),
+    "PathAdam": lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01),
+    "second term": lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.05, second_term=True),
+    "GSGD": lambda m, n: ps.optim.GSGD(m.parameters(), n, lr=1e-3),
+    "Invariant": lambda m, n: ps.optim.Invariant(m.parameters(), n, torch.optim.AdamW, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["gelu", "gated", "divided", "branched", "looped"])
+def test_optimizers_are_bitwise_invariant(name, rule):
+    model = Model(CASES[name][0]).float()
+    report = ps.rescaling.check_invariance(
+        model, X.float(), lambda y: y.square().mean(), OPTIMIZERS[rule], steps=10, low=2.0**-4, high=2.0**4
+    )
+    assert report.passed
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated", "branched", "looped"])
+def test_the_optimizer_on_data_is_bitwise_invariant(name):
+    def steps(network, model):
+        optimizer = ps.optim.DDPSGD(
+            model.parameters(), network, lr=0.05, alpha=0.5, statistic="second_moment"
+        )
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(X.float()).square().mean().backward()
+            optimizer.step()
+        return model(X.float())
+
+    ours = Model(CASES[name][0]).float()
+    theirs = copy.deepcopy(ours)
+    networks = [ps.trace(m, X.float()) for m in (ours, theirs)]
+    ps.rescaling.random_rescale_(networks[1], 2.0**-4, 2.0**4, powers_of_two=True)
+    assert torch.equal(steps(networks[0], ours), steps(networks[1], theirs))
+
+
+def test_balancing_keeps_the_function():
+    model = Model(gated)
+    network, before = ps.trace(model, X), model(X)
+    ps.rescaling.random_rescale_(network)
+    ps.rescaling.balance_(network)
+    torch.testing.assert_close(model(X), before, rtol=1e-10, atol=1e-12)
+
+
+# --- modules without a rule
+
+
+def heads(m, x):
+    return m.o(m.part(m.a(x).relu()[None])[0][0].relu())
+
+
+PARTS = {
+    "LSTM": lambda: nn.LSTM(4, 4),
+    "GRU": lambda: nn.GRU(4, 4),
+    "tanh RNN": lambda: nn.RNN(4, 4),
+    "weight norm": lambda: nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(4, 4)), nn.Unflatten(0, (1, 1))
+    ),
+    "bilinear": lambda: Twice(nn.Bilinear(4, 4, 4)),
+    "attention": lambda: Thrice(nn.MultiheadAttention(4, 2)),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, h):
+        return [self.part(h, h)]
+
+
+class Thrice(Twice):
+    def forward(self, h):
+        return self.part(h, h, h)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_its_parameters_take_the_plain_rule(name):
+    model = Model(heads, part=PARTS[name]())
+    network = ps.trace(model, X)
+    own = {f"part.{key}" for key, _ in model.part.named_parameters()}
+    own -= {key for key in own if name == "weight norm" and key.endswith("bias")}
+    assert own <= set(network.outside)
+    assert not own & set(network.parameters)
+    before = model(X)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(X), before)
+
+
+def test_a_parameter_that_is_a_weight_and_enters_a_cut_keeps_its_values():
+    def tied(m, x):
+        return m.o((m.b(m.a(x).relu()) @ m.b.weight.tanh()).relu())
+
+    model = Model(tied)
+    network, before = ps.trace(model, X), model(X)
+    assert "b.weight" in network.outside
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(X), before)
+
+
+def test_an_output_that_is_not_picked_holds_its_scale_and_does_not_count():
+    def two(m, x):
+        h = m.a(x).relu()
+        return m.o(m.b(h).relu()), m.c(h).tanh()
+
+    picked = ps.trace(Model(two), X, output=lambda y: y[0])
+    alone = ps.trace(Model(lambda m, x: m.o(m.b(m.a(x).relu()).relu())), X)
+    assert ps.paths.squared_path_norm(picked).item() == ps.paths.squared_path_norm(alone).item()
+    assert "c.weight" in picked.outside
+    assert picked.num_classes == 4
+    both = ps.trace(Model(two), X)
+    assert ps.paths.squared_path_norm(both).item() > ps.paths.squared_path_norm(alone).item()
+
+
+def test_what_a_module_keeps_for_its_next_call_holds_its_scale():
+    def keeps(m, x):
+        h = m.b(m.a(x).relu()).relu()
+        m.last = h.softmax(-1)
+        return m.o(h)
+
+    assert ps.trace(Model(keeps), X).num_classes == 4
+
+
+# --- what is said
+
+
+def test_says_where_it_was_cut():
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]
+    network = ps.trace(nn.Sequential(*layers, nn.Linear(4, 2), nn.Softmax(-1)), torch.zeros(1, 4))
+    assert repr(network).splitlines() == [
+        "Network(130 weights in 14 parameters, 12 unit classes)",
+        "  cut at 'gelu' in '*.1', 3 times",
+        "  cut at 'softmax' in '4'",
+    ]
+    assert [(cut.operation, cut.module) for cut in network.cuts[:2]] == [("gelu", "0.1"), ("gelu", "1.1")]
+
+
+def test_a_loop_is_reported_once():
+    network = ps.trace(Model(looped), X)
+    assert repr(network).splitlines()[1:] == ["  cut at 'tanh', 3 times"]
+
+
+def test_warns_of_a_network_without_classes_and_says_why():
+    with pytest.warns(UserWarning, match=r"no unit class.*cut at 'sigmoid'; at 'tanh'"):
+        ps.trace(Model(in_a_row), X)
+    with pytest.warns(UserWarning, match=r"no unit class.*an input or an output"):
+        ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated", "divided", "in place"])
+def test_a_strict_trace_refuses(name):
+    with pytest.raises(ps.UntraceableError, match=r"'(gelu|silu|div|__truediv__|exp|relu6)' in"):
+        ps.trace(Model(CASES[name][0]), X, strict=True)
+
+
+# --- what is refused as before: exactness is at stake
+
+
+def write_through_a_view(m, x):
+    h = m.a(x).relu()
+    functional.relu6(h[:, :2], inplace=True)
+    return m.o(h)
+
+
+def write_beside_a_view(m, x):
+    h = m.a(x).relu()
+    seen = h[:, :2]
+    h.clamp_(max=1.0)
+    return m.o(h + functional.pad(seen, (0, 2)))
+
+
+def mixed_after(m, x):
+    h = m.b(m.a(x).tanh())
+    return m.o(h.reshape(4, -1).t())
+
+
+def mixed_inside(m, x):
+    """All products of two examples, then a layer on each, whose examples nobody can tell apart."""
+    h = m.a(x)
+    return m.o(m.b((h @ h.t()).sigmoid().reshape(-1, 1).expand(-1, 4)).relu())
+
+
+def renewed(m, x):
+    h = m.a(x).relu()
+    h.resize_(h.shape)
+    return m.o(h.tanh())
+
+
+def function_of_values(m, x):
+    h = m.a(x).relu()
+    return m.o(h.sigmoid()[h.sigmoid().sum(1) > 0])
+
+
+def in_a_list(m, x):
+    h = m.a(x).relu()
+    torch._foreach_mul_([h], 0.5)
+    return m.o(h)
+
+
+REFUSED = {
+    "a write through a view": (write_through_a_view, "'relu6'.*shares memory"),
+    "a write beside a view": (write_beside_a_view, "'clamp_'.*shares memory"),
+    "a branch on data": (lambda m, x: m.o(m.a(x) if m.a(x).tanh().sum() > 0 else m.b(m.a(x))), "depends on the data"),
+    "a number": (lambda m, x: m.o(m.a(x) * m.a(x).tanh().max().item()), "depends on the data"),
+    "a shape": (function_of_values, "no single graph|depends on"),
+    "numpy": (lambda m, x: m.o(torch.from_numpy(m.a(x).detach().numpy())), "numpy"),
+    "memory": (renewed, "'resize_'.*memory"),
+    "a list that is written": (in_a_list, "no rule"),
+    "a function of Python": (lambda m, x: m.o(m.a(x).detach().apply_(abs)), "'apply_'"),
+    "another place": (lambda m, x: m.o(torch.add(m.a(x).tanh(), 1, out=torch.zeros(5, 4, **DOUBLE))), "out="),
+    "examples mixed after it": (mixed_after, "mixes the examples"),
+    "examples mixed in it": (mixed_inside, "mixes the examples|cannot be the batch"),
+    "nothing": (lambda *_: None, "no tensor that the model returns"),
+    "nothing of the input": (lambda *_: torch.ones(5, 2), "no tensor that the model returns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_not_be_exact_is_refused(name):
+    function, message = REFUSED[name]
+    with pytest.raises(ps.UntraceableError, match=message):
+        ps.trace(Model(function), X)
+
+
+def test_an_input_of_another_structure_is_named():
+    with pytest.raises(ValueError, match=r"example_input is a object.*give a tensor, a tuple"):
+        ps.trace(Model(gelu), object())
