@@ -6,12 +6,13 @@ import random
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from typer.testing import CliRunner
 
-from pathspace.cli import app
+from pathspace.cli import app, main
 from pathspace.sequences import PCNN, load
 
 TASK = [
@@ -93,25 +94,68 @@ def in_child(
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
 
-def dies_at(number: int) -> Callable[[], None]:
-    """Return what makes a process kill itself right before it changes files for the `number`-th time."""
+def at_a_terminal(
+    folder: Path, arguments: list[str], before: Callable[[], None] = lambda: None
+) -> tuple[int, str]:
+    """As `in_child`, through `main`, which handles Ctrl-C."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code: object = 99
+        try:
+            os.close(reader)
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+            os.chdir(folder)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv = ["pathspace", *arguments]
+            before()
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 98)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as said:
+        text = said.read().decode(errors="replace")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def at_changes(do: Callable[[int], None]) -> Callable[[], None]:
+    """Return what calls `do` right before a process changes files, with 1 for the first time, and so on."""
 
     def set_up() -> None:
-        left = number
+        count = 0
 
-        def count(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal count
             writes = (
                 event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
             )
             if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"):
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                count += 1
+                do(count)
 
-        sys.addaudithook(count)
+        sys.addaudithook(watch)
 
     return set_up
+
+
+def dies_at(number: int) -> Callable[[], None]:
+    """Return what makes a process kill itself right before it changes files for the `number`-th time."""
+    return at_changes(lambda n: os.kill(os.getpid(), signal.SIGKILL) if n == number else None)
+
+
+def interrupted_at(number: int, later: int) -> Callable[[], None]:
+    """Return what presses Ctrl-C at the `number`-th change of a file, and again so many changes later."""
+    return at_changes(
+        lambda n: os.kill(os.getpid(), signal.SIGINT) if n in (number, number + later) else None
+    )
 
 
 def with_room_for(size: int) -> Callable[[], None]:

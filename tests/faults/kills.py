@@ -22,7 +22,18 @@ import pathspace
 from pathspace.cli import app
 from pathspace.sequences import checkpoints
 
-from .commands import COMMANDS, dies_at, in_child, litter, moments, prepare, result, with_room_for
+from .commands import (
+    COMMANDS,
+    at_a_terminal,
+    dies_at,
+    in_child,
+    interrupted_at,
+    litter,
+    moments,
+    prepare,
+    result,
+    with_room_for,
+)
 
 KILLS = 20  # of each command in the slow tests
 
@@ -72,12 +83,27 @@ def finish(name, folder):
     return result(name, folder)
 
 
-@pytest.mark.parametrize("name", ["train", "fit", "fit-restarts", "compress"])
+CHANGES = {"train": 45, "compare": 200, "fit": 60, "fit-restarts": 60}
+"""How often about a command changes a file; the others do so three times."""
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "fit", "fit-restarts", "compress"])
 def test_a_command_that_dies_goes_on_to_the_same_result(name, here, undisturbed):
     whole = undisturbed(name)
-    for moment in moments(name, 4, {"train": 45, "fit": 60, "fit-restarts": 60}.get(name, 3)):
+    for moment in moments(name, 3 if name == "compare" else 4, CHANGES.get(name, 3)):
         code, said = in_child(here, COMMANDS[name], dies_at(moment))
         assert code == -signal.SIGKILL, said
+    assert finish(name, here) == whole
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "fit", "compress"])
+def test_two_ctrl_cs_end_a_command_quietly(name, here, undisturbed):
+    whole = undisturbed(name)
+    for later, moment in enumerate(moments(f"Ctrl-C {name}", 2, CHANGES.get(name, 3)), start=1):
+        start_over(here)
+        code, said = at_a_terminal(here, COMMANDS[name], interrupted_at(moment, later))
+        assert code == 130, said
+        assert "Traceback" not in said
     assert finish(name, here) == whole
 
 
@@ -138,14 +164,34 @@ def test_two_at_once_do_not_harm_each_other(here, undisturbed):
     assert finish("train", here) == whole
 
 
+START = """
+from pathspace import cli
+from pathspace.sequences import checkpoints
+
+checkpoints.SECONDS = 0.0
+app = cli.app
+
+def ready():
+    print("ready", flush=True)  # Python has started, and main listens to Ctrl-C
+    app()
+
+cli.app = ready
+cli.main()
+"""
+
+
 def run(folder, name, **options):
     sources = str(Path(pathspace.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", "from pathspace.sequences import checkpoints; checkpoints.SECONDS = 0.0\n"
-         "from pathspace.cli import main; main()", *COMMANDS[name]],
+        [sys.executable, "-c", START, *COMMANDS[name]],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
     )  # fmt: skip
+
+
+def wait_until_ready(process):
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
 
 
 @pytest.mark.slow
@@ -179,15 +225,18 @@ def test_twenty_kills_of_each_command_cost_nothing(name, inputs, tmp_path):
 @pytest.mark.parametrize("name", ["train", "compare", "fit-restarts", "compress"])
 def test_twenty_double_ctrl_cs_end_quietly(name, inputs, tmp_path):
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    process = run(tmp_path, name)
+    wait_until_ready(process)
     began = time.monotonic()
-    run(tmp_path, name).communicate()
+    process.communicate()
     seconds = time.monotonic() - began
     whole = result(name, tmp_path)
     start_over(tmp_path)
     rng = random.Random(name)
     for _ in range(KILLS):
         process = run(tmp_path, name)
-        time.sleep(rng.uniform(0.3, 1.0) * seconds)  # not while Python itself is starting
+        wait_until_ready(process)
+        time.sleep(rng.uniform(0.0, 1.0) * seconds)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(rng.choice((0.0, 0.01, 0.1)))

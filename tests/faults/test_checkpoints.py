@@ -10,7 +10,8 @@ import pytest
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.pool import RESULT, _stored_result, write_result
+from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.pool import RESULT, Place, _stored_result, run_all, write_result
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
@@ -158,3 +159,16 @@ def test_a_flipped_digit_of_a_result_is_named(config: RunConfig, whole: RunResul
     del values["checksum"]  # results of older versions have none
     (tmp_path / RESULT).write_text(json.dumps(values))
     assert _stored_result(tmp_path, config) is not None
+
+
+def test_checkpoints_of_a_run_that_was_killed_right_after_its_result_go(
+    config: RunConfig, stopped: Path, whole: RunResult, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    class Quiet(Monitor):
+        pass
+
+    place = Place(tmp_path_factory.mktemp("runs"), resume=True)
+    folder = stopped.rename(place.folder / config.key)
+    write_result(folder, whole)
+    assert run_all([config], place, Quiet(), title="") == [whole]
+    assert [path.name for path in folder.iterdir()] == [RESULT]

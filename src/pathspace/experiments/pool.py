@@ -75,6 +75,7 @@ def run_all(
         if stored is None:
             waiting.append(config)
         else:
+            checkpoint.remove(place.folder / config.key)  # it was killed between the two
             results[config.key] = stored
             monitor.finished(stored)
     if workers is None:
