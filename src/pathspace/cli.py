@@ -27,6 +27,7 @@ from pathspace.experiments.methods import METHODS, method
 from pathspace.experiments.options import (
     BatchOption,
     DataOption,
+    DeviceOption,
     EpochsOption,
     FreshOption,
     JsonOption,
@@ -126,6 +127,7 @@ def compare(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
     workers: WorkersOption = None,
     resume: ResumeOption = False,
     fresh: FreshOption = False,
@@ -154,7 +156,7 @@ def compare(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
-        around = _surroundings("compare", output, data_dir, resume, fresh, workers, threads, as_json)
+        around = _surroundings("compare", output, data_dir, resume, fresh, workers, threads, as_json, device)
         run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
@@ -179,6 +181,7 @@ def train(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
@@ -197,7 +200,7 @@ def train(
         from pathspace.experiments.commands import run_train
 
         options = _options(settings, task=task, epochs=epochs, batch_size=batch_size, threads=threads)
-        around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json)
+        around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json, device)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
         done = run_train(
@@ -235,6 +238,7 @@ def reproduce(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
     workers: WorkersOption = None,
     resume: ResumeOption = False,
     fresh: FreshOption = False,
@@ -264,7 +268,7 @@ def reproduce(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             threads=threads,
         )
-        around = _surroundings(name, output, data_dir, resume, fresh, workers, threads, as_json)
+        around = _surroundings(name, output, data_dir, resume, fresh, workers, threads, as_json, device)
         run_reproduce(name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
@@ -402,6 +406,7 @@ def _surroundings(
     workers: int | None,
     threads: int | None,
     as_json: bool,
+    device: str,
 ) -> Any:
     from pathspace.experiments.commands import Surroundings
 
@@ -409,7 +414,7 @@ def _surroundings(
         raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
     if workers is None:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
-    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json)
+    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json, device)
 
 
 def _list_recipes() -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 import torch
 
+from pathspace.experiments.devices import on_cpu, random_state, set_random_state
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.run import RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
@@ -46,10 +47,13 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
     make_folder(folder)
     content = {
         "config": json.dumps(config.as_dict()),
-        "model": state.model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
+        # On the processor, so that the run can go on where the device is missing.
+        "model": on_cpu(dict(state.model.state_dict())),
+        "optimizer": on_cpu(state.optimizer.state_dict()),
         "random": torch.get_rng_state(),
-        "carried": None if state.carried is None else list(state.carried),
+        "devices": state.devices,
+        "device_random": random_state(torch.device(state.devices[-1])),
+        "carried": None if state.carried is None else on_cpu(list(state.carried)),
         "step": state.step,
         "seconds": state.seconds,
         "diverged_at": state.diverged_at,
@@ -86,13 +90,15 @@ def load(
 ) -> None:
     """Bring `state` and torch's random state to what they were when the checkpoint was written.
 
-    A damaged checkpoint is replaced by the one before it.
+    A damaged checkpoint is replaced by the one before it. A checkpoint of another device goes on here, and `noted` is
+    told: from there on the run is not the one that a single device would have done, to the last bits.
 
     Args:
         folder: Of the run.
         config: Of the run.
         state: Of the run, at its start.
-        noted: Told in a sentence if a checkpoint is damaged: its name, and where the run goes on.
+        noted: Told in a sentence if a checkpoint is damaged, its name and where the run goes on; and if the device is
+            another one.
 
     Raises:
         ConfigurationError: No file is whole, or it belongs to another configuration.
@@ -121,8 +127,20 @@ def load(
     state.model.load_state_dict(content["model"])
     state.optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random"])
+    device = torch.device(state.devices[-1])
+    before = content.get("devices", ["cpu"])
+    if before[-1] == str(device):
+        state.devices = before
+        if content.get("device_random") is not None:
+            set_random_state(device, content["device_random"])
+    else:
+        state.devices = [*before, str(device)]
+        noted(
+            f"The checkpoint of step {content['step']} was computed on {before[-1]}, and the run goes on on {device}: "
+            "rounding, and random numbers in dropout, differ from here on from those of a run on one device."
+        )
     carried = content.get("carried")
-    state.carried = None if carried is None else tuple(carried)
+    state.carried = None if carried is None else tuple(one.to(device) for one in carried)
     state.step = content["step"]
     state.seconds = content["seconds"]
     state.diverged_at = content["diverged_at"]

@@ -17,6 +17,7 @@ from pathspace.experiments import configuration as configurations
 from pathspace.experiments import folders, invariance
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.devices import chosen_device
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
@@ -41,7 +42,7 @@ Layer = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Options of every command that do not change results.
+    """Options of every command that do not change results, but for the last bits.
 
     Attributes:
         output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
@@ -52,6 +53,7 @@ class Surroundings:
         fresh: Start over, whatever is in `output`.
         processes: Runs at a time.
         as_json: Print the results as JSON on standard output instead of a table.
+        device: Where runs compute, a name in `devices.DEVICES`.
         chosen: Told the folder once it is known.
     """
 
@@ -62,6 +64,7 @@ class Surroundings:
     fresh: bool = False
     processes: int = 1
     as_json: bool = False
+    device: str = "cpu"
     chosen: Callable[[Path], object] = lambda _folder: None
 
 
@@ -86,6 +89,10 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
     """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, if any."""
     recipe = load_recipe(name)
     if recipe.engine:
+        if chosen_device(around.device) != "cpu" and around.device != "auto":
+            raise ConfigurationError(
+                f"The recipe {name!r} computes on the processor alone: leave --device {around.device} out."
+            )
         import_module(ENGINES[recipe.engine]).reproduce(recipe, size, options, around)
         return {}
     if recipe.parts:
@@ -161,6 +168,8 @@ def _reproduce_parts(
 
 def _study(recipe: Recipe, done: Done, around: Surroundings) -> None:
     console = Console(stderr=True) if around.as_json else output_console()
+    if chosen_device(around.device) != "cpu":
+        Console(stderr=True).print("The study computes on the processor.", highlight=False)
     with Console(stderr=True).status(f"Studying the {recipe.study['name']}"):
         found = run_study(
             recipe.study["name"],
@@ -235,6 +244,7 @@ def run_check_invariance(
 
 def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done:
     """Do all runs and write the report."""
+    chosen_device(around.device)  # refused before a folder is made
 
     def goes_on(folder: Path) -> bool:
         if not configurations.unfinished(folder, PAGE):
@@ -276,6 +286,7 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
                 data_dir=around.data_dir,
                 resume=resume,
                 processes=around.processes,
+                device=chosen_device(around.device),
             )
         return train(
             configuration.settings,
@@ -284,6 +295,7 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
             watcher,
             data_dir=around.data_dir,
             resume=resume,
+            device=chosen_device(around.device),
         )
 
 

@@ -115,6 +115,7 @@ def compare(
     data_dir: Path | None = None,
     resume: bool = False,
     processes: int = 1,
+    device: str = "cpu",
 ) -> Comparison:
     """Run a whole comparison.
 
@@ -129,13 +130,14 @@ def compare(
         data_dir: Where tasks look for data sets.
         resume: Whether finished runs are taken from `output` and broken-off ones continued.
         processes: How many runs at a time.
+        device: Where runs compute; see `pool.Place`.
 
     Raises:
         ConfigurationError: The task cannot be had, or a setting does not fit it.
         KeyboardInterrupt: The user stopped; the same call with `resume` continues.
     """
     task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
+    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
     # A single process needs no helper.
     with Workers(processes) if processes > 1 else nullcontext() as workers:
         title = "Choosing learning rates on the validation split"
@@ -184,6 +186,7 @@ def train(
     *,
     data_dir: Path | None = None,
     resume: bool = False,
+    device: str = "cpu",
 ) -> Comparison:
     """Do a single run, and report it as a comparison of one row.
 
@@ -194,10 +197,11 @@ def train(
         monitor: See `compare`.
         data_dir: See `compare`.
         resume: See `compare`.
+        device: See `compare`.
     """
     (method,), (start,), (rate,) = settings.methods, settings.starts, settings.learning_rates
     task = check_task_of(settings, data_dir)
-    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every)
+    place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
     config = settings.run_config(method, start, rate, seed, evaluate_test=True)
     runs = run_all([config], place, monitor, title=f"Training with {method}")
     row = Row(method, start, rate, start, tuple(runs), None, config.weight_decay)

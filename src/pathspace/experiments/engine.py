@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.experiments import checkpoint
+from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
@@ -48,6 +49,7 @@ def run(
     should_stop: Callable[[], bool] | None = None,
     finished: Callable[[nn.Module], None] | None = None,
     noted: Callable[[str], object] = lambda _sentence: None,
+    device: str = "cpu",
 ) -> RunResult:
     """Train one model once.
 
@@ -64,17 +66,18 @@ def run(
         report: Called about ten times a second with the number of steps done and the latest loss.
         should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
         finished: Given the model as the last step left it, to look at.
-        noted: Told if a damaged checkpoint is passed over.
+        noted: Told if a damaged checkpoint is passed over, or one of another device continued.
+        device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
+            resumed or not.
 
     Raises:
         ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
         InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
-    with _isolated(config):
-        state = _initial_state(
-            config, task, chosen, fresh=not (resume and folder and checkpoint.exists(folder))
-        )
+    with _isolated(config, torch.device(device)):
+        fresh = not (resume and folder and checkpoint.exists(folder))
+        state = _initial_state(config, task, chosen, fresh=fresh, device=torch.device(device))
         if resume and folder is not None and checkpoint.exists(folder):
             checkpoint.load(folder, config, state, noted)
         if not state.validations:
@@ -92,7 +95,7 @@ def run(
         )
         test_error = None
         if config.evaluate_test and state.diverged_at is None:
-            test_error = _evaluate(state.model, task, task.test)[1]
+            test_error = _evaluate(state, task, task.test)[1]
             if not math.isfinite(test_error):  # a perplexity overflows long before the loss does
                 state.diverged_at, test_error = state.step, None
         if finished is not None:
@@ -105,6 +108,7 @@ def run(
         diverged_at=state.diverged_at,
         seconds=state.seconds,
         step_seconds=statistics.median(state.durations) if state.durations else None,
+        device=", then ".join(state.devices),
     )
 
 
@@ -127,13 +131,15 @@ def total_steps(config: RunConfig, task: Task) -> int:
     return config.epochs * steps_per_epoch(config.batch_size, task)
 
 
-def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool) -> RunState:
+def _initial_state(
+    config: RunConfig, task: Task, chosen: Method, *, fresh: bool, device: torch.device
+) -> RunState:
     import pathspace
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
-    network = None
+    network, outside = None, OUTSIDE.get(config.model, ())
     if config.model in RESCALABLE:
-        network = pathspace.trace(model, task.train.inputs[:2], outside=OUTSIDE.get(config.model, ()))
+        network = pathspace.trace(model, task.train.inputs[:2], outside=outside)
     if network is None and (config.start != "default" or chosen.needs_network):
         raise ConfigurationError(
             f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
@@ -149,6 +155,11 @@ def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool
         )
         if chosen.balances_first:
             balance_once_(network)
+    if device.type != "cpu":
+        # Weights and start are the processor's, so that every device begins with the same ones.
+        model.to(device)
+        if network is not None:
+            network = pathspace.trace(model, task.train.inputs[:2].to(device), outside=outside)
     if chosen.normalizes and network is not None:
         model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
     hyper = Hyperparameters(
@@ -159,7 +170,7 @@ def _initial_state(config: RunConfig, task: Task, chosen: Method, *, fresh: bool
         refresh_every=config.refresh_every,
         damping=config.damping,
     )
-    return RunState(model=model, optimizer=chosen.build(model, network, hyper))
+    return RunState(model=model, optimizer=chosen.build(model, network, hyper), devices=[str(device)])
 
 
 def _train(
@@ -195,6 +206,7 @@ def _train(
 
         began = time.perf_counter()
         loss = _step(state, task, batch, clip_norm)
+        wait_for(torch.device(state.devices[-1]))
         duration = time.perf_counter() - began
         state.seconds += duration
 
@@ -216,12 +228,12 @@ def _train(
 def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:
     """Take one step and return the loss before it; None when the loss or the step is not finite."""
     state.optimizer.zero_grad()
-    inputs = task.train.inputs[batch]
+    inputs, targets = _batch(task.train, batch, state)
     if task.stream:
         outputs, state.carried = state.model(inputs, state.carried)
     else:
         outputs = state.model(inputs)
-    loss = task.loss(outputs, task.train.targets[batch])
+    loss = task.loss(outputs, targets)
     value = loss.item()
     if not torch.isfinite(loss):
         return None
@@ -235,8 +247,13 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     return value
 
 
+def _batch(split: Split, chosen: Tensor, state: RunState) -> tuple[Tensor, Tensor]:
+    device = state.devices[-1]
+    return split.inputs[chosen].to(device), split.targets[chosen].to(device)
+
+
 def _validate(state: RunState, task: Task) -> Validation:
-    loss, error = _evaluate(state.model, task, task.validation)
+    loss, error = _evaluate(state, task, task.validation)
     if not torch.isfinite(torch.tensor(loss)):
         # The last step of an epoch can spoil the weights before any training batch shows it.
         state.diverged_at = state.step
@@ -244,9 +261,9 @@ def _validate(state: RunState, task: Task) -> Validation:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: Task, split: Split) -> tuple[float, float]:
+def _evaluate(state: RunState, task: Task, split: Split) -> tuple[float, float]:
     """Return the mean loss and the error over a split."""
-    model.eval()
+    model = state.model.eval()
     size, carried = task.evaluation_batch, None
     count = len(split.inputs)
     order = torch.arange(count)
@@ -255,7 +272,7 @@ def _evaluate(model: nn.Module, task: Task, split: Split) -> tuple[float, float]
         order = contiguous_order(count, size)
     loss = error = 0.0
     for batch in order.split(size):
-        inputs, targets = split.inputs[batch], split.targets[batch]
+        inputs, targets = _batch(split, batch, state)
         if task.stream:
             outputs, carried = model(inputs, carried)
         else:
@@ -273,11 +290,11 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
 
 
 @contextmanager
-def _isolated(config: RunConfig) -> Iterator[None]:
+def _isolated(config: RunConfig, device: torch.device) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with forked_random_state(device):
             torch.manual_seed(config.seed)
             yield
     finally:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pathspace.experiments.devices import DEVICES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.tasks import TASKS
@@ -35,6 +36,13 @@ RatesOption = Annotated[
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help=f"Where runs compute: {', '.join(DEVICES)} (a GPU where there is one); may change when resuming.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

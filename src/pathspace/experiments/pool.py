@@ -38,12 +38,14 @@ class Place:
         data_dir: Where tasks look for data sets.
         resume: Whether finished runs are taken from disk and broken-off ones continued.
         checkpoint_every: Steps between checkpoints.
+        device: Where runs compute, see `engine.run`; finished runs of another device are taken as they are.
     """
 
     folder: Path
     data_dir: Path | None = None
     resume: bool = False
     checkpoint_every: int = 200
+    device: str = "cpu"
 
 
 def run_all(
@@ -110,6 +112,7 @@ def run_one(
         report=lambda step, loss: advanced(config, step, loss),
         should_stop=should_stop,
         noted=lambda sentence: noted(config, sentence),
+        device=place.device,
     )
     write_result(folder, result)
     checkpoint.remove(folder)

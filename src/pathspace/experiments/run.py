@@ -98,10 +98,14 @@ class Validation:
 
 @dataclass
 class RunState:
-    """A run while it lasts; `order` follows from the rest, which goes into checkpoints."""
+    """A run while it lasts; `order` follows from the rest, which goes into checkpoints.
+
+    `devices` are those that have computed, in their order; the last one does.
+    """
 
     model: nn.Module
     optimizer: optim.Optimizer
+    devices: list[str] = field(default_factory=lambda: ["cpu"])
     step: int = 0
     seconds: float = 0.0
     diverged_at: int | None = None
@@ -125,6 +129,7 @@ class RunResult:
         seconds: Time spent in training steps, evaluation not counted.
         step_seconds: The median time of one training step: what else the machine does hardly shows in it. None
             if no step was done, or in results that older versions wrote.
+        device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
     """
 
     config: RunConfig
@@ -134,6 +139,7 @@ class RunResult:
     diverged_at: int | None
     seconds: float
     step_seconds: float | None = None
+    device: str = "cpu"
 
     @property
     def validation_score(self) -> tuple[float, float]:
@@ -180,6 +186,7 @@ class RunResult:
             diverged_at=values["diverged_at"],
             seconds=values["seconds"],
             step_seconds=values.get("step_seconds"),
+            device=values.get("device", "cpu"),
         )
 
 

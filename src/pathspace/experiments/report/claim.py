@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.intervals import Interval, t_interval
-from pathspace.experiments.report.table import NOTHING, Table, TableRow
+from pathspace.experiments.report.table import NOTHING, Table, TableRow, devices_note
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
 
@@ -239,6 +239,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             else "."
         )
     )
+    notes += devices_note(comparison)
     return notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -229,6 +230,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
                 f"{METHODS[method].label}, {start}: every learning rate diverged in validation; the smallest "
                 "is shown."
             )
+    sentences += devices_note(comparison)
     if published is not None:
         sentences.append(f"Published: {published.source} {published.setting}")
     return tuple(sentences)
@@ -249,6 +251,19 @@ def _weights_note(comparison: Comparison) -> list[str]:
     most = max(methods, key=lambda count: len(methods[count]))
     others = [f"{', '.join(labels)}: {count:,}." for count, labels in methods.items() if count != most]
     return [" ".join([f"Weights: {most:,}.", *others])]
+
+
+def devices_note(comparison: Comparison) -> list[str]:
+    """Say where runs were computed, if not all on the processor."""
+    runs = [*comparison.tuning, *(run for row in comparison.rows for run in row.runs)]
+    devices = Counter(run.device for run in runs)
+    if set(devices) <= {"cpu"}:
+        return []
+    told = "; ".join(f"{device} ({count(number, 'run')})" for device, number in devices.items())
+    sentence = f"Computed on: {told}."
+    if len(devices) > 1:
+        sentence += " Between devices rounding differs and seconds cannot be compared."
+    return [sentence]
 
 
 def print_table(table: Table, console: Console, published: Published | None = None) -> None:
