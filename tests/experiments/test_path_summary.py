@@ -14,7 +14,7 @@ import pathspace as ps
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.path_summary import summarize
-from pathspace.experiments.report.reduction_figure import draw_reduction
+from pathspace.experiments.report.reduction_figure import draw_reduction, reduction_figure
 
 MODEL = """
 import torch
@@ -166,3 +166,25 @@ def test_side_effects_are_named() -> None:
 
     with pytest.raises(ConfigurationError, match="depends on the data"):
         summarize(Branch(2, 3), torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("units", [2, 60])
+def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int) -> None:
+    inner = [part for _ in range(layers - 1) for part in (nn.Linear(units, units), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(2, units), nn.ReLU(), *inner, nn.Linear(units, 2))
+    network = ps.trace(model, torch.zeros(1, 2))
+    figure = reduction_figure(network, ps.paths.skeleton(network), "a_folder/" * 30 + "model.py:build")
+    figure.canvas.draw()
+    texts = [*figure.texts, *figure.axes[0].texts]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()] + [
+        legend.get_window_extent() for legend in figure.legends
+    ]
+    whole = figure.bbox
+    assert len(boxes) == 1 + 3 + layers + 1
+    for number, box in enumerate(boxes):
+        assert whole.x0 <= box.x0
+        assert box.x1 <= whole.x1
+        assert whole.y0 <= box.y0
+        assert box.y1 <= whole.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])

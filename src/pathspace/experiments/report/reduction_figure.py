@@ -12,9 +12,12 @@ from pathspace.paths.space.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST = 40
 """Classes drawn in a column; the rest is left out, and the title of the column says so."""
+NARROWEST, TITLE, LEGEND, CHARACTERS = 5.6, 0.4, 0.55, 11
+"""Inches: the least width, the heights of title and legend; characters of the title that an inch holds."""
 IN, OUT, OTHER, LOOP = "#1f5fa8", "#b3400e", "#b9bdc4", "#8d78a8"
 Place = tuple[float, float]
 
@@ -31,25 +34,35 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
         The picture as PNG.
     """
     import matplotlib as mpl
+
+    png = io.BytesIO()
+    with mpl.rc_context({"font.size": 9}):
+        reduction_figure(network, skeleton, title).savefig(png, format="png", dpi=160)
+    return png.getvalue()
+
+
+def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure:
+    """Return the picture as a figure of matplotlib's; see `draw_reduction`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = _columns(network)
     tallest = max([3, *(min(len(column), MOST) for column in columns)])
-    size = (3.0 + 1.5 * max(1, len(columns)), min(9.0, 1.6 + 0.42 * tallest))
-    with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        axes.set_axis_off()
-        axes.set_title(title, loc="left")
-        places = _places(columns, tallest)
-        _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
-        _draw_nodes(axes, columns, places, tallest)
-        _legend(axes)
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=160)
-    return png.getvalue()
+    width, height = max(NARROWEST, 2.6 + 1.6 * len(columns)), min(9.0, 2.2 + 0.42 * tallest)
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    # Places of their own for title, graph and legend: a layout that makes room for the widest of them takes it from
+    # the graph.
+    axes = figure.add_axes((0.0, LEGEND / height, 1.0, 1.0 - (LEGEND + TITLE) / height))
+    axes.set_axis_off()
+    most = int(width * CHARACTERS)
+    shown = title if len(title) <= most else f"... {title[4 - most :]}"
+    figure.text(0.15 / width, 1.0 - 0.1 / height, shown, va="top", fontsize=11)
+    places = _places(columns, tallest)
+    _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
+    _draw_nodes(axes, columns, places, tallest)
+    _legend(figure)
+    return figure
 
 
 def _columns(network: Network) -> list[list[int]]:
@@ -128,7 +141,7 @@ def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], 
     axes.set_ylim(-1.3, height + 0.3)
 
 
-def _legend(axes: Axes) -> None:
+def _legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D
 
     marks = [
@@ -137,6 +150,4 @@ def _legend(axes: Axes) -> None:
         Line2D([], [], color=OTHER, lw=0.8, label="other weights"),
         Line2D([], [], color=LOOP, lw=0.8, label="recurrent; ring: to itself"),
     ]
-    axes.legend(
-        handles=marks, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4, frameon=False, fontsize=8
-    )
+    figure.legend(handles=marks, loc="lower center", ncols=2, frameon=False, fontsize=8)
