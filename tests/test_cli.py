@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,38 @@ def test_version_and_help() -> None:
         assert f"  pathspace {command}" in text
 
 
+SEQUENCE = ("fit", "sample", "bits", "predict", "compress", "decompress", "generate-task", "baseline")
+
+
+@pytest.mark.parametrize("command", [(), ("sequence",), *(("sequence", name) for name in SEQUENCE)])
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    text = call(*command, "--help").stdout
+    assert "Examples:\n" in text
+    assert f"\n    {' '.join(('pathspace', *command))} " in text
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
+def test_all_methods_are_listed_by_groups_with_a_line_for_each(command: str) -> None:
+    from pathspace.experiments.methods import GROUPS, METHODS
+
+    lines = call(command, "--list").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert names == list(METHODS)
+    assert all(len(line.split()) > 2 for line in lines if line.startswith("  "))
+    assert [line for line in lines if line and not line.startswith(" ")] == [f"{title}:" for title in GROUPS]
+    assert max(map(len, lines)) <= 110
+
+
+def test_optimizers_and_networks_of_check_invariance_are_listed() -> None:
+    from pathspace.experiments.invariance import CANDIDATES
+    from pathspace.experiments.zoo import NETWORKS
+
+    lines = call("check-invariance", "--list").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(names) == sorted([*CANDIDATES, *NETWORKS])
+    assert ["path-sgd-momentum", "PathSGD(lr=0.02,", "momentum=0.9)"] in [line.split() for line in lines]
+
+
 def test_help_loads_neither_pyplot_nor_the_report() -> None:
     code = (
         "import sys, pathspace.cli\n"
@@ -71,6 +104,7 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     assert "Path-SGD" in result.stdout
     assert "validation split" in result.stdout
     assert "Training with the chosen rates" in result.stderr
+    assert re.search(r"8/8  .*; about \d+:\d\d left\n", result.stderr)
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {
         "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "validation.csv", "results.json",
@@ -99,12 +133,21 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         ),
         (["compare", "--methods", ","], "The option --methods is empty"),
         (["compare", "--task", "chess"], "Unknown task 'chess' in --task: choose from digits, mnist, adding"),
-        (["compare", "--seeds", "0"], "'seeds' is 0: give a whole number from 1 on"),
+        (["compare", "--seeds", "0"], "The option --seeds is 0: give a whole number from 1 on"),
+        (["compare", "--set", "seeds=0"], "The setting 'seeds' is 0: give a whole number from 1 on"),
+        (["compare", "--batch-size", "0"], "The option --batch-size is 0"),
+        (["train", "--epochs", "0"], "The option --epochs is 0"),
+        (["train", "--threads", "0"], "The option --threads is 0"),
+        (["train", "--clip-step=-1"], "The option --clip-step is -1.0: give 0 or more"),
+        (
+            ["train", "--method", "sgd", "--clip-step", "1"],
+            "(the option --clip-step): leave it out, or choose from",
+        ),
         (
             ["compare", "--learning-rates", "fast"],
             "--learning-rates is 'fast': give numbers separated by commas",
         ),
-        (["compare", "--learning-rates=-1"], "one or more positive numbers"),
+        (["compare", "--learning-rates=-1"], "--learning-rates is [-1.0]: give one or more positive numbers"),
         (["compare", "--set", "epoch=3"], "Unknown setting 'epoch' in the command line"),
         (["compare", "--set", "epochs"], "write --set NAME=VALUE"),
         (["compare", "--workers", "0"], "--workers is 0"),
@@ -112,7 +155,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
         (["compare", "--set", "schedule=[1]"], "'schedule' is [1]: give a name"),
         (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give names"),
-        (["compare", "--seeds", "3000000000"], "'seeds' is 3000000000: give at most 10000"),
+        (["compare", "--seeds", "3000000000"], "--seeds is 3000000000: give at most 10000"),
         (
             ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],
             "Unknown dataset '[1]'",
@@ -124,7 +167,9 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["train", "--start", "nowhere"],
             "Unknown start 'nowhere' in --start: choose from default, balanced",
         ),
-        (["train", "--lr", "-1"], "'learning_rates' is [-1.0]"),
+        (["train", "--lr", "-1"], "The option --lr is -1: give a positive number"),
+        (["train", "--lr", "nan"], "The option --lr is nan: give a positive number"),
+        (["train", "--seed", "99999999999999999999"], "Invalid value for '--seed'"),
         (
             ["reproduce", "nothing"],
             "Unknown recipe 'nothing' in reproduce: choose from adding, char-lm, cost, ddp, digits",
@@ -298,9 +343,31 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
         said = result.stderr.splitlines()[-1]
         assert said.startswith(f"Error: The loss or the step was not finite after {step} steps")
         assert "lower --lr than 1e+20" in said
-        assert "clip_step" in said
+        assert "--set clip_norm=1" in said
     assert json.loads(results[0].stdout)["rows"][0]["diverged"] == 1
     assert "diverged" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_bound_on_the_step_mends_a_rate_that_diverges_and_is_what_the_error_proposes(
+    tmp_path: Path,
+) -> None:
+    arguments = ["train", *TINY, "--method", "path-sgd", "--lr", "1e8", "--set", "clip_norm=0", "--quiet"]
+    diverged = call(*arguments, "--output", str(tmp_path / "one"))
+    assert diverged.exit_code == 1
+    (said,) = diverged.stderr.splitlines()
+    assert "give a lower --lr than 1e+08, or a bound: --clip-step" in said
+    bounded = call(*arguments, "--clip-step", "1e-9", "--output", str(tmp_path / "two"))
+    assert (bounded.exit_code, bounded.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
+    result = call("train", *TINY, "--quiet", "--output", str(tmp_path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Report: " in result.stdout
+    checked = call("check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "1", "--quiet")
+    assert (checked.exit_code, checked.stderr) == (0, "")
 
 
 # Three epochs of four steps with a checkpoint every third: the second one falls due in the middle of an epoch.

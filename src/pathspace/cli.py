@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -23,16 +24,19 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.methods import METHODS, method
+from pathspace.experiments.methods import method
 from pathspace.experiments.options import (
     BatchOption,
+    ClipStepOption,
     DataOption,
     DeviceOption,
     EpochsOption,
     FreshOption,
     JsonOption,
+    ListMethodsOption,
     MethodsOption,
     OutputOption,
+    QuietOption,
     RatesOption,
     ResumeOption,
     SeedsOption,
@@ -45,16 +49,28 @@ from pathspace.experiments.options import (
 )
 from pathspace.experiments.starts import STARTS, check_start
 
+if TYPE_CHECKING:
+    from pathspace.experiments.run import RunResult
+
 DIVERGED, WRONG_USE, BROKEN, INTERRUPTED = 1, 2, 70, 130
 TRACEBACK = "PATHSPACE_TRACEBACK"
 COMMAND_LINE = "the command line"
+LARGEST_SEED = 2**32 - 1
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Train ReLU and recurrent networks in a geometry free of how their weights are scaled.",
+    help="""Train ReLU and recurrent networks in a geometry free of how their weights are scaled.
+
+    \b
+    Examples:
+      pathspace compare
+      pathspace train --task mnist --data-dir data --method path-muon --epochs 5
+      pathspace check-invariance --networks rnn
+      pathspace sequence fit log.txt -o log.safetensors
+    """,
 )
 
 
@@ -123,6 +139,7 @@ def compare(
     epochs: EpochsOption = None,
     batch_size: BatchOption = None,
     learning_rates: RatesOption = None,
+    clip_step: ClipStepOption = None,
     settings: SetOption = None,
     output: OutputOption = None,
     data_dir: DataOption = None,
@@ -132,12 +149,15 @@ def compare(
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
 
     \b
     Examples:
       pathspace compare
+      pathspace compare --list
       pathspace compare --task mnist --data-dir data
       pathspace compare --task mnist --set task_options.steps=98 --set task_options.permuted=true
       pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
@@ -154,9 +174,12 @@ def compare(
             epochs=epochs,
             batch_size=batch_size,
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
+            clip_step=clip_step,
             threads=threads,
         )
-        around = _surroundings("compare", output, data_dir, resume, fresh, workers, threads, as_json, device)
+        around = _surroundings(
+            "compare", output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
+        )
         run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
@@ -164,7 +187,7 @@ def compare(
 def train(
     task: TaskOption = None,
     method_name: Annotated[
-        str | None, typer.Option("--method", help=f"{', '.join(METHODS)}; default path-sgd.")
+        str | None, typer.Option("--method", help="A name that --list has; default path-sgd.")
     ] = None,
     start: Annotated[
         str | None, typer.Option("--start", help=f"{', '.join(STARTS)}; default default.")
@@ -173,10 +196,12 @@ def train(
         float | None, typer.Option("--lr", help="Learning rate; default by method.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Decides weights and batches; default 0.")
+        int | None,
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."),
     ] = None,
     epochs: EpochsOption = None,
     batch_size: BatchOption = None,
+    clip_step: ClipStepOption = None,
     settings: SetOption = None,
     output: OutputOption = None,
     data_dir: DataOption = None,
@@ -185,6 +210,8 @@ def train(
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    _listed: ListMethodsOption = False,
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
 
@@ -193,14 +220,19 @@ def train(
     \b
     Examples:
       pathspace train --method path-sgd --lr 0.3
+      pathspace train --method path-sgd --clip-step 1 --quiet --json
       pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
       pathspace train --resume --output runs/train
     """  # noqa: D301 (click wants the character, not the letters)
     with _clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
 
-        options = _options(settings, task=task, epochs=epochs, batch_size=batch_size, threads=threads)
-        around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json, device)
+        options = _options(
+            settings, task=task, epochs=epochs, batch_size=batch_size, clip_step=clip_step, threads=threads
+        )
+        if learning_rate is not None and not 0 < learning_rate < math.inf:
+            raise ConfigurationError(f"The option --lr is {learning_rate:g}: give a positive number.")
+        around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json, device, quiet)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
         done = run_train(
@@ -214,13 +246,7 @@ def train(
         )
         (run,) = done.rows[0].runs
         if run.diverged_at is not None:
-            typer.echo(
-                f"Error: The loss or the step was not finite after {run.diverged_at} steps, where the run ended: give "
-                f"a lower --lr than {run.config.learning_rate:g}, or bound the steps by --set clip_norm=1 (with "
-                "--method path-sgd-short that is the clip_step of Path-SGD, the longest step on balanced weights).",
-                err=True,
-            )
-            raise typer.Exit(DIVERGED)
+            _say_diverged(run)
 
 
 @app.command()
@@ -234,6 +260,7 @@ def reproduce(
     seeds: SeedsOption = None,
     epochs: EpochsOption = None,
     learning_rates: RatesOption = None,
+    clip_step: ClipStepOption = None,
     settings: SetOption = None,
     output: OutputOption = None,
     data_dir: DataOption = None,
@@ -243,6 +270,7 @@ def reproduce(
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a published experiment and set the published numbers beside ours.
 
@@ -266,9 +294,12 @@ def reproduce(
             seeds=seeds,
             epochs=epochs,
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
+            clip_step=clip_step,
             threads=threads,
         )
-        around = _surroundings(name, output, data_dir, resume, fresh, workers, threads, as_json, device)
+        around = _surroundings(
+            name, output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
+        )
         run_reproduce(name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append))
 
 
@@ -281,8 +312,14 @@ def check_invariance(
         str | None, typer.Option("--networks", help="Separated by commas; default all.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each check.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="Decides weights, inputs and factors.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights, inputs and factors.")
+    ] = 0,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the optimizers and networks, and do nothing else.")
+    ] = False,
 ) -> None:
     """Check which optimizers train alike from a rescaled start, on small networks of every kind.
 
@@ -292,10 +329,14 @@ def check_invariance(
     \b
     Examples:
       pathspace check-invariance
+      pathspace check-invariance --list
       pathspace check-invariance --networks rnn,stacked-rnn --steps 20
       pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
     """  # noqa: D301 (click wants the character, not the letters)
     with _clear_errors("check-invariance"):
+        if listed:
+            typer.echo(import_module("pathspace.experiments.invariance").list_candidates())
+            return
         from pathspace.experiments.commands import run_check_invariance
 
         if not run_check_invariance(
@@ -304,6 +345,7 @@ def check_invariance(
             steps=steps,
             seed=seed,
             as_json=as_json,
+            quiet=quiet,
         ):
             raise typer.Exit(1)
 
@@ -321,7 +363,9 @@ def paths(
         str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
     ] = "largest",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", help="Decides weights and drawn examples.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
+    ] = 0,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
     ] = None,
@@ -386,6 +430,22 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
         raise typer.Exit(INTERRUPTED) from None
 
 
+def _say_diverged(run: RunResult) -> None:
+    """Say where a run ended, and what to try; ends the command."""
+    config = run.config
+    bound = (
+        "--clip-step 1 bounds the length of a step on balanced weights"
+        if method(config.method).clips_steps
+        else "--set clip_norm=1 bounds the gradient"
+    )
+    typer.echo(
+        f"Error: The loss or the step was not finite after {run.diverged_at} steps, where the run ended: give a lower "
+        f"--lr than {config.learning_rate:g}, or a bound: {bound}.",
+        err=True,
+    )
+    raise typer.Exit(DIVERGED)
+
+
 def _continuation(command: str, folders: list[Path], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
     return "".join(f" {opening} with: pathspace {command} --resume --output {folder}" for folder in folders)
@@ -393,7 +453,11 @@ def _continuation(command: str, folders: list[Path], opening: str) -> str:
 
 def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
     from pathspace.experiments.commands import parse_settings
+    from pathspace.experiments.settings import check_setting
 
+    for name, value in named.items():
+        if value is not None:
+            check_setting(name, value, f"--{name.replace('_', '-')}")
     return {**parse_settings(assignments or []), **{name: v for name, v in named.items() if v is not None}}
 
 
@@ -407,6 +471,7 @@ def _surroundings(
     threads: int | None,
     as_json: bool,
     device: str,
+    quiet: bool,
 ) -> Any:
     from pathspace.experiments.commands import Surroundings
 
@@ -414,7 +479,7 @@ def _surroundings(
         raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
     if workers is None:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
-    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json, device)
+    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json, device, quiet)
 
 
 def _list_recipes() -> None:

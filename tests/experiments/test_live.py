@@ -16,6 +16,7 @@ def test_pipes_get_one_plain_line_per_run(tiny_settings: Callable[..., Settings]
     stream = io.StringIO()
     display, watcher = monitor(Console(file=stream, width=60))
     assert isinstance(watcher, PlainLines)
+    watcher = PlainLines(Console(file=stream, width=60), clock=lambda: 0.0)  # no line in between is ever due
     configs = [settings.run_config("sgd", "balanced", rate, 3, evaluate_test=True) for rate in (0.01, 1e30)]
     with display:
         run_all(configs, Place(tmp_path), watcher, title="Training")
@@ -25,6 +26,39 @@ def test_pipes_get_one_plain_line_per_run(tiny_settings: Callable[..., Settings]
     assert "test error" in lines[1]
     assert lines[2].startswith("  2/2  sgd, balanced, rate 1e+30, seed 3: diverged at step ")
     assert len(lines) == 3
+
+
+def test_pipes_get_a_line_now_and_then_with_the_time_left(
+    tiny_settings: Callable[..., Settings],
+) -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    watcher = PlainLines(Console(file=stream, width=60), clock=lambda: now[0])
+    first, second = (
+        tiny_settings().run_config("sgd", "balanced", rate, 3, evaluate_test=True) for rate in (1, 2)
+    )
+    watcher.stage("Training", 4)
+    watcher.started(first, 100)
+    watcher.started(second, 100)
+    now[0] += 1
+    watcher.advanced(first, 10, 0.5)
+    assert stream.getvalue() == "Training: 4 runs\n"
+    now[0] += 9
+    watcher.advanced(second, 10, 0.25)
+    assert stream.getvalue().splitlines()[1:] == [
+        "  0/4  sgd, balanced, rate 2, seed 3: step 10/100, loss 0.25; all runs, 5 %, 0:10 so far, about 3:10 left"
+    ]
+
+
+def test_quiet_monitors_print_what_is_noted_and_nothing_else(tiny_settings: Callable[..., Settings]) -> None:
+    stream = io.StringIO()
+    display, watcher = monitor(Console(file=stream, width=60), quiet=True)
+    config = tiny_settings().run_config("sgd", "balanced", 0.01, 0, evaluate_test=True)
+    with display:
+        watcher.stage("Training", 2)
+        watcher.started(config, 8)
+        watcher.noted(config, "its checkpoint is damaged")
+    assert stream.getvalue() == f"  {config.label}: its checkpoint is damaged\n"
 
 
 def test_terminals_get_bars_with_the_time_left(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import folders, invariance
@@ -35,6 +34,7 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console
+from pathspace.progress import shown
 
 COMPARE_TITLE = "The same network from two starts of the same function"
 Layer = tuple[str, Mapping[str, Any]]
@@ -54,6 +54,7 @@ class Surroundings:
         processes: Runs at a time.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
+        quiet: Show no progress.
         chosen: Told the folder once it is known.
     """
 
@@ -65,6 +66,7 @@ class Surroundings:
     processes: int = 1
     as_json: bool = False
     device: str = "cpu"
+    quiet: bool = False
     chosen: Callable[[Path], object] = lambda _folder: None
 
 
@@ -170,7 +172,7 @@ def _study(recipe: Recipe, done: Done, around: Surroundings) -> None:
     console = Console(stderr=True) if around.as_json else output_console()
     if chosen_device(around.device) != "cpu":
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
-    with Console(stderr=True).status(f"Studying the {recipe.study['name']}"):
+    with Console(stderr=True, quiet=around.quiet).status(f"Studying the {recipe.study['name']}"):
         found = run_study(
             recipe.study["name"],
             recipe.study_options(done.configuration.size),
@@ -209,7 +211,13 @@ def run_train(
 
 
 def run_check_invariance(
-    optimizers: Sequence[str] | None, networks: Sequence[str] | None, *, steps: int, seed: int, as_json: bool
+    optimizers: Sequence[str] | None,
+    networks: Sequence[str] | None,
+    *,
+    steps: int,
+    seed: int,
+    as_json: bool,
+    quiet: bool = False,
 ) -> bool:
     """Do what `pathspace check-invariance` was asked for; None stands for all. Says whether every claim held."""
     optimizers, networks = optimizers or list(invariance.CANDIDATES), networks or list(invariance.NETWORKS)
@@ -223,18 +231,15 @@ def run_check_invariance(
     import torch
 
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for each other
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("checking", total=len(optimizers) * len(networks))
-        verdicts = invariance.check_all(
-            optimizers,
-            networks,
-            steps=steps,
-            seed=seed,
-            told=lambda done: progress.update(
-                bar, advance=1, description=f"checked {done.optimizer} on {done.network}"
-            ),
-        )
+    whole, done = len(optimizers) * len(networks), 0
+    with shown("checked", Console(stderr=True), quiet=quiet) as show:
+
+        def told(verdict: invariance.Verdict) -> None:
+            nonlocal done
+            done += 1
+            show(done / whole, f"{done}/{whole}, {verdict.optimizer} on {verdict.network}")
+
+        verdicts = invariance.check_all(optimizers, networks, steps=steps, seed=seed, told=told)
     if as_json:
         print(json.dumps(invariance.as_json(verdicts), indent=2, allow_nan=False))
     else:
@@ -262,7 +267,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done
             configurations.clear(output, PAGE)
             configurations.write(configuration, output)
         around.chosen(output)
-        if resume and not around.resume:
+        if resume and not (around.resume or around.quiet):
             print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
         comparison = _runs(configuration, output, around, resume=resume)
         write_report(
@@ -276,7 +281,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done
 
 
 def _runs(configuration: Configuration, output: Path, around: Surroundings, *, resume: bool) -> Comparison:
-    display, watcher = monitor(Console(stderr=True))
+    display, watcher = monitor(Console(stderr=True), quiet=around.quiet)
     with display:
         if configuration.seed is None:
             return compare(

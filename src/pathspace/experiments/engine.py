@@ -166,6 +166,7 @@ def _initial_state(
         learning_rate=config.learning_rate,
         momentum=config.momentum,
         clip_norm=config.clip_norm,
+        clip_step=config.clip_step or None,
         weight_decay=config.weight_decay,
         refresh_every=config.refresh_every,
         damping=config.damping,

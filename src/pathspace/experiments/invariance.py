@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import nn, optim
 
 import pathspace.optim
-from pathspace.experiments.zoo import NETWORKS, build_network, example_loss
+from pathspace.experiments.zoo import ABOUT, NETWORKS, build_network, example_loss
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class Candidate:
         build: (model, traced network) -> the optimizer.
         invariant: Whether it claims that rescaling changes nothing.
         kind: The name of its class, for an optimizer of the library.
+        options: What it is given.
     """
 
     build: Callable[[nn.Module, Any], optim.Optimizer]
     invariant: bool
     kind: str = ""
+    options: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def _of(name: str, *, invariant: bool = True, **options: Any) -> Candidate:
     def build(model: nn.Module, network: Any) -> optim.Optimizer:
         return getattr(pathspace.optim, name)(model.parameters(), network, **options)
 
-    return Candidate(build, invariant, name)
+    return Candidate(build, invariant, name, ", ".join(f"{key}={value}" for key, value in options.items()))
 
 
 def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
@@ -68,15 +70,21 @@ def _invariant(model: nn.Module, network: Any) -> optim.Optimizer:
 
 
 CANDIDATES = {
-    "sgd": Candidate(lambda model, _: optim.SGD(model.parameters(), lr=0.05), invariant=False),
-    "adam": Candidate(lambda model, _: optim.Adam(model.parameters(), lr=0.003), invariant=False),
+    "sgd": Candidate(
+        lambda model, _: optim.SGD(model.parameters(), lr=0.05), False, "torch.optim.SGD", "lr=0.05"
+    ),
+    "adam": Candidate(
+        lambda model, _: optim.Adam(model.parameters(), lr=0.003), False, "torch.optim.Adam", "lr=0.003"
+    ),
     "path-sgd": _of("PathSGD", lr=0.05),
     "path-sgd-momentum": _of("PathSGD", lr=0.02, momentum=0.9),
     "path-sgd-nesterov": _of("PathSGD", lr=0.02, momentum=0.9, nesterov=True),
     "path-sgd-decay": _of("PathSGD", lr=0.05, weight_decay=0.01),
     "path-sgd-clipping": _of("PathSGD", lr=0.05, clip_norm=0.1),
     "path-sgd-fresh": _of("PathSGD", lr=0.05, refresh_every=1),
-    "invariant-adamw": Candidate(_invariant, invariant=True),
+    "invariant-adamw": Candidate(
+        _invariant, True, "Invariant", "torch.optim.AdamW, lr=0.003, weight_decay=0.1"
+    ),
     "path-adam": _of("PathAdam", lr=0.003),
     "path-soap": _of("PathSOAP", lr=0.003),
     "path-muon": _of("PathMuon", lr=0.003),
@@ -100,8 +108,20 @@ def _in_words(name: str) -> str:
 CANDIDATES |= {
     _in_words(name): _of(name)
     for name in pathspace.optim.__all__
-    if name not in {*(c.kind for c in CANDIDATES.values()), "Invariant"}
+    if name not in {candidate.kind for candidate in CANDIDATES.values()}
 }
+
+
+def list_candidates() -> str:
+    """Return the names of all optimizers, by what they claim, and of all networks, a line for each."""
+    indent = 2 + max(map(len, CANDIDATES))
+    lines = []
+    for title, claimed in (("Optimizers that claim invariance", True), ("Optimizers that do not", False)):
+        lines.append(f"{title}:")
+        chosen = {name: one for name, one in CANDIDATES.items() if one.invariant is claimed}
+        lines += [f"  {name:<{indent}}{one.kind}({one.options})" for name, one in chosen.items()]
+        lines.append("")
+    return "\n".join([*lines, "Networks:", *(f"  {name:<{indent}}{ABOUT[name]}" for name in NETWORKS)])
 
 
 def check_all(

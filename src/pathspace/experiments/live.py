@@ -1,7 +1,9 @@
-"""Live progress: bars with the time left in a terminal, one plain line per run elsewhere."""
+"""Live progress: bars in a terminal, elsewhere a line for every run and now and then one with the time left."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console
@@ -16,6 +18,7 @@ from rich.progress import (
 )
 
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.progress import Lines
 
 
 class Silent:
@@ -37,8 +40,41 @@ class Silent:
         """See `pool.Monitor`."""
 
 
-class PlainLines(Silent):
-    """Prints a line when a stage begins and when a run is over: for logs and pipes.
+class Parts:
+    """How much of a stage is done, parts of runs included: else nothing would be known before the first run is over."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.done = runs, 0
+        self._steps: dict[str, tuple[int, int]] = {}  # of the runs in progress: steps done, and all
+
+    def started(self, config: RunConfig, steps: int) -> None:
+        """A run begins that will take so many steps."""
+        self._steps[config.key] = (0, steps)
+
+    def advanced(self, config: RunConfig, step: int) -> int:
+        """A run has done so many steps; returns all that it will take."""
+        _, steps = self._steps.get(config.key, (0, step))
+        self._steps[config.key] = (step, steps)
+        return steps
+
+    def finished(self, config: RunConfig) -> None:
+        """A run is over, or its result was there already."""
+        self._steps.pop(config.key, None)
+        self.done += 1
+
+    @property
+    def in_runs(self) -> float:
+        """What is done, with one run as the unit."""
+        return self.done + sum(step / max(1, steps) for step, steps in self._steps.values())
+
+    @property
+    def share(self) -> float:
+        """What is done, as a part of the whole."""
+        return self.in_runs / max(1, self.runs)
+
+
+class Notes(Silent):
+    """Prints what a user has to know, and no progress.
 
     Args:
         console: Where to print.
@@ -46,24 +82,54 @@ class PlainLines(Silent):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._runs = self._done = 0
-
-    def stage(self, title: str, runs: int) -> None:
-        """See `pool.Monitor`."""
-        self._runs, self._done = runs, 0
-        self._console.print(f"{title}: {runs} run{'s' * (runs != 1)}", highlight=False)
 
     def noted(self, config: RunConfig, sentence: str) -> None:
         """See `pool.Monitor`."""
-        self._console.print(f"  {config.label}: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        self._print(f"  {config.label}: {sentence}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class PlainLines(Notes):
+    """Prints a line when a stage begins, when a run is over, and now and then in between: for logs and pipes.
+
+    Args:
+        console: Where to print.
+        clock: Seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._parts, self._working = Parts(0), False
+        self._lines = Lines(self._print, clock=clock)
+
+    def stage(self, title: str, runs: int) -> None:
+        """See `pool.Monitor`."""
+        self._parts, self._working = Parts(runs), False
+        self._print(f"{title}: {runs} run{'s' * (runs != 1)}")
+
+    def started(self, config: RunConfig, steps: int) -> None:
+        """See `pool.Monitor`."""
+        if not self._working:  # results that were on disk took no time
+            self._working = True
+            self._lines.begin(self._parts.share)
+        self._parts.started(config, steps)
+
+    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
+        """See `pool.Monitor`."""
+        steps = self._parts.advanced(config, step)
+        done = f"{self._parts.done}/{self._parts.runs}"
+        self._lines.told(
+            self._parts.share, f"  {done}  {config.label}: step {step}/{steps}, loss {loss:.4g}; all runs"
+        )
 
     def finished(self, result: RunResult) -> None:
         """See `pool.Monitor`."""
-        self._done += 1
-        self._console.print(
-            f"  {self._done}/{self._runs}  {result.config.label}: {outcome(result)}",
-            highlight=False,
-            soft_wrap=True,
+        self._parts.finished(result.config)
+        left = self._lines.left(self._parts.share, "; ") if self._working else ""
+        self._print(
+            f"  {self._parts.done}/{self._parts.runs}  {result.config.label}: {outcome(result)}{left}"
         )
 
 
@@ -78,24 +144,23 @@ class Bars(Silent):
         self._progress = progress
         self._stage: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
-        self._done = 0
-        self._parts: dict[str, tuple[int, int]] = {}  # of the runs in progress: steps done, and all
+        self._parts = Parts(0)
 
     def stage(self, title: str, runs: int) -> None:
         """See `pool.Monitor`."""
-        self._done, self._parts = 0, {}
+        self._parts = Parts(runs)
         self._stage = self._progress.add_task(f"[bold]{title}", total=runs, note="")
 
     def started(self, config: RunConfig, steps: int) -> None:
         """See `pool.Monitor`."""
         self._runs[config.key] = self._progress.add_task(f"  {config.label}", total=steps, note="")
-        self._parts[config.key] = (0, steps)
+        self._parts.started(config, steps)
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """See `pool.Monitor`."""
         if config.key in self._runs:
             self._progress.update(self._runs[config.key], completed=step, note=f"loss {loss:.4g}")
-            self._parts[config.key] = (step, self._parts[config.key][1])
+            self._parts.advanced(config, step)
             self._show_stage()
 
     def noted(self, config: RunConfig, sentence: str) -> None:
@@ -107,19 +172,20 @@ class Bars(Silent):
         bar = self._runs.pop(result.config.key, None)
         if bar is not None:
             self._progress.remove_task(bar)
-        self._parts.pop(result.config.key, None)
-        self._done += 1
+        self._parts.finished(result.config)
         self._show_stage()
 
     def _show_stage(self) -> None:
-        # Parts of runs count too: else the time left of the whole would not be known before the first run is over.
         if self._stage is not None:
-            parts = sum(step / steps for step, steps in self._parts.values())
-            self._progress.update(self._stage, completed=self._done + parts)
+            self._progress.update(self._stage, completed=self._parts.in_runs)
 
 
-def monitor(console: Console) -> tuple[AbstractContextManager[object], Bars | PlainLines]:
-    """Return the monitor that fits a console, and the context to use it in."""
+def monitor(
+    console: Console, *, quiet: bool = False
+) -> tuple[AbstractContextManager[object], Bars | PlainLines | Notes]:
+    """Return the monitor that fits a console, and the context to use it in; a quiet one shows no progress."""
+    if quiet:
+        return nullcontext(), Notes(console)
     if not console.is_terminal:
         return nullcontext(), PlainLines(console)
     progress = Progress(

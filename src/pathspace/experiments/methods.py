@@ -1,6 +1,6 @@
 """The registry of training methods: what happens to the start once, and which optimizer takes the steps.
 
-A new optimizer is one entry in `METHODS`. Every method gets the same budget, the same batches, the same grid
+A new optimizer is one entry in `GROUPS`. Every method gets the same budget, the same batches, the same grid
 of learning rates, the same momentum and the same clipping norm; what a method clips is its own choice (see
 `Method.clips_itself`).
 """
@@ -25,6 +25,7 @@ class Hyperparameters:
         learning_rate: From the grid.
         momentum: For the methods that have one in this sense; Adam keeps its own two decay rates.
         clip_norm: Largest norm of a step's gradient; None does not clip.
+        clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; None sets no bound.
         weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
         refresh_every: Steps between two computations of kappa, for the methods that use it.
         damping: What they add to kappa, as a fraction of its mean.
@@ -36,6 +37,7 @@ class Hyperparameters:
     weight_decay: float = 0.0
     refresh_every: int = 1
     damping: float = 0.0
+    clip_step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,12 @@ class Method:
 
     Attributes:
         label: What tables and figures call it.
+        about: What it is, in one line.
         build: (model, traced network, hyper-parameters) -> the optimizer.
         balances_first: Whether the start is balanced once, function unchanged, before the first step.
         clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine clips the norm
             of the plain gradient.
+        clips_steps: Whether the optimizer has a bound `clip_step`.
         otherwise: For a method that balances first, the same one without balancing: what it is from a start that
             is balanced already.
         invariant: Whether a rescaled start must give exactly the same curve.
@@ -59,9 +63,11 @@ class Method:
     """
 
     label: str
+    about: str
     build: Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]
     balances_first: bool = False
     clips_itself: bool = False
+    clips_steps: bool = False
     otherwise: str = ""
     invariant: bool = False
     learning_rate: float = 0.1
@@ -124,6 +130,7 @@ def _in_path_space(
             refresh_every=hyper.refresh_every,
             damping=max(hyper.damping, least_damping),
             **{clips: hyper.clip_norm},
+            **({} if hyper.clip_step is None else {"clip_step": hyper.clip_step}),
             **momentum,
             **options,
         )
@@ -153,14 +160,23 @@ def _in_basis_paths(
     return build
 
 
-def _path(label: str, name: str, learning_rate: float, **options: Any) -> Method:
+def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
     build = _in_path_space(name, **options)
-    return Method(label, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
+    return Method(
+        label,
+        about,
+        build,
+        clips_itself=True,
+        clips_steps=name in ("PathSGD", "DDPSGD"),
+        invariant=True,
+        learning_rate=learning_rate,
+    )
 
 
 def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> Method:
     return Method(
         f"balanced once, then {label}",
+        f"the start balanced, function unchanged; then {label} on the weights",
         build,
         balances_first=True,
         otherwise=otherwise,
@@ -168,81 +184,142 @@ def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> M
     )
 
 
-METHODS = {
-    "sgd": Method("SGD", _sgd),
-    "adam": Method("Adam", _adam, learning_rate=0.003),
-    "adamw": Method("AdamW", _adam, learning_rate=0.003),
-    "soap": Method("SOAP", _soap, learning_rate=0.003),
-    "muon": Method("Muon", _muon, learning_rate=0.003),
-    "path-sgd": _path("Path-SGD", "PathSGD", 0.1),
-    "path-sgd-short": _path("Path-SGD, short steps", "PathSGD", 0.1, clips="clip_step"),
-    "path-sgd-half": _path("Path-SGD, power 1/2", "PathSGD", 0.1, clips="clip_step", power=0.5),
+def _normalized(label: str, about: str, alpha: float, statistic: str) -> Method:
+    return Method(label, about, _sgd, normalizes={"alpha": alpha, "statistic": statistic})
+
+
+def _with(of: Method, label: str, about: str, model: str, **model_options: Any) -> Method:
+    return replace(of, label=label, about=about, model=model, model_options=model_options)
+
+
+_PLAIN = {
+    "sgd": Method("SGD", "stochastic gradient descent, with the momentum of the settings", _sgd),
+    "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _adam, learning_rate=0.003),
+    "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003),
+    "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003),
+    "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon, learning_rate=0.003),
+}
+_PATH = {
+    "path-sgd": _path(
+        "Path-SGD", "steepest descent in the path metric, clipped in that metric", "PathSGD", 0.1
+    ),
+    "path-sgd-short": _path(
+        "Path-SGD, short steps",
+        "the same; clip_norm bounds the step on balanced weights instead",
+        "PathSGD",
+        0.1,
+        clips="clip_step",
+    ),
+    "path-sgd-half": _path(
+        "Path-SGD, power 1/2",
+        "short steps, with the square root of kappa as the metric",
+        "PathSGD",
+        0.1,
+        clips="clip_step",
+        power=0.5,
+    ),
     "path-sgd-short-both": _path(
-        "Path-SGD, short steps, both terms", "PathSGD", 0.1, clips="clip_step", second_term=True
+        "Path-SGD, short steps, both terms",
+        "short steps, with the second term of kappa",
+        "PathSGD",
+        0.1,
+        clips="clip_step",
+        second_term=True,
     ),
-    "path-adam": _path("Path-Adam", "PathAdam", 0.003),
-    "path-adam-half": _path("Path-Adam, power 1/2", "PathAdam", 0.003, power=0.5),
+    "path-adam": _path("Path-Adam", "Adam in the coordinates of the path metric", "PathAdam", 0.003),
+    "path-adam-half": _path(
+        "Path-Adam, power 1/2", "the same, with the square root of kappa", "PathAdam", 0.003, power=0.5
+    ),
     "path-gradient-adam": Method(
-        "Adam on path gradients", _in_path_space("PathGradientAdam"), clips_itself=True, learning_rate=0.003
+        "Adam on path gradients",
+        "Adam fed with g / kappa, as the first paper did; not blind to scales",
+        _in_path_space("PathGradientAdam"),
+        clips_itself=True,
+        learning_rate=0.003,
     ),
-    "path-soap": _path("PathSOAP", "PathSOAP", 0.003),
-    "path-muon": _path("PathMuon", "PathMuon", 0.003),
-    "g-sgd": Method("G-SGD", _in_basis_paths("GSGD"), clips_itself=True, invariant=True),
+    "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
+    "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
+}
+_BASIS = {
+    "g-sgd": Method(
+        "G-SGD",
+        "SGD on the values of basis paths",
+        _in_basis_paths("GSGD"),
+        clips_itself=True,
+        invariant=True,
+    ),
     "g-adam": Method(
-        "G-Adam", _in_basis_paths("GAdam"), clips_itself=True, invariant=True, learning_rate=0.003
+        "G-Adam",
+        "Adam on the values of basis paths",
+        _in_basis_paths("GAdam"),
+        clips_itself=True,
+        invariant=True,
+        learning_rate=0.003,
     ),
+}
+_BALANCED = {
     "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
     "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
     "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
 }
-
-
-_IDENTITY = {"start": "identity"}
-METHODS |= {
-    # Other models and starts that papers compare with, trained by the methods above.
-    "irnn-sgd": replace(METHODS["sgd"], label="IRNN, SGD", model="relu-rnn", model_options=_IDENTITY),
-    "irnn-adam": replace(METHODS["adam"], label="IRNN, Adam", model="relu-rnn", model_options=_IDENTITY),
-    "irnn-path-sgd-short": replace(
-        METHODS["path-sgd-short"], label="IRNN, Path-SGD", model="relu-rnn", model_options=_IDENTITY
+_IDENTITY = {"model": "relu-rnn", "start": "identity"}
+_SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
+_OTHER_MODELS = {
+    "irnn-sgd": _with(_PLAIN["sgd"], "IRNN, SGD", "SGD on a ReLU RNN from an identity start", **_IDENTITY),
+    "irnn-adam": _with(_PLAIN["adam"], "IRNN, Adam", "Adam on the same", **_IDENTITY),
+    "irnn-path-sgd-short": _with(_SHORT, "IRNN, Path-SGD", "path-sgd-short on the same", **_IDENTITY),
+    "irnn-path-sgd-short-both": _with(
+        _BOTH, "IRNN, Path-SGD, both terms", "path-sgd-short-both on the same", **_IDENTITY
     ),
-    "irnn-path-sgd-short-both": replace(
-        METHODS["path-sgd-short-both"],
-        label="IRNN, Path-SGD, both terms",
-        model="relu-rnn",
-        model_options=_IDENTITY,
-    ),
-    "tanh-sgd": replace(METHODS["sgd"], label="tanh RNN, SGD", model="tanh-rnn"),
-    "tanh-adam": replace(METHODS["adam"], label="tanh RNN, Adam", model="tanh-rnn"),
-    "lstm-sgd": replace(METHODS["sgd"], label="LSTM, SGD", model="lstm"),
-    "lstm-adam": replace(METHODS["adam"], label="LSTM, Adam", model="lstm"),
+    "tanh-sgd": _with(_PLAIN["sgd"], "tanh RNN, SGD", "SGD on a tanh RNN", "tanh-rnn"),
+    "tanh-adam": _with(_PLAIN["adam"], "tanh RNN, Adam", "Adam on a tanh RNN", "tanh-rnn"),
+    "lstm-sgd": _with(_PLAIN["sgd"], "LSTM, SGD", "SGD on an LSTM", "lstm"),
+    "lstm-adam": _with(_PLAIN["adam"], "LSTM, Adam", "Adam on an LSTM", "lstm"),
 }
-
+_NORMALIZED = {  # the nodes' own way to use a measure R = alpha S + (1 - alpha) D
+    "path-norm": _normalized("path-normalization", "by the path measure D alone", 0.0, "second_moment"),
+    "ddp-norm": _normalized("DDP-Norm, M and D", "by half M (second moments), half D", 0.5, "second_moment"),
+    "ddp-norm-centred": _normalized(
+        "DDP-Norm, C and D", "by half C (variances of a batch), half D", 0.5, "covariance"
+    ),
+    "moment-norm": _normalized("normalization by M", "by M alone", 1.0, "second_moment"),
+    "batch-norm": _normalized("BatchNorm", "by C alone", 1.0, "covariance"),
+}
 _COVARIANCE, _MOMENT = {"statistic": "covariance"}, {"statistic": "second_moment"}
-METHODS |= {
-    # SGD on the network normalized by R = alpha S + (1 - alpha) D: the nodes' own way to use a measure.
-    "path-norm": replace(METHODS["sgd"], label="path-normalization", normalizes={"alpha": 0.0, **_MOMENT}),
-    "ddp-norm": replace(METHODS["sgd"], label="DDP-Norm, M and D", normalizes={"alpha": 0.5, **_MOMENT}),
-    "ddp-norm-centred": replace(
-        METHODS["sgd"], label="DDP-Norm, C and D", normalizes={"alpha": 0.5, **_COVARIANCE}
+_DATA = {
+    # At alpha = 1 a weight that no example of a batch used has no metric, and undamped steps diverge.
+    "ddp-sgd": _path("DDP-SGD, M and D", "along half M, half D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT),
+    "ddp-sgd-centred": _path(
+        "DDP-SGD, C and D", "along half C, half D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE
     ),
-    "moment-norm": replace(METHODS["sgd"], label="normalization by M", normalizes={"alpha": 1.0, **_MOMENT}),
-    "batch-norm": replace(METHODS["sgd"], label="BatchNorm", normalizes={"alpha": 1.0, **_COVARIANCE}),
+    "diagonal-natural": _path(
+        "diagonal natural gradient", "along M alone", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_MOMENT
+    ),
+    "covariance-sgd": _path(
+        "descent along C", "along C alone", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_COVARIANCE
+    ),
+    "quasi-diagonal": _path(
+        "quasi-diagonal natural gradient",
+        "along M, with the column of the bias beside its diagonal",
+        "QuasiDiagonal",
+        0.03,
+        least_damping=0.01,
+    ),
 }
 
-METHODS |= {
-    # Steepest descent in the data-dependent path norm, with the same measures. At alpha = 1 a weight that no example of
-    # a batch used has no metric, and undamped steps diverge.
-    "ddp-sgd": _path("DDP-SGD, M and D", "DDPSGD", 0.1, alpha=0.5, **_MOMENT),
-    "ddp-sgd-centred": _path("DDP-SGD, C and D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE),
-    "diagonal-natural": _path(
-        "diagonal natural gradient", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_MOMENT
-    ),
-    "covariance-sgd": _path("descent along C", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_COVARIANCE),
-    # The same with the column of the bias beside the diagonal of M.
-    "quasi-diagonal": _path("quasi-diagonal natural gradient", "QuasiDiagonal", 0.03, least_damping=0.01),
+GROUPS: dict[str, dict[str, Method]] = {
+    "On the weights as they are; none is blind to scales": _PLAIN,
+    "In the path metric; blind to scales": _PATH,
+    "On basis paths; blind to scales": _BASIS,
+    "Balanced once, then on the weights; blind to the scales of the start": _BALANCED,
+    "On other models and starts that papers compare with": _OTHER_MODELS,
+    "SGD on the network normalized by a measure of its nodes; for feed-forward models": _NORMALIZED,
+    "Descent along the same measures of the data; blind to scales": _DATA,
 }
+METHODS = {name: method for group in GROUPS.values() for name, method in group.items()}
+
 
 MAIN_METHODS = (
     "sgd",
@@ -262,3 +339,13 @@ def method(name: str, where: str = "--methods") -> Method:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, where)
     return METHODS[name]
+
+
+def list_methods() -> str:
+    """Return all names by groups, a line for each."""
+    indent = 2 + max(map(len, METHODS))
+    groups = (
+        "\n".join([f"{title}:", *(f"  {name:<{indent}}{one.about}" for name, one in group.items())])
+        for title, group in GROUPS.items()
+    )
+    return "\n\n".join(groups)

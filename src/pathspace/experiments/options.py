@@ -9,7 +9,7 @@ import typer
 
 from pathspace.experiments.devices import DEVICES
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.methods import METHODS
+from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import TASKS
 
 TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
@@ -28,7 +28,8 @@ EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over 
 BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
 SeedsOption = Annotated[int | None, typer.Option("--seeds", help="Runs per row of the table.")]
 MethodsOption = Annotated[
-    str | None, typer.Option("--methods", help=f"Separated by commas: {', '.join(METHODS)}.")
+    str | None,
+    typer.Option("--methods", help="Names separated by commas; `pathspace compare --list` has all."),
 ]
 RatesOption = Annotated[
     str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
@@ -50,12 +51,35 @@ SetOption = Annotated[
         "--set", help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. Repeatable."
     ),
 ]
+ClipStepOption = Annotated[
+    float | None,
+    typer.Option(
+        "--clip-step", help="Longest step, before the rate and on balanced weights, of Path-SGD and DDP-SGD."
+    ),
+]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Continue what was stopped in the --output folder, or in the last one."),
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Start over, whatever the folder holds.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")
+]
+
+
+def _print_methods(wanted: bool) -> None:
+    if wanted:
+        typer.echo(list_methods())
+        raise typer.Exit
+
+
+ListMethodsOption = Annotated[
+    bool,
+    typer.Option(
+        "--list", callback=_print_methods, is_eager=True, help="List the methods, and do nothing else."
+    ),
+]
 
 
 def names_in(text: str | None, where: str) -> list[str] | None:

@@ -40,6 +40,7 @@ class RunConfig:
         damping: What is added to kappa, as a fraction of its mean.
         rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
+        clip_step: See `methods.Hyperparameters`; 0 sets no bound.
     """
 
     task: str
@@ -64,6 +65,7 @@ class RunConfig:
     damping: float = 0.0
     rescale_factor: float = 0.0
     validate_every: int = 0
+    clip_step: float = 0.0
 
     @property
     def key(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pathspace.experiments import models, tasks
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.methods import MAIN_METHODS, method
+from pathspace.experiments.methods import MAIN_METHODS, METHODS, method
 from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
@@ -23,6 +23,7 @@ FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)
+_Requirement = tuple[Callable[[Any], bool], str]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Settings:
         batch_size: Sequences per step.
         momentum: See `methods.Hyperparameters`.
         clip_norm: Largest norm of a step's gradient; 0 does not clip.
+        clip_step: Longest step, before the learning rate and on balanced weights, of the methods that have such a
+            bound (see `pathspace.optim.PathSGD`); 0 sets none.
         refresh_every: Steps between two computations of kappa, for the methods that use it.
         damping: What they add to kappa, as a fraction of its mean.
         rescale_exponent: k; the rescaled start uses powers of two from 2^-k to 2^k.
@@ -84,6 +87,7 @@ class Settings:
     batch_size: int = 32
     momentum: float = 0.0
     clip_norm: float = 0.0
+    clip_step: float = 0.0
     refresh_every: int = 10
     damping: float = 0.01
     rescale_exponent: int = 5
@@ -96,45 +100,18 @@ class Settings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("model", "schedule", "tuning"):
-            _require(name, getattr(self, name), isinstance(getattr(self, name), str), "a name")
-        for name in (
-            "seeds", "tuning_seeds", "epochs", "batch_size", "checkpoint_every", "threads", "refresh_every",
-        ):  # fmt: skip
-            _require(name, getattr(self, name), _is_whole(getattr(self, name), 1), "a whole number from 1 on")
-        for name in ("tuning_epochs", "rescale_exponent", "verified_seeds", "validate_every"):
-            _require(name, getattr(self, name), _is_whole(getattr(self, name), 0), "a whole number")
-        for name in ("seeds", "tuning_seeds", "verified_seeds"):
-            _require(name, getattr(self, name), getattr(self, name) <= MOST_SEEDS, f"at most {MOST_SEEDS}")
-        for name in ("momentum", "warmup"):
-            value = getattr(self, name)
-            _require(name, value, _is_real(value) and 0 <= value < 1, "one in [0, 1)")
-        for name in ("clip_norm", "damping", "target_error"):
-            value = getattr(self, name)
-            _require(name, value, _is_real(value) and value >= 0, "0 or more")
-        factor = self.rescale_factor
-        _require(
-            "rescale_factor", factor, _is_real(factor) and (factor == 0 or factor >= 1), "0, or 1 or more"
-        )
-        rates, decays = self.learning_rates, self.weight_decays
-        good = len(rates) > 0 and all(_is_real(rate) and rate > 0 for rate in rates)
-        _require("learning_rates", list(rates), good, "one or more positive numbers")
-        good = len(decays) > 0 and all(_is_real(decay) and decay >= 0 for decay in decays)
-        _require("weight_decays", list(decays), good, "one or more numbers, 0 or positive")
-        _require("tuning", self.tuning, self.tuning in TUNINGS, "'grid' or 'in turn'")
-        _require("shared_rates", self.shared_rates, isinstance(self.shared_rates, bool), "true or false")
+        for name in REQUIREMENTS:
+            check_setting(name, getattr(self, name))
         check_schedule(self.schedule)
-        for name in ("methods", "starts", "baselines"):
-            chosen = getattr(self, name)
-            _require(name, list(chosen), all(isinstance(one, str) for one in chosen), "names")
-        good = set(self.baselines) <= set(self.methods)
-        _require("baselines", list(self.baselines), good, "some of the methods")
-        for name in ("methods", "starts"):
-            chosen = getattr(self, name)
-            _require(name, list(chosen), len(chosen) > 0, "at least one")
-            _require(name, list(chosen), len(set(chosen)) == len(chosen), "each one once")
+        if not set(self.baselines) <= set(self.methods):
+            raise _wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:
             method(name)
+        if self.clip_step and not any(method(name).clips_steps for name in self.methods):
+            raise ConfigurationError(
+                f"None of the methods {', '.join(self.methods)} has a bound clip_step (the option --clip-step): leave "
+                f"it out, or choose from {', '.join(name for name in METHODS if method(name).clips_steps)}."
+            )
         for name in self.starts:
             check_start(name, "the setting 'starts'")
         for name in self.methods:
@@ -224,6 +201,7 @@ class Settings:
             batch_size=self.batch_size,
             momentum=self.momentum,
             clip_norm=self.clip_norm or None,
+            clip_step=self.clip_step if METHODS[method].clips_steps else 0.0,
             rescale_exponent=self.rescale_exponent,
             threads=self.threads,
             evaluate_test=evaluate_test,
@@ -279,9 +257,26 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
     return Settings(**merged)
 
 
-def _require(name: str, value: Any, good: bool, expected: str) -> None:
-    if not good:
-        raise ConfigurationError(f"The setting {name!r} is {value!r}: give {expected}.")
+def check_setting(name: str, value: Any, option: str = "") -> None:
+    """Check one setting by itself.
+
+    Args:
+        name: Of a setting; those without a requirement pass.
+        value: Of the setting.
+        option: The option of the command line that it came by; empty where it did not.
+
+    Raises:
+        ConfigurationError: Names the option, or the setting, and what to give.
+    """
+    for good, expected in REQUIREMENTS.get(name, ()):
+        if not good(value):
+            raise _wrong(name, value, expected, option)
+
+
+def _wrong(name: str, value: Any, expected: str, option: str = "") -> ConfigurationError:
+    shown = list(value) if isinstance(value, tuple) else value
+    where = f"option {option}" if option else f"setting {name!r}"
+    return ConfigurationError(f"The {where} is {shown!r}: give {expected}.")
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -290,3 +285,45 @@ def _is_whole(value: Any, least: int) -> bool:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _whole(least: int) -> _Requirement:
+    return lambda value: _is_whole(value, least), f"a whole number{f' from {least} on' if least else ''}"
+
+
+def _real(good: Callable[[float], bool], expected: str) -> _Requirement:
+    return lambda value: _is_real(value) and good(value), expected
+
+
+def _reals(good: Callable[[float], bool], expected: str) -> _Requirement:
+    return lambda values: len(values) > 0 and all(_is_real(one) and good(one) for one in values), expected
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_NAMES: _Requirement = (lambda names: all(map(_is_text, names))), "names"
+_SOME: _Requirement = (lambda names: len(names) > 0), "at least one"
+_ONCE: _Requirement = (lambda names: len(set(names)) == len(names)), "each one once"
+_FEW: _Requirement = (lambda value: value <= MOST_SEEDS), f"at most {MOST_SEEDS}"
+
+# What a setting has to be by itself: checks, each of them after the ones before it, and what to give instead.
+REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
+    **dict.fromkeys(("model", "schedule"), ((_is_text, "a name"),)),
+    "tuning": ((_is_text, "a name"), (lambda value: value in TUNINGS, "'grid' or 'in turn'")),
+    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "threads", "refresh_every"), (_whole(1),)),
+    **dict.fromkeys(("seeds", "tuning_seeds"), (_whole(1), _FEW)),
+    **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0),)),
+    "verified_seeds": (_whole(0), _FEW),
+    **dict.fromkeys(("momentum", "warmup"), (_real(lambda value: 0 <= value < 1, "one in [0, 1)"),)),
+    **dict.fromkeys(
+        ("clip_norm", "clip_step", "damping", "target_error"), (_real(lambda value: value >= 0, "0 or more"),)
+    ),
+    "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),
+    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"),),
+    "weight_decays": (_reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"),),
+    "shared_rates": ((lambda value: isinstance(value, bool), "true or false"),),
+    "baselines": (_NAMES,),
+    **dict.fromkeys(("methods", "starts"), (_NAMES, _SOME, _ONCE)),
+}

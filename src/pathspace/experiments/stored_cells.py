@@ -22,6 +22,7 @@ from pathspace.children import deaf_children, end_with_parent, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import make_folder, write_json
+from pathspace.progress import Lines
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
@@ -114,6 +115,7 @@ def all_results(
     *,
     read: Callable[[Mapping[str, Any]], ResultT],
     told: Callable[[ResultT], str],
+    quiet: bool = False,
 ) -> list[ResultT]:
     """Compute all cells that have no file yet.
 
@@ -124,6 +126,7 @@ def all_results(
         processes: Cells at a time.
         read: Undoes a result's `as_dict`.
         told: Says what came out, in a line.
+        quiet: Show no progress.
 
     Returns:
         The results, in the order of the cells.
@@ -139,9 +142,11 @@ def all_results(
         if file.exists():
             done[cell.key] = _stored(file, read)
     open_cells = [cell for cell in wanted if cell.key not in done]
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+    lines = Lines(console.print)
+    lines.begin(len(done) / len(wanted))
     with display or nullcontext():
         bar = display.add_task("computing", total=len(wanted), completed=len(done)) if display else None
         for result in _computed(open_cells, compute, processes):
@@ -150,7 +155,9 @@ def all_results(
             if display is not None and bar is not None:
                 display.update(bar, advance=1, description=told(result))
             else:
-                line = f"[{len(done)}/{len(wanted)}] {told(result)}"
+                line = (
+                    f"[{len(done)}/{len(wanted)}] {told(result)}{lines.left(len(done) / len(wanted), '; ')}"
+                )
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
     return [done[cell.key] for cell in wanted]
 

@@ -126,6 +126,16 @@ NETWORKS: dict[str, Callable[[], Case]] = {
     "tied-embedding": _tied,
 }
 
+ABOUT = {
+    "mlp": "two hidden layers of ReLU units",
+    "cnn": "convolutions, BatchNorm, max and average pooling",
+    "resnet": "two residual blocks with BatchNorm",
+    "rnn": "one ReLU layer of torch.nn.RNN, read at its last step",
+    "stacked-rnn": "two bidirectional layers of the same",
+    "loop": "a recurrent network written as a loop",
+    "tied-embedding": "a language model whose embedding is its decoder too",
+}
+
 
 def build_network(name: str, seed: int = 0) -> Case:
     """Return the network called `name` in evaluation form and an example input; the same on every call.

@@ -61,6 +61,7 @@ def reproduce(
             processes=around.processes,
             read=Result.from_dict,
             told=_told,
+            quiet=around.quiet,
         )
         for setting in settings(protocol):
             tuning = do(tuning_cells(protocol, setting))

@@ -59,6 +59,7 @@ def reproduce(
             around.processes,
             read=Score.from_dict,
             told=_told,
+            quiet=around.quiet,
         )
         published = load_published(recipe.name)
         table = write_report(
