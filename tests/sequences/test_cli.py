@@ -16,8 +16,10 @@ from pathspace.sequences.tasks import TASKS
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def invoke(*arguments, status=0):
-        result = CliRunner().invoke(app, ["sequence", *(str(argument) for argument in arguments)])
+    def invoke(*arguments, status=0, input=None):
+        result = CliRunner().invoke(
+            app, ["sequence", *(str(argument) for argument in arguments)], input=input
+        )
         assert result.exit_code == status, result.output
         return result
 
@@ -39,6 +41,8 @@ def test_fit_score_sample_predict(run, book, tmp_path):
     output = fit(run, book).output
     assert re.search(r"40 passes in [\d.]+ s, 6 units", output)
     assert re.search(r"validation \d\.\d+ bits/symbol, best at pass \d+", output)
+    assert re.search(r"after the training part: bzip2 \d.*xz \d.*context trees \d\.\d+ bits/symbol", output)
+    assert "the model needs " in output
     total, each = map(
         float, re.match(r"([\d.]+) bits, ([\d.]+) bits/symbol, 1170", run("bits", "m", book).output).groups()
     )
@@ -99,6 +103,58 @@ def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):
     assert "not a file made by" in run("decompress", "m", book, "-o", "other", status=2).output
 
 
+def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, monkeypatch):
+    fit(run, book)
+    packed = tmp_path / "book.txt.psq"
+    packed.write_text("mine")
+    refused = run("compress", "m", book, status=2).output
+    assert "book.txt.psq exists: give another --output, or --force" in refused
+    monkeypatch.setattr("pathspace.sequences.cli.files._somebody_answers", lambda: True)
+    assert "stays as it is" in run("compress", "m", book, status=2, input="n\n").output
+    assert packed.read_text() == "mine"
+    assert "Overwrite it?" in run("compress", "m", book, input="y\n").output
+    run("compress", "m", book, "--force")
+    (tmp_path / "back").write_text("mine")
+    run("decompress", "m", packed, "-o", "back", status=2, input="n\n")
+    assert (tmp_path / "back").read_text() == "mine"
+    run("decompress", "m", packed, "-o", "back", "--force")
+    assert (tmp_path / "back").read_bytes() == book.read_bytes()
+    run("compress", "m", book, "-o", "/dev/null")
+
+
+@pytest.mark.parametrize("text", [b"she sells sea shells " * 40, "Füße und Öfen. " * 40])
+def test_baselines_of_a_fit_are_those_of_the_held_out_part(text):
+    from pathspace.sequences import baselines
+    from pathspace.sequences.cli.worth import baseline_bits
+    from pathspace.sequences.text import Alphabet
+
+    held, before = text[-60:], text[:-60]
+    rows = baseline_bits(held, before)
+    content, seen = (part.encode() if isinstance(part, str) else part for part in (held, before))
+    assert rows["bzip2"] == baselines.compressed_bits("bzip2", content, seen) / 60
+    alphabet = Alphabet.of([text])
+    coded = alphabet.encode(text)
+    whole = baselines.context_tree_bits(coded, len(alphabet), 6)
+    first = baselines.context_tree_bits(coded[:-60], len(alphabet), 6)
+    assert rows["context trees"] == pytest.approx((whole - first) / 60)
+
+
+def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
+    from pathspace.sequences.cli.worth import verdict
+
+    others = {"bzip2": 1.0, "xz": 1.5, "context trees": 0.5}
+    assert verdict(0.4, others)[1] == "the model needs fewer bits than each of them: worth keeping"
+    assert verdict(1.2, others)[1].startswith(
+        "the model needs more bits than context trees and bzip2: to compress, take context trees"
+    )
+
+
+@pytest.mark.parametrize("option", ["--units", "--restarts", "--ensemble", "--folds", "--jobs"])
+def test_errors_name_the_option(run, book, option):
+    assert f"'{option}'" in run("fit", book, option, 0, status=2).output
+    assert "--ensemble is 3" in run("fit", book, "--ensemble", 3, status=2).output
+
+
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_tasks_are_written_with_their_true_code_length(run, name, tmp_path):
     output = run("generate-task", name, "-o", "t", "--seed", 5).output
@@ -109,7 +165,7 @@ def test_tasks_are_written_with_their_true_code_length(run, name, tmp_path):
 
 def test_only_the_symbols_after_a_mark(run, tmp_path):
     (tmp_path / "x").write_text("01=1\n10=1\n00=0\n11=0\n" * 20)
-    fit(run, tmp_path / "x", "--after", "=", "--share", "0.25")
+    assert "bzip2" not in fit(run, tmp_path / "x", "--after", "=", "--share", "0.25").output
     assert "80 symbols" in run("bits", "m", "x", "--after", "=").output
     assert "one symbol" in run("bits", "m", "x", "--after", "==", status=2).output
 
@@ -146,6 +202,7 @@ def test_json_has_what_the_text_says(run, book, tmp_path):
     assert scored["bits"] == pytest.approx(1170 * scored["bits_per_symbol"])
     predicted = json.loads(run("predict", "m", "she", "--top", 2, "--json").stdout)["next"]
     assert [len(entry) for entry in predicted] == [2, 2]
+    assert set(fitted["baseline_bits_per_symbol"]) >= {"bzip2", "xz", "context trees"}
     packed = json.loads(run("compress", "m", book, "--json").stdout)
     assert packed["compressed"] == (tmp_path / packed["output"]).stat().st_size
     task = json.loads(run("generate-task", "anbn", "-o", "t", "--json").stdout)

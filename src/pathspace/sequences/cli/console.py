@@ -11,7 +11,8 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pathspace.progress import shown
 
 console = Console(stderr=True)
 
@@ -45,22 +46,8 @@ def per_symbol(bits: float, symbols: int) -> float:
     return 0.0 if abs(each) < 5e-6 else each
 
 
-def progress_bar() -> Progress:
-    """Return a bar on the standard error, with what the task calls its state and the time left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
 @contextmanager
-def symbols_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while the block runs; it is told how many symbols of how many are done."""
-    with progress_bar() as bar:
-        task = bar.add_task(name, total=None, state="")
-        yield lambda done, total: bar.update(
-            task, completed=done, total=total, state=f"{done}/{total} symbols"
-        )
+def symbols_shown(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show how far a command is while the block runs; it is told how many symbols of how many are done."""
+    with shown(name, console, quiet=quiet) as show:
+        yield lambda done, total: show(done / max(total, 1), f"{done}/{total} symbols")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,8 @@ from pathspace.sequences.text import Text
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
 InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
 AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output without asking.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 After = Annotated[
     str | None,
@@ -55,6 +58,20 @@ def writable(path: Path) -> Path:
             f"the output file {path} cannot be written ({error.strerror}: {error.filename}): give another --output"
         ) from error
     return path
+
+
+def may_overwrite(path: Path, force: bool) -> None:
+    """Ask before a file is overwritten; where nobody can answer, refuse. Devices and pipes hold nothing to lose."""
+    if force or not path.is_file():
+        return
+    if not _somebody_answers():
+        raise ValueError(f"the output file {path} exists: give another --output, or --force to overwrite it")
+    if not typer.confirm(f"{path} exists. Overwrite it?", err=True):
+        raise ValueError(f"nothing is written: {path} stays as it is")
+
+
+def _somebody_answers() -> bool:
+    return sys.stdin.isatty()
 
 
 def write(path: Path, content: bytes) -> None:

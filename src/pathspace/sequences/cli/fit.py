@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
+from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, is_begun
 from pathspace.sequences.estimators import CNN, PCNN, RNN, load
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
 from pathspace.sequences.training import Training
 
-from .console import console, errors, per_symbol, progress_bar, say
-from .files import After, AsJson, AsText, InputPath, mask_after, read, read_for, writable
+from .console import console, errors, per_symbol, say
+from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, read_for, writable
+from .worth import baseline_bits, verdict
 
 _MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
 
 class _FitReport:
-    """The progress bar of a fit."""
+    """The progress of a fit, as the part that is done and a few words."""
 
-    def __init__(self, bar: Progress, passes: int, seconds: float | None, symbols: int, held: int) -> None:
-        self._bar, self._passes, self._seconds = bar, passes, seconds
+    def __init__(
+        self,
+        show: Callable[[float, str], None],
+        passes: int,
+        seconds: float | None,
+        symbols: int,
+        held: int,
+    ) -> None:
+        self._show, self._passes, self._seconds = show, passes, seconds
         self._symbols, self._held = symbols, held
-        self._task = bar.add_task("fit", total=1.0, state="")
         self._number = 1
         self.last: Training | None = None
 
@@ -38,14 +46,14 @@ class _FitReport:
         done = training.passes / max(self._passes, 1)
         if self._seconds is not None:
             done = max(done, training.seconds / self._seconds)
-        shown = f"network {self._number}  " if self._number > 1 else ""
-        shown += (
+        state = f"network {self._number}  " if self._number > 1 else ""
+        state += (
             f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
         )
         if self._held:
-            shown += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
-        shown += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
-        self._bar.update(self._task, completed=min(done, 1.0), state=shown)
+            state += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
+        state += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
+        self._show(min(done, 1.0), state)
 
 
 def fit(
@@ -54,33 +62,42 @@ def fit(
         "model.safetensors"
     ),
     model: Annotated[str, typer.Option(help="pcnn, cnn or rnn.")] = "pcnn",
-    units: Annotated[int, typer.Option(help="Units.")] = 32,
-    connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.")] = 3,
+    units: Annotated[int, typer.Option(help="Units.", min=1)] = 32,
+    connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.", min=0)] = 3,
     metric: Annotated[str | None, typer.Option(help="rbp, rutsd, rbp-qd, rutsd-qd or fb.")] = None,
     writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
-    damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.")] = 1.0,
+    damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.", min=0)] = 1.0,
     reach: Annotated[
         float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.", min=0)
     ] = 0.0,
-    prior_writing: Annotated[float, typer.Option(help="Precision of a prior on writing weights.")] = 0.0,
+    prior_writing: Annotated[
+        float, typer.Option(help="Precision of a prior on writing weights.", min=0)
+    ] = 0.0,
     prior_transition: Annotated[
-        float, typer.Option(help="Precision of a prior on transition weights.")
+        float, typer.Option(help="Precision of a prior on transition weights.", min=0)
     ] = 0.0,
     validation: Annotated[
         Path | None, typer.Option(help="File to stop on; default: the last tenth.", exists=True)
     ] = None,
-    share: Annotated[float, typer.Option(help="Share kept back without --validation; 0: none.")] = 0.1,
-    passes: Annotated[int, typer.Option(help="Most passes.")] = 1000,
-    seconds: Annotated[float | None, typer.Option(help="Most seconds of training.")] = None,
-    patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.")] = 300,
-    restarts: Annotated[int, typer.Option(help="Trainings to choose from.")] = 1,
-    heat: Annotated[int, typer.Option(help="Passes after which the worse restarts end; 0: none does.")] = 100,
-    ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.")] = 1,
+    share: Annotated[
+        float, typer.Option(help="Share kept back without --validation; 0: none.", min=0, max=0.99)
+    ] = 0.1,
+    passes: Annotated[int, typer.Option(help="Most passes.", min=0)] = 1000,
+    seconds: Annotated[float | None, typer.Option(help="Most seconds of training.", min=0)] = None,
+    patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.", min=0)] = 300,
+    restarts: Annotated[int, typer.Option(help="Trainings to choose from.", min=1)] = 1,
+    heat: Annotated[
+        int, typer.Option(help="Passes after which the worse restarts end; 0: none does.", min=0)
+    ] = 100,
+    ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.", min=1)] = 1,
     folds: Annotated[
-        int, typer.Option(help="Parts of the file that take turns as the validation part; 1: the last tenth.")
+        int,
+        typer.Option(
+            help="Parts of the file that take turns as the validation part; 1: the last tenth.", min=1
+        ),
     ] = 1,
-    jobs: Annotated[int, typer.Option(help="Processes for the restarts.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of graph and start values.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes for the restarts.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Of graph and start values.", min=0)] = 0,
     text: AsText = False,
     after: After = None,
     alphabet: Annotated[
@@ -91,19 +108,39 @@ def fit(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn a file and write the model; the best by the validation part is kept.
 
+    At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
+    after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
+
     Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
     on from there.
-    """
+
+    \b
+    Examples:
+      pathspace sequence fit log.txt -o log.safetensors --seconds 60
+      pathspace sequence fit log.txt -o log.safetensors --seconds 60 --resume
+      pathspace sequence fit book.txt --text --units 64 --restarts 8 --jobs 2
+      pathspace sequence fit xor.txt -o xor.safetensors --after =
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         writable(output)
         if resume and not output.exists():
             raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
+        if ensemble > restarts:
+            raise ValueError(
+                f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts"
+            )
+        if restarts % folds or ensemble % folds:
+            raise ValueError(
+                f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
+                "as many networks as the others"
+            )
         if model not in _MODELS:
-            raise ValueError(f"unknown model {model!r}, choose from {sorted(_MODELS)}")
+            raise ValueError(f"unknown model {model!r} in --model, choose from {sorted(_MODELS)}")
         options = {
             "units": units,
             "connectivity": connectivity or None,
@@ -141,10 +178,13 @@ def fit(
         elif folds > 1:
             held_counted = counted
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
-        with beside(output, fresh) as checkpoint, progress_bar() as bar:
-            if checkpoint is not None and is_begun(checkpoint):
+        with (
+            beside(output, fresh) as checkpoint,
+            shown("fit", console, quiet=quiet, bound="at most") as show,
+        ):
+            if checkpoint is not None and is_begun(checkpoint) and not quiet:
                 console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
-            report = _FitReport(bar, passes, seconds, max(counted, 1), held_counted)
+            report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
             try:
                 estimator.fit(
                     training_text,
@@ -167,10 +207,28 @@ def fit(
                 estimator.training_ = report.last
                 console.print("interrupted: what has been learned is saved, go on with --resume")
             estimator.save(output)
-    _say_figures(output, estimator.training_, counted, held_counted, as_json)
+        others = {}
+        if folds == 1 and after is None and held_counted:
+            others = baseline_bits(*_parts(training_text, held))
+    _say_figures(output, estimator.training_, counted, held_counted, others, as_json)
 
 
-def _say_figures(output: Path, training: Training, counted: int, held_counted: int, as_json: bool) -> None:
+def _parts(training_text: Text, held: Text | float | None) -> tuple[Text, Text]:
+    """Return the held-out text, and what comes before it."""
+    if isinstance(held, str | bytes):
+        return held, training_text
+    cut = len(training_text) - int(len(training_text) * (held or 0.0))
+    return training_text[cut:], training_text[:cut]
+
+
+def _say_figures(
+    output: Path,
+    training: Training,
+    counted: int,
+    held_counted: int,
+    others: dict[str, float],
+    as_json: bool,
+) -> None:
     each = per_symbol(-training.log_likelihood / math.log(2), counted)
     lines = [
         f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
@@ -187,4 +245,7 @@ def _say_figures(output: Path, training: Training, counted: int, held_counted: i
         held = per_symbol(training.best_bits, held_counted)
         figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
         lines.append(f"validation {held:.4f} bits/symbol, best at pass {training.best_pass}")
+        if others:
+            figures["baseline_bits_per_symbol"] = others
+            lines += verdict(held, others)
     say(as_json, figures, *lines)

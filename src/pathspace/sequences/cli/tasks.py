@@ -21,10 +21,16 @@ from .files import AsJson, read, writable, write
 def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write a synthetic text of the paper's size and print its true code length."""
+    """Write a synthetic text of the paper's size and print its true code length.
+
+    \b
+    Examples:
+      pathspace sequence generate-task xor -o xor.txt
+      pathspace sequence generate-task music -o music.txt --seed 1
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         if task not in TASKS:
             raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
@@ -46,13 +52,19 @@ def generate_task(
 def baseline(
     training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
     file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
-    depth: Annotated[int, typer.Option(help="Longest context of the context trees.")] = 8,
-    states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.")] = 0,
-    iterations: Annotated[int, typer.Option(help="Iterations of the HMM.")] = 100,
+    depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0)] = 8,
+    states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.", min=0)] = 0,
+    iterations: Annotated[int, typer.Option(help="Iterations of the HMM.", min=1)] = 100,
     task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file."""
+    """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file.
+
+    \b
+    Examples:
+      pathspace sequence baseline log.txt other.txt
+      pathspace sequence baseline log.txt other.txt --depth 4 --states 8
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         seen, text = read(training, False), read(file, False)
         assert isinstance(seen, bytes)
@@ -70,7 +82,7 @@ def baseline(
         true = 0.0
         if task is not None:
             if task not in TASKS:
-                raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+                raise ValueError(f"unknown task {task!r} in --task, choose from {sorted(TASKS)}")
             try:
                 true = TASKS[task].true_bits(text.decode())
             except ValueError as error:

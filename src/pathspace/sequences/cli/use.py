@@ -12,18 +12,36 @@ from pathspace.sequences.compression import compress as compress_bytes
 from pathspace.sequences.compression import decompress as decompress_bytes
 from pathspace.sequences.estimators import load
 
-from .console import errors, say, symbols_bar
-from .files import After, AsJson, InputPath, ModelPath, mask_after, read_for, writable, write
+from .console import errors, say, symbols_shown
+from .files import (
+    After,
+    AsJson,
+    Force,
+    InputPath,
+    ModelPath,
+    Quiet,
+    mask_after,
+    may_overwrite,
+    read_for,
+    writable,
+    write,
+)
 
 
 def sample(
     model: ModelPath,
-    length: Annotated[int, typer.Option(help="Symbols to draw.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    length: Annotated[int, typer.Option(help="Symbols to draw.", min=0)] = 200,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.", min=0)] = 0,
     prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
     temperature: Annotated[float, typer.Option(help="1: the model; below: bolder.")] = 1.0,
 ) -> None:
-    """Write text drawn from the model to the standard output."""
+    """Write text drawn from the model to the standard output.
+
+    \b
+    Examples:
+      pathspace sequence sample log.safetensors --length 500
+      pathspace sequence sample log.safetensors --prompt "GET /" --temperature 0.8
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
         read = prompt if isinstance(estimator.alphabet_.symbols, str) else prompt.encode()
@@ -34,7 +52,13 @@ def sample(
 
 
 def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson = False) -> None:
-    """Score a file: its code length under the model."""
+    """Score a file: its code length under the model.
+
+    \b
+    Examples:
+      pathspace sequence bits log.safetensors other.txt
+      pathspace sequence bits xor.safetensors xor.txt --after =
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
         text = read_for(estimator, file)
@@ -49,10 +73,15 @@ def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson
 def predict(
     model: ModelPath,
     context: Annotated[str, typer.Argument(help="What has been read.")] = "",
-    top: Annotated[int, typer.Option(help="Symbols to show.")] = 10,
+    top: Annotated[int, typer.Option(help="Symbols to show.", min=1)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show the most probable next symbols."""
+    """Show the most probable next symbols.
+
+    \b
+    Examples:
+      pathspace sequence predict log.safetensors "GET /" --top 5
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
         read = context if isinstance(estimator.alphabet_.symbols, str) else context.encode()
@@ -68,14 +97,25 @@ def compress(
     model: ModelPath,
     file: InputPath,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: FILE.psq.")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress a file with the model's predictions and an arithmetic coder."""
+    """Compress a file with the model's predictions and an arithmetic coder.
+
+    Asks before it overwrites a file. Where nobody can answer, in a script, that is an error without --force.
+
+    \b
+    Examples:
+      pathspace sequence compress log.safetensors other.txt
+      pathspace sequence compress log.safetensors other.txt -o other.packed --force
+    """  # noqa: D301 (click wants the character, not the letters)
     output = output or file.with_name(file.name + ".psq")
     with errors():
         writable(output)
+        may_overwrite(output, force)
         estimator, data = load(model), file.read_bytes()
-        with symbols_bar("compress") as progress:
+        with symbols_shown("compress", quiet) as progress:
             packed = compress_bytes(estimator, data, progress)
         write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
@@ -90,12 +130,22 @@ def decompress(
     max_bytes: Annotated[
         int, typer.Option(help="Most bytes to write, against files that claim any number.", min=0)
     ] = MAX_BYTES,
+    force: Force = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Bring back a compressed file; refuses what is damaged or belongs to another model."""
+    """Bring back a compressed file; refuses what is damaged or belongs to another model.
+
+    Asks before it overwrites a file, as compress does.
+
+    \b
+    Examples:
+      pathspace sequence decompress log.safetensors other.txt.psq -o other.txt
+    """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         writable(output)
+        may_overwrite(output, force)
         estimator, packed = load(model), file.read_bytes()
-        with symbols_bar("decompress") as progress:
+        with symbols_shown("decompress", quiet) as progress:
             data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
     typer.echo(f"{output}: {len(data)} bytes")

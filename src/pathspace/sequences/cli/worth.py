@@ -1,0 +1,43 @@
+"""Whether a model is worth keeping: its bits on the held-out part beside those of general compressors."""
+
+from __future__ import annotations
+
+from pathspace.sequences import baselines
+from pathspace.sequences.text import Alphabet, Text
+
+from .console import per_symbol
+
+LONGEST = 1 << 19
+"""Symbols that context trees read, seconds of them: those of the held-out part and the last ones before it."""
+DEPTH = 6
+
+
+def baseline_bits(held: Text, before: Text) -> dict[str, float]:
+    """Return the bits per symbol of a text after another, by bzip2, xz and context tree weighting.
+
+    Context trees are left out where the text alone is longer than `LONGEST`.
+    """
+    content, seen = (part.encode() if isinstance(part, str) else part for part in (held, before))
+    rows: dict[str, float] = {
+        name: baselines.compressed_bits(name, content, seen) for name in baselines.COMPRESSORS
+    }
+    if len(held) <= LONGEST:
+        recent = before[max(0, len(before) - (LONGEST - len(held))) :]
+        alphabet = Alphabet.of([recent, held])
+        coded, history = alphabet.encode(held), alphabet.encode(recent)
+        rows["context trees"] = baselines.context_tree_bits(coded, len(alphabet), DEPTH, history)
+    return {name: per_symbol(bits, len(held)) for name, bits in rows.items()}
+
+
+def verdict(model: float, others: dict[str, float]) -> list[str]:
+    """Return the lines that set the bits per symbol of a model beside those of the baselines."""
+    listed = ", ".join(f"{name} {bits:.4f}" for name, bits in others.items())
+    shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] <= model]
+    if not shorter:
+        said = "the model needs fewer bits than each of them: worth keeping"
+    else:
+        said = (
+            f"the model needs more bits than {' and '.join(shorter)}: to compress, take {shorter[0]}, or fit longer "
+            "(--seconds, --passes) or with more --units"
+        )
+    return [f"beside it, after the training part: {listed} bits/symbol", said]
