@@ -29,7 +29,7 @@ COMMANDS = {
     ],
     "fit": [*FIT, "--passes", "20"],
     "fit-restarts": [*FIT, "--passes", "12", "--restarts", "3", "--heat", "4", "--ensemble", "2"],
-    "compress": ["sequence", "compress", "model", "text", "-o", "out"],
+    "compress": ["sequence", "compress", "model", "text", "-o", "out", "--force"],
     "decompress": ["sequence", "decompress", "model", "packed", "-o", "out"],
     "generate-task": ["sequence", "generate-task", "anbn", "-o", "out"],
 }  # fmt: skip
