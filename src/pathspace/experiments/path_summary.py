@@ -118,7 +118,8 @@ def summarize(
     with torch.no_grad():
         derivatives = sum(t.numel() for t in network.returned(_call(model, examples)))
     on_a_path = paths.used_edges(network, graph)
-    multipliers = None if graph.signed else _multipliers(network, skeleton, on_a_path)
+    without_basis = graph.signed or bool(network.tape.product)
+    multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
     count = _count(network, examples)
     # a few times as many derivatives as weights are enough, and quick
     enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
@@ -131,7 +132,7 @@ def summarize(
         outside=sum(model.get_parameter(name).numel() for name in network.outside),
         classes=graph.num_classes,
         paths=None if unrolled is None else unrolled.num_paths,
-        basis_paths=None if graph.signed else len(paths.basis_paths(network, skeleton)),
+        basis_paths=None if without_basis else len(paths.basis_paths(network, skeleton)),
         rank=rank,
         degrees_of_freedom=paths.degrees_of_freedom(network),
         unused=int((~on_a_path).sum()),
@@ -140,7 +141,7 @@ def summarize(
         degrees_on_data=paths.degrees_of_freedom(network, some) if small else None,
         derivatives=derivatives,
         dead_units=int(paths.dead_units(network, examples).sum()),
-        incomplete=len(skeleton.incomplete) if not graph.signed else 0,
+        incomplete=len(skeleton.incomplete) if not without_basis else 0,
         multipliers=multipliers,
         cuts=tuple(told(network.cuts)),
     )

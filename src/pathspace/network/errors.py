@@ -61,6 +61,19 @@ def expect_weights(network: Any) -> None:
     expect_values(next(iter(network.parameters.values())))
 
 
+def expect_paths(network: Any) -> None:
+    """Refuse a network that multiplies activations, whose outputs are no sums over paths.
+
+    Raises:
+        ValueError: it does.
+    """
+    if network.tape.product:
+        raise ValueError(
+            f"the network multiplies two activations ({network.tape.product}), so its outputs are no sums over paths, "
+            "and there is no basis of them; optimizers by kappa (PathSGD, PathAdam, Invariant) follow products"
+        )
+
+
 def expect_values(tensor: Any) -> None:
     """Refuse a tensor without values.
 

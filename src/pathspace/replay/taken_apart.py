@@ -7,6 +7,7 @@ of an embedding, and what is made of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,42 @@ def embedding_bag(
         follower.note_use(call, "embedding", F.embedding, (input, weight), {}, tensors, [weight], looked_up)
     follower.data.update((id(t), t) for t in (looked_up, rows, result))
     follower.note_nodes(call, [result, rows])
+    return result
+
+
+def attention(
+    follower: Matched,
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scores, which are outputs of the network, and their softmax as fixed edges for the values."""
+    del dropout_p  # evaluation form
+    call = follower.next(name)
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    shown = scores.detach()
+    if is_causal:
+        shown = shown.masked_fill(
+            shown.new_ones(shown.shape[-2:], dtype=torch.bool).tril().logical_not(), -math.inf
+        )
+    if attn_mask is not None:
+        shown = (
+            shown.masked_fill(~attn_mask, -math.inf)
+            if attn_mask.dtype == torch.bool
+            else shown + attn_mask.detach()
+        )
+    result = shown.softmax(-1) @ value
+    follower.data.update((id(t), t) for t in (scores, result))
+    follower.note_nodes(call, [result, scores])
     return result
 
 

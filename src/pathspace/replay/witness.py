@@ -25,7 +25,10 @@ from pathspace.replay.replay import Replay
 from pathspace.replay.taken_apart import is_fixed_batch_norm, normalization
 
 _OTHERWISE = frozenset(
-    ["batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"]
+    [
+        *("batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"),
+        "scaled_dot_product_attention",
+    ]
 )  # in training, or taken apart
 _HOOKS = frozenset(
     ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]

@@ -31,7 +31,7 @@ class Instruction:
     name: str  # the operation and the module it was called in, for messages
     of_parameter: bool = False  # a view of a parameter, or a parameter times a constant
     recurrent: bool = False  # the function takes ``taps``
-    # what it is, for those that read the tape: "linear", "movement", the form of a stack, or a normalization
+    # what it is, for those that read the tape: "linear", "movement", "product", the form of a stack, or a normalization
     form: Any = None
 
 
@@ -137,3 +137,8 @@ class Tape:
     def normalizations(self) -> Mapping[int, Normalization]:
         """Slot -> the layer that fills it by dividing by a statistic of what enters."""
         return {i.outputs[0]: i.form for i in self.instructions if isinstance(i.form, Normalization)}
+
+    @cached_property
+    def product(self) -> str:
+        """An operation that multiplies two activations, and its place; empty where there is none."""
+        return next((i.name for i in self.instructions if i.form == "product"), "")

@@ -13,6 +13,7 @@ from typing import Any
 
 from pathspace.network.rules import (
     accumulation,
+    attention,
     choice,
     contraction,
     convolution,
@@ -36,6 +37,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **elementwise.RULES,
     **linear.RULES,
     **contraction.RULES,
+    **attention.RULES,
     **convolution.RULES,
     **pooling.RULES,
     **choice.RULES,

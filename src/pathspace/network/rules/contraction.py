@@ -3,7 +3,7 @@
 A parameter in such a product is a weight between units, whatever its number of dimensions. A constant, a buffer or an
 input is a set of fixed edges between them: every unit of the result has the scale of all the units that it reads, so
 those share one. The squared network reads the squares of constants and buffers, and ones for an input, which is a
-factor like any input node.
+factor like any input node. Two activations have scales inverse to each other.
 
 Letters: those of the einsum. A letter of both operands is *summed* where the result lacks it, else it runs along.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from pathspace.network.rules.pooling import pooled_labels
 from pathspace.network.trace.reasons import GATED
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import WILD, without_repeats
+from pathspace.network.trace.scales import FIXED, WILD, without_repeats
 from pathspace.network.trace.values import Value
 
 Letters = list[int]
@@ -113,7 +113,7 @@ def contract(
     if kinds <= {"input", "buffer"}:
         return recorder.preprocess(func, args, {}, [v for v in (a, b) if v is not None])
     if kinds == {"hidden"} and a is not None and b is not None:
-        recorder.no_rule(name, GATED)
+        return _by_activations(recorder, name, a, b, _apart(form, x.shape, y.shape), x.dtype)
     if kinds == {"parameter"} and a is not None and b is not None:
         recorder.no_rule(
             name,
@@ -200,6 +200,30 @@ def _by_fixed_edges(
         batch=batch,
     )
     return recorder.note_linear(out)
+
+
+def _by_activations(
+    recorder: Recorder, name: str, x: Value, y: Value, form: Form, dtype: torch.dtype
+) -> Tensor:
+    """A sum of products of activations, of scale 1: by what one of them is multiplied, the other is divided.
+
+    So are queries and keys, by the dimension of a head. In the squared network it is what it is: masses multiply.
+    """
+    common = [n for n in form.first if n in form.second]
+    batches = {letters[v.batch] for v, letters in ((x, form.first), (y, form.second)) if v.batch is not None}
+    if recorder.strict or x.slot == y.slot or len(batches) > 1 or not batches <= {*common, *form.out}:
+        recorder.no_rule(name, GATED)
+    if not all(n in form.out for n in batches):
+        recorder.no_rule(name, GATED)
+    unify_over = recorder.scales.unify_over
+    ours = unify_over(x.labels, tuple(form.first.index(n) for n in common))
+    theirs = unify_over(y.labels, tuple(form.second.index(n) for n in common))
+    recorder.scales.unify(ours, torch.where(theirs == WILD, WILD, -theirs))
+    size = dict(zip([*form.first, *form.second], [*x.shape, *y.shape], strict=True))
+    labels = torch.tensor(FIXED).expand([size[n] for n in form.out])
+    batch = form.out.index(batches.pop()) if batches else None
+    product = recorder.emit(form, [x, y], labels, name=name, dtype=dtype, batch=batch, form="product")
+    return recorder.note_linear(product)
 
 
 def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:

@@ -64,10 +64,10 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     places = tuple(i for i, v in enumerate(found) if id(v) not in left)
     chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
     slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
-    cuts = _cuts(recorder, counted, _held(recorder, returned, shadow))
-    unify = recorder.scales.unify
-    for value in outputs:
-        unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+    held = _held(recorder, returned, shadow)
+    cuts = _cuts(recorder, counted, held)
+    for value in {id(v): v for v in [*outputs, *(v for origin in held for v in origin.entering)]}.values():
+        recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
 
@@ -79,10 +79,7 @@ def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:
     kept = [recorder.known(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
     kept += [recorder.known(t) for t in shadow.buffers()]
     slots = [*_slots(kept), *_slots(map(recorder.known, tensors_in(returned))), *recorder.roots]
-    held = _reached(recorder, slots)
-    for value in (v for origin in held for v in origin.entering):
-        recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
-    return held
+    return _reached(recorder, slots)
 
 
 def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:

@@ -212,7 +212,7 @@ class _Plan:
             all_returned = result
             if self.output is not None:
                 result = self.output(result)
-            outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow)
+        outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow)
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)

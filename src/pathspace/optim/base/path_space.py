@@ -20,6 +20,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_bounds, check_not_negative
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
+from pathspace.network.errors import expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import (
     Active,
@@ -95,6 +96,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, {**defaults, "maximize": maximize})
+        expect_paths(network)
         if isinstance(self._wanted, Skeleton):
             _check_skeleton(self._wanted, network)
         elif self._wanted not in RULES:

@@ -209,8 +209,15 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
         yield pytree.tree_unflatten(one, form)
 
 
-def _check_normalizations(network: Network) -> None:
-    """Refuse a root mean square written by hand; layers of normalization are refused, or not, where they are met."""
+def _check_sums(network: Network) -> None:
+    """Refuse products, and a root mean square written by hand; layers of normalization are met later, or are none."""
+    if network.tape.product:
+        raise UntraceableError(
+            network.tape.product,
+            "",
+            "it multiplies two activations, so what it returns is no sum over paths",
+            NOT_WRITTEN,
+        )
     for instruction in network.tape.instructions:
         name = instruction.name.partition(" in ")[0]
         if isinstance(instruction.form, Normalization) and ("mul" in name or "div" in name):
@@ -226,7 +233,7 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
     expect_weights(network)
     current_values(network)
-    _check_normalizations(network)
+    _check_sums(network)
     call = network.call
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
     unroller = Unroller(reduction_graph(network), with_edges=with_edges, cuts=network.program.cuts)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pathspace.network import Edge, Network
 from pathspace.network.devices import with_tables_on_the_cpu
-from pathspace.network.errors import expect_network
+from pathspace.network.errors import expect_network, expect_paths
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.reduction import ReductionGraph
 from pathspace.paths.space.skeleton import Skeleton
@@ -112,6 +112,7 @@ def _checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
         raise TypeError(
             f"skeleton must be one, from ps.paths.skeleton(network), got {type(skeleton).__name__}"
         )
+    expect_paths(network)
     graph = skeleton.graph
     if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
         raise ValueError("the skeleton was chosen for another network: choose one for this network")

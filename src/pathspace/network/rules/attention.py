@@ -1,0 +1,60 @@
+"""Attention in one call: ``scaled_dot_product_attention``, taken apart as it is written out by hand.
+
+Scores are products of queries and keys, whose scales are inverse to each other by the dimension of a head. At their
+softmax the network is cut, and what comes out of it weighs the values as an input does: their scales go on by the
+dimension of a head into the output projection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.program import Cut
+from pathspace.network.trace.reasons import REASONS
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import Origin
+
+
+def attention(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v; masks open and close paths, and all that they might open count."""
+    del func, dropout_p, is_causal
+    known = [recorder.known(t) for t in (query, key, value)]
+    mask = None if attn_mask is None else recorder.known(attn_mask)
+    learned = mask is not None and mask.kind in ("hidden", "parameter")
+    if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in known):
+        recorder.no_rule(name, REASONS[name])
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        repeat = torch.Tensor.repeat_interleave
+        key, value = (recorder.apply("repeat_interleave", repeat, t, groups, -3) for t in (key, value))
+    turned = recorder.apply("transpose", torch.Tensor.transpose, key, -2, -1)
+    products = recorder.apply("matmul", torch.matmul, query, turned)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = recorder.value(recorder.apply("mul", torch.mul, products, factor))
+    weights = torch.empty(scores.shape, dtype=query.dtype, device="meta")
+    recorder.add_leaf(weights, "input", batch=scores.batch, examples=scores.examples)
+    cut = Cut(name, recorder.path, recorder.calls[name] - 1, tuple(v is not None for v in known))
+    recorder.origins[recorder.value(weights).slot] = Origin((scores.slot,), (scores,), cut)
+    result = recorder.apply("matmul", torch.matmul, weights, value)
+    recorder.inside[recorder.value(result).slot] = scores.slot
+    return result
+
+
+RULES: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": attention}

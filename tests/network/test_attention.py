@@ -1,0 +1,285 @@
+"""Attention inside the geometry: values and output projections, queries and keys, in blocks as they are in use.
+
+The blocks are written out with random weights: GPT-2 (LayerNorm, GELU, tied embeddings), Llama (RMSNorm, rotary
+embeddings, grouped heads, SwiGLU), ViT (patches, a class token), `nn.TransformerEncoderLayer`.
+"""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import pathspace as ps
+
+WIDTH, HEADS, STEPS, WORDS = 8, 2, 4, 5
+SIZE = WIDTH // HEADS
+
+
+def heads(x: Tensor, count: int = HEADS) -> Tensor:
+    return x.view(*x.shape[:2], count, -1).transpose(1, 2)
+
+
+def joined(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+def in_one_call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~mask, -1e9)
+    return scores.softmax(-1) @ v
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * SIZE**-0.5
+    return torch.einsum("bhts,bhsd->bhtd", scores.softmax(-1), v)
+
+
+class GPT2(nn.Module):
+    def __init__(self, attention=in_one_call):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(STEPS, WIDTH)
+        self.before, self.between, self.after = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self._attention = attention
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        q, k, v = (heads(t) for t in self.qkv(self.before(x)).split(WIDTH, 2))
+        x = x + self.out(joined(self._attention(q, k, v)))
+        x = x + self.down(functional.gelu(self.up(self.between(x)), approximate="tanh"))
+        return self.after(x) @ self.words.weight.t()
+
+
+def rotated(x: Tensor) -> Tensor:
+    angle = torch.arange(x.shape[-2])[:, None] / 10 ** torch.arange(0, 1, 2 / x.shape[-1])
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(x.dtype) for f in (torch.cos, torch.sin))
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class RMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Llama(nn.Module):
+    """One group of two query heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.before, self.between, self.after = (RMSNorm() for _ in range(3))
+        self.q, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(WIDTH, SIZE, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(WIDTH, 12, bias=False) for _ in range(2))
+        self.down = nn.Linear(12, WIDTH, bias=False)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        h = self.before(x)
+        q, k, v = rotated(heads(self.q(h))), rotated(heads(self.k(h), 1)), heads(self.v(h), 1)
+        k, v = (t.expand(-1, HEADS, -1, -1) for t in (k, v))
+        x = x + self.o(joined(in_one_call(q, k, v)))
+        h = self.between(x)
+        x = x + self.down(functional.silu(self.gate(h)) * self.up(h))
+        return self.head(self.after(x))
+
+
+class ViT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, WIDTH, 2, 2)
+        self.token, self.places = (nn.Parameter(torch.zeros(1, n, WIDTH)) for n in (1, 5))
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down, self.head = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        h = self.before(x)
+        q, k, v = (heads(f(h)) for f in (self.q, self.k, self.v))
+        x = x + self.out(joined((q @ k.transpose(-2, -1) * SIZE**-0.5).softmax(-1) @ v))
+        x = x + self.down(functional.gelu(self.up(self.between(x))))
+        return self.head(x[:, 0])
+
+
+def encoder_layer():
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(3, WIDTH), layer, nn.Linear(WIDTH, 2))
+
+
+def tokens():
+    return torch.randint(WORDS, (3, STEPS), generator=torch.Generator().manual_seed(1))
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+QK, V, NORM = WIDTH, WIDTH, WIDTH
+BLOCKS = {  # the model, its input, and its unit classes
+    # gains of the norms in front of attention and MLP; the last one stands before the tied table, which is fixed
+    "GPT-2": (GPT2, tokens, 2 * NORM + QK + V),
+    "GPT-2, attention by hand": (lambda: GPT2(by_hand), tokens, 2 * NORM + QK + V),
+    "GPT-2, attention by einsum": (lambda: GPT2(by_einsum), tokens, 2 * NORM + QK + V),
+    # keys of one group, by pairs of dimensions; values of one group; the linear side of the gate
+    "Llama": (Llama, tokens, 3 * NORM + SIZE // 2 + SIZE + 12),
+    "ViT": (ViT, lambda: normal(3, 1, 4, 4), 2 * NORM + QK + V),
+    # its attention is cut; of its norms, which stand behind the sums, the last one has nothing beside it
+    "encoder layer": (encoder_layer, lambda: normal(3, STEPS, 3), 12 + NORM),
+}
+
+
+def made(name, dtype=torch.float64):
+    build, example, classes = BLOCKS[name]
+    torch.manual_seed(0)
+    model = build().to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn(p.shape, dtype=dtype))
+    x = example()
+    return model, x.to(dtype) if x.is_floating_point() else x, classes
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_finds_the_scales_of_attention(name):
+    model, x, classes = made(name)
+    assert ps.trace(model, x).num_classes == classes
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
+    model, x, _ = made(name)
+    network = ps.trace(model, x)
+
+    def seen():
+        data = [
+            ps.paths.data_dependent_norm(network, x, alpha=alpha, statistic=statistic)
+            for alpha, statistic in ((0.0, "second_moment"), (0.5, "second_moment"), (0.5, "covariance"))
+        ]
+        return [model(x), ps.paths.squared_path_norm(network), *data]
+
+    before = [t.detach().clone() for t in seen()]
+    kappas = [ps.paths.kappa(network, second_term=second) for second in (False, True)]
+    factors = ps.rescaling.random_rescale_(
+        network, 2.0**-6, 2.0**6, powers_of_two=True, generator=torch.Generator().manual_seed(0)
+    )
+    assert bool((factors != 1).any())
+    for then, now in zip(before, seen(), strict=True):
+        assert torch.equal(then, now)
+    for second, kappa in enumerate(kappas):
+        for key, now in ps.paths.kappa(network, second_term=bool(second)).items():
+            assert torch.equal(now * network.edge_factors(key, factors).square(), kappa[key])
+
+
+def test_queries_and_keys_are_inverse_to_each_other():
+    model, x, _ = made("ViT")
+    network = ps.trace(model, x)
+    targets = [network.edges[f"{key}.weight"].target.reshape(-1) for key in "qk"]
+    assert bool((targets[0] > 0).all())
+    assert torch.equal(targets[0], -targets[1])
+    assert torch.equal(
+        network.edges["v.weight"].target.reshape(-1), network.edges["out.weight"].source.reshape(-1)
+    )
+
+
+def squared_gpt2(q, split=STEPS):
+    """The squared network of GPT-2 by hand: scores and what enters the GELU are outputs, their results inputs."""
+
+    def normed(z, name):
+        return z / z.mean(-1, keepdim=True).detach() * q[f"{name}.weight"] + q[f"{name}.bias"]
+
+    def linear(z, name):
+        return z @ q[f"{name}.weight"].t() + q[f"{name}.bias"]
+
+    x = q["words.weight"].sum(0) + q["places.weight"][None]
+    queries, keys, values = (heads(t) for t in linear(normed(x, "before"), "qkv").split(WIDTH, 2))
+    scores = queries @ keys.transpose(-2, -1) / SIZE
+    x = x + linear(joined(values.sum(-2, keepdim=True).expand(values.shape)), "out")
+    up = linear(normed(x, "between"), "up")
+    x = x + linear(torch.ones_like(up), "down")
+    return scores.sum() + up.sum() + (normed(x, "after") @ q["words.weight"].t()).sum()
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-2, attention by einsum"])
+def test_the_squared_network_is_the_one_by_hand(name):
+    model, x, _ = made(name)
+    network = ps.trace(model, x)
+    q = {key: p.detach().square().requires_grad_() for key, p in model.named_parameters()}
+    norm = squared_gpt2(q)
+    kappa = dict(zip(q, torch.autograd.grad(norm, list(q.values())), strict=True))
+    torch.testing.assert_close(
+        ps.paths.squared_path_norm(network).detach(), norm.detach(), rtol=1e-12, atol=0
+    )
+    assert not network.outside
+    for key, found in ps.paths.kappa(network).items():
+        torch.testing.assert_close(found, kappa[key], rtol=1e-11, atol=1e-13)
+
+
+OPTIMIZERS = {
+    "PathSGD": lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.02, momentum=0.9),
+    "PathAdam": lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01),
+    "Invariant": lambda m, n: ps.optim.Invariant(m.parameters(), n, torch.optim.AdamW, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT", "encoder layer"])
+def test_optimizers_are_bitwise_invariant(name, rule):
+    model, x, _ = made(name, torch.float32)
+    report = ps.rescaling.check_invariance(
+        model, x, lambda y: y.square().mean(), OPTIMIZERS[rule], steps=5, low=2.0**-4, high=2.0**4
+    )
+    assert report.passed
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama"])
+def test_the_optimizer_on_data_is_bitwise_invariant(name):
+    ours, x, _ = made(name, torch.float32)
+    theirs = copy.deepcopy(ours)
+    networks = [ps.trace(m, x) for m in (ours, theirs)]
+    ps.rescaling.random_rescale_(networks[1], 2.0**-4, 2.0**4, powers_of_two=True)
+    for m, network in zip((ours, theirs), networks, strict=True):
+        optimizer = ps.optim.DDPSGD(m.parameters(), network, lr=0.02, alpha=0.5, statistic="second_moment")
+        for _ in range(3):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+    assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT"])
+def test_balancing_keeps_the_function(name):
+    model, x, _ = made(name)
+    network, before = ps.trace(model, x), model(x)
+    ps.rescaling.random_rescale_(network, 2.0**-4, 2.0**4)
+    ps.rescaling.balance_(network)
+    torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-11)
+
+
+def test_path_space_refuses_products_by_name():
+    model, x, _ = made("ViT")
+    network = ps.trace(model, x)
+    with pytest.raises(ValueError, match=r"multiplies two activations \(matmul|__matmul__"):
+        ps.optim.GSGD(model.parameters(), network, lr=0.01)
+    with pytest.raises(ps.UntraceableError, match=r"multiplies two activations.*no sum over paths"):
+        ps.paths.unroll(network)
+
+
+def test_a_strict_trace_refuses_attention():
+    model, x, _ = made("GPT-2")
+    with pytest.raises(ps.UntraceableError, match=r"'scaled_dot_product_attention'.*attention multiplies"):
+        ps.trace(model, x, strict=True)
