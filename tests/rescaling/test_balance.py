@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections import defaultdict
 from functools import cache
 
@@ -19,17 +20,18 @@ from pathspace.paths.kernel.node_mass import node_mass
 def spread(network):
     mass = node_mass(network)
     live = (mass.into > 0) & (mass.out_of > 0)
-    return (mass.into / mass.out_of).log()[live].abs()
+    ratio = mass.into / (mass.nodes if mass.normalized else mass.out_of)
+    return ratio.log()[live].abs()
 
 
 # --- by brute force: masses written out from an explicit graph -------------------------------------------
 
 
 def masses(graph, weights):
-    """Path mass into and out of every node, straight from gamma_v^2 = sum of gamma_u^2 w_uv^2."""
+    """Path mass into and out of every node, straight from gamma_v^2 = sum of gamma_u^2 w_uv^2, half of it at units."""
     entering, leaving = defaultdict(list), defaultdict(list)
     for source, target, parameter in graph.edges:
-        square = weights[parameter] ** 2
+        square = weights[parameter] ** 2 / (1 if target in graph.outputs else 2)
         entering[target].append((source, square))
         leaving[source].append((target, square))
 
@@ -284,3 +286,76 @@ def test_balancing_takes_the_damage_of_bad_scales_out_of_int8():
         change() if change else ps.rescaling.balance_(network, x)
         errors.append(((quantized(model)(x) - exact).norm() / exact.norm()).item())
     assert errors[1] > 0.1 > 0.02 > errors[2]
+
+
+def test_a_deep_network_from_hes_start_is_nearly_balanced():
+    """Counted with the half that a ReLU keeps back, path mass doubles from layer to layer, and scales part by 2^8."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 32) for _ in range(16)]
+    for layer in layers:
+        torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        torch.nn.init.zeros_(layer.bias)
+    model = torch.nn.Sequential(
+        *(m for layer in layers for m in (layer, torch.nn.ReLU())), torch.nn.Linear(32, 32)
+    )
+    factors = ps.rescaling.balance_(ps.trace(model, torch.zeros(1, 32)))
+    assert factors.max() / factors.min() < 16
+
+
+def test_a_normalized_network_is_brought_to_unit_masses():
+    """As it starts: balancing the gain against the average behind it trained worse than the start."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, bias=False),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 2),
+    )
+    x = torch.randn(4, 3, 8, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+    ps.rescaling.balance_(ps.trace(model, x), x)
+    torch.testing.assert_close(list(model.parameters()), before)
+    ps.rescaling.random_rescale_(ps.trace(model, x), 0.1, 10.0)
+    ps.rescaling.balance_(ps.trace(model, x), x)
+    torch.testing.assert_close([p.detach() for p in model.parameters()], before, rtol=1e-4, atol=1e-5)
+
+
+def test_large_factors_are_told():
+    torch.manual_seed(0)
+    model = mlp(3, 5, 2)
+    network = ps.trace(model, torch.zeros(1, 3))
+    ps.rescaling.balance_(network)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.rescaling.balance_(network)
+    factors = torch.ones(5, dtype=torch.float64)
+    factors[2] = 1000.0
+    ps.rescaling.rescale_(network, factors)
+    with pytest.warns(UserWarning, match="1 of 5 unit classes by more than 100 .* by 0.001"):
+        ps.rescaling.balance_(network)
+
+
+def test_the_function_in_training_form_stays():
+    """With BatchNorm's own statistics, which balance_ does not compare: free units stand behind it alone."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, bias=False),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(128, 2),
+    ).double()
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    network = ps.trace(model, x)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.empty_like(p).uniform_(0.1, 3.0))
+    before = model(x)
+    ps.rescaling.balance_(network, x)
+    torch.testing.assert_close(model(x), before, rtol=1e-10, atol=1e-12)
+    assert model.training

@@ -159,12 +159,12 @@ def test_balancing_forgets_the_scales(case):
 
 
 def test_balanced_units_receive_as_much_as_they_give():
-    """With one hidden layer: delta_c = kappa1 of its bias, gamma_c^2 = kappa1 of its outgoing weights."""
+    """With one hidden layer: delta_c = kappa1 of its bias, gamma_c^2 = kappa1 of its outgoing weights, halved."""
     model = mlp(3, 5, 2).double()
     x = torch.randn(1, 3, dtype=torch.float64)
     ps.rescaling.balance_(ps.trace(model, x))
     kappa1 = Oracle(model, x).kappa1()
-    assert_close(kappa1["0.bias"], kappa1["2.weight"][0])
+    assert_close(kappa1["0.bias"], kappa1["2.weight"][0] / 2)
     assert not torch.allclose(kappa1["0.bias"], torch.ones(5, dtype=torch.float64))
 
 

@@ -57,11 +57,12 @@ def balance_once_(network: Network) -> None:
     """
     from pathspace import rescaling
     from pathspace.paths.kernel.node_mass import node_mass
+    from pathspace.rescaling.balance import balancing_factors
 
-    rescaling.balance_(network, powers_of_two=True)
-    apart = node_mass(network).balance()
+    rescaling.rescale_(network, balancing_factors(network, powers_of_two=True))
+    apart = node_mass(network).gauge()
     if bool(((apart - 1).abs() > BALANCED).any()):
-        rescaling.balance_(network)
+        rescaling.rescale_(network, balancing_factors(network))
 
 
 def check_start(start: Any, where: str = "--start") -> None:

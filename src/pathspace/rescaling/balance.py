@@ -6,6 +6,7 @@ Letters: c unit class, s_c its factor, gamma_in,c and gamma_out,c the path mass 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from pathspace.network.errors import expect_weights
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.rescale import rescale_
+
+LARGE = 100.0
+"""Factors beyond which ``balance_`` warns."""
 
 
 class FunctionChangedError(RuntimeError):
@@ -36,6 +40,9 @@ def balance_(
         gamma_in,c <- s_c^2 gamma_in,c      gamma_out,c <- gamma_out,c / s_c^2
         s_c = (gamma_out,c / gamma_in,c)^(1/4)
 
+    Of what enters a unit half is counted, as a ReLU lets half of it through: so He's start, however deep, is nearly
+    balanced.
+
     Afterwards as much path mass enters each unit class as leaves it: the spread |log(gamma_in,c / gamma_out,c)| is
     zero for every class. As the product of the two does not change under rescaling, their sum is then the least that
     any member of the rescaling class has, 2 sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other
@@ -43,6 +50,10 @@ def balance_(
     becomes 1.) Every member is brought to the same weights, so training a balanced network with SGD or Adam is the
     baseline that any invariant method has to beat; and before quantisation it takes away differences of scale
     between units that the function does not need.
+
+    A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
+    brought to the member in which the mean path mass of each unit class is one instead. There balance would make up,
+    at a gain, for whatever lies behind it, and train worse than the start.
 
     Args:
         network: a traced network, whose model's parameters are changed; the function stays the same.
@@ -63,6 +74,9 @@ def balance_(
         OverflowError: see :func:`rescale_`.
         ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare.
 
+    Warns:
+        UserWarning: a factor is beyond 100 or below 1/100.
+
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -73,10 +87,8 @@ def balance_(
     if tolerance is not None and (example_input is None or not tolerance > 0):
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
     expect_weights(network)
-    # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
-    factors = 1.0 / node_mass(network).balance()
-    if powers_of_two:
-        factors = torch.exp2(torch.log2(factors).round())
+    factors = balancing_factors(network, powers_of_two=powers_of_two)
+    _warn_of_large(network, factors)
     if example_input is None:
         rescale_(network, factors)
         return factors
@@ -92,6 +104,28 @@ def balance_(
         network.rescalings["done"] -= 1
         raise
     return factors
+
+
+def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tensor:
+    """The factors by which :func:`balance_` rescales a network, float64 ``[num_classes]``."""
+    # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
+    factors = 1.0 / node_mass(network).gauge()
+    return torch.exp2(torch.log2(factors).round()) if powers_of_two else factors
+
+
+def _warn_of_large(network: Network, factors: Tensor) -> None:
+    """Tell of factors that change gradients, and with them what a learning rate means, by orders of magnitude."""
+    sizes = torch.maximum(factors, 1 / factors)
+    many = int((sizes > LARGE).sum())
+    if many:
+        worst = int(sizes.argmax())
+        warnings.warn(
+            f"balance_ multiplies what enters {many} of {network.num_classes} unit classes by more than {LARGE:g} or "
+            f"less than {1 / LARGE:g}, most of all in '{network.class_names[worst]}' by {float(factors[worst]):.2g}; "
+            "gradients there change by the inverse. If nobody scaled the weights on purpose, see that the network was "
+            "traced in the form it is trained in (BatchNorm in training mode), and choose the learning rate anew",
+            stacklevel=3,
+        )
 
 
 class _Probe:

@@ -4,6 +4,11 @@ For a unit class c, gamma_in,c is the sum of gamma^2 over its units (all time st
 of dG/dgamma^2: what all paths from it to the outputs weigh. Under node-wise rescaling they become s_c^2 gamma_in and
 gamma_out / s_c^2, so their product is invariant, and (gamma_in / gamma_out)^(1/4) tells how far c is from balance.
 
+A ReLU lets half of what enters it through, if signs are even: so of what enters a unit half is counted, w^2 / 2 for
+w^2, and mass stays what it is from layer to layer of He's start. Counted whole it would double, which is a constant in
+kappa; but balance would take the two ends of a deep network apart by 2^(depth / 2): the first and the last layer would
+stand still, and biases near the end run away.
+
 In a network that normalizes, by statistics of what enters, balance is no measure of a weight: scales in front of a
 normalization are 1, and whatever lies behind a gain, such as an average over n positions, which divides path mass by n,
 would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size.
@@ -64,7 +69,7 @@ class NodeMass:
 
 
 def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
-    """Path mass into and out of every unit class.
+    """Path mass into and out of every unit class, half of what enters a unit (but in a network that normalizes).
 
     Args:
         network: a traced network.
@@ -77,9 +82,12 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         FloatingPointError: a mass is not finite in float64.
     """
     source = current_values(network, parameters)
+    normalized = bool(network.tape.normalizations)
     with torch.inference_mode(False), torch.enable_grad():
-        wide = {n: source[n].detach().to(torch.float64, copy=True) for n in network.parameters}
-        q = {n: p.square_().requires_grad_() for n, p in wide.items()}
+        q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
+        if not normalized:
+            q = {n: square.mul_(_share_entering(network, n)) for n, square in q.items()}
+        q = {n: square.requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
         total, values = network.tape.run(q, network.live, [node.slot for node in network.nodes], taps)
         # (labels, h, what has the gradient dG/dh)
@@ -104,4 +112,10 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
             "the path mass of a unit class is not finite in float64: "
             + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
         )
-    return NodeMass(into, out_of, count[1:], bool(network.tape.normalizations))
+    return NodeMass(into, out_of, count[1:], normalized)
+
+
+def _share_entering(network: Network, name: str) -> Tensor:
+    """A half for edges of a parameter that enter a unit, one for all others."""
+    enters = network.edges[name].target != 0
+    return torch.where(enters, 0.5, 1.0).to(network.parameters[name].device, torch.float64)
