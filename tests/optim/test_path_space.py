@@ -547,8 +547,30 @@ def test_weights_that_are_not_finite_are_refused(kind, bad):
     optimizer.zero_grad()
     model(torch.randn(5, 3)).square().mean().backward()
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(FloatingPointError, match="a step in path space is not finite"):
+    with pytest.raises(FloatingPointError, match="not finite"):
         optimizer.step()
     assert all(
         torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(model.parameters(), before, strict=True)
     )
+
+
+@pytest.mark.parametrize("kind", ["GSGD", "GAdam", "QuasiDiagonal", "PathSGD"])
+@pytest.mark.parametrize("steps", [1, 12])
+def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, steps):
+    """No output and no gradient shows them."""
+    torch.manual_seed(0)
+    model = mlp(3, 4, 2)
+    optimizer = getattr(ps.optim, kind)(model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01)
+
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.rand(5, 3)).square().mean().backward()
+            assert all(p.grad.isfinite().all() for p in model.parameters())
+            optimizer.step()
+
+    train(steps)
+    with torch.no_grad():
+        model[0].weight[1, 1] = -torch.inf
+    with pytest.raises(FloatingPointError, match="not finite"):
+        train(10)

@@ -19,6 +19,7 @@ from pathspace.metrics.average import AVERAGED, averaged
 from pathspace.metrics.data_terms import DataTerms
 from pathspace.metrics.path import means
 from pathspace.metrics.replicas import mean_over_replicas
+from pathspace.network.errors import expect_finite
 from pathspace.paths.data.data_dependent import KappaTerms, check_finite, fits
 from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
 from pathspace.squared.squares import dense, memory_for
@@ -81,6 +82,8 @@ class DataDependent(DataTerms):
         if self.alpha == 0:
             return super()._kappa(names)
         self._expect_batch()
+        if self.alpha == 1:  # else a path norm shows it
+            expect_finite(self.network.parameters.values())
         draws = self._draws(names)
         if self._is_wide():
             surveyed, kept = self._averaged(names, draws, self._in_float64(names, draws))

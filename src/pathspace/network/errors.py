@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 class UntraceableError(ValueError):
@@ -84,6 +88,20 @@ def expect_values(tensor: Any) -> None:
         raise RuntimeError(
             "the model is on the meta device, where weights have no values: give it memory and values "
             "(model.to_empty(device=...), then a start or load_state_dict), and trace it again"
+        )
+
+
+def expect_finite(weights: Iterable[Tensor]) -> None:
+    """Refuse weights that are not finite, also where no output shows it: in front of a unit that is dead on all data.
+
+    Raises:
+        FloatingPointError: one is not.
+    """
+    largest = [torch.linalg.vector_norm(w.detach(), torch.inf) for w in weights if w.numel()]
+    if largest and not bool(torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all()):
+        raise FloatingPointError(
+            "weights are not finite, because training diverged (lower the learning rate or clip) or a batch held NaN; "
+            "parameters are not changed"
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from pathspace.metrics.checks import check_bounds, check_not_negative
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
-from pathspace.network.errors import expect_paths
+from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import (
     Active,
@@ -40,6 +40,7 @@ Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
 
 _FRAMES = 16  # sets of parameters with a gradient whose frames are kept
+_LOOK = 10  # steps between two looks at all weights, after as many steps that look
 _ROOM = 60  # binary digits of a factor, up to which float32 holds its square
 
 
@@ -90,6 +91,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
         self._seed = seed
+        self._steps = 0
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
         self._far: bool | None = None  # not known yet
@@ -225,6 +227,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 outside.append((p, group, g))
             else:
                 weights[name], gradients[name], inside[name] = wide(p), g, (p, group)
+        if self._steps < _LOOK or self._steps % _LOOK == 0:
+            expect_finite(weights.values())
+        self._steps += 1
         frame = self._frame(weights) if inside else None
         factor = 1.0
         if (
