@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
+from pathspace.squared.precision import widened
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, type(None))
 
@@ -47,11 +48,6 @@ def mapped(
         return value if isinstance(value, _PLAIN) else pytree.tree_map_only(Tensor, function, value)
 
     return tuple(map(of, args)), {name: of(value) for name, value in kwargs.items()}
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """A tensor of half precision in float32, any other as it is."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:

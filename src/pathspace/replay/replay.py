@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from pathspace.network.eager import uncompiled
 from pathspace.network.network import Network, current_values
 from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
-from pathspace.replay.arguments import arguments_of, widened
+from pathspace.replay.arguments import arguments_of
 from pathspace.replay.follower import Follower
 from pathspace.replay.observed import Key, Node, Use
-from pathspace.squared.precision import AtLeast
+from pathspace.squared.precision import AtLeast, widened
 
 
 @dataclass

@@ -27,6 +27,11 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor of half precision in float32, any other as it is: 1e-4^2 is zero in float16."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 class AtLeast(TorchFunctionMode):
     """Results of less precision than ``dtype`` take that type, in this thread alone.
 

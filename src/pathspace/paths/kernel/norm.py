@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
+from pathspace.squared.precision import widened
 
 
 @in_full_precision
@@ -56,8 +56,3 @@ def all_widened(source: Mapping[str, Tensor], names: Iterable[str]) -> dict[str,
     if len({p.dtype for p in wide.values()}) > 1:
         return {name: p.double() for name, p in wide.items()}
     return wide
-
-
-def widened(parameter: Tensor) -> Tensor:
-    """Half-precision parameters are squared in float32: 1e-4^2 is zero in float16."""
-    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
