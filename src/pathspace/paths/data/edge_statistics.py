@@ -25,13 +25,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.paths.data.example_gradients import UseOf, summed_gradients
+from pathspace.paths.data.example_gradients import UseOf, of_argument, summed_gradients
 from pathspace.paths.data.layer_data import CONVOLUTIONS, Examples, sequences
 from pathspace.paths.data.node_measure import Statistic
 from pathspace.paths.data.signs import Pairs
+from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay
 from pathspace.replay.taken_apart import NORMALIZATIONS
@@ -345,18 +345,12 @@ def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:
 
 def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:
     """Sum over examples and edges of (h delta)^2: the gradient of the operation on squares."""
-
-    def squared(x: object) -> object:
-        return x.detach().square() if isinstance(x, Tensor) and x.is_floating_point() else x
-
     # add, addmm and index_add multiply by these
     factors = {name: use.kwargs[name] ** 2 for name in ("alpha", "beta") if name in use.kwargs}
-    leaves, spec = pytree.tree_flatten((use.args, {**use.kwargs, **factors}))
-    place = next(i for i, x in enumerate(leaves) if x is weight)
-    given = [squared(x) for x in leaves]
-
-    def operation(w: Tensor) -> Tensor:
-        args, kwargs = pytree.tree_unflatten([*given[:place], w, *given[place + 1 :]], spec)
-        return use.function(*args, **kwargs)
-
+    arguments = mapped(
+        lambda t: t if t is weight or not t.is_floating_point() else t.detach().square(),
+        use.args,
+        {**use.kwargs, **factors},
+    )
+    operation = of_argument(use.function, *arguments, weight)
     return torch.func.vjp(operation, weight.detach())[1](delta.square())[0]

@@ -6,12 +6,15 @@ examples ``[m, *p.shape]``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pathspace.paths.data.layer_data import Examples, lead, sequences, some
 from pathspace.paths.data.signs import Pairs
+from pathspace.replay.arguments import mapped, tensors_in
 from pathspace.replay.observed import Use
 
 _CHANNEL_NORMS = frozenset(["batch_norm", "group_norm", "instance_norm"])  # gain and bias for each channel
@@ -80,18 +83,23 @@ def _has_rows(use: Use, weight: Tensor) -> bool:
     return weight.shape[place] == use.shape[place] > 1
 
 
+def of_argument(
+    function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], argument: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """An operation as a function of one of its arguments."""
+
+    def operation(value: Tensor) -> Tensor:
+        args_now, kwargs_now = mapped(lambda t: value if t is argument else t.detach(), args, kwargs)
+        return function(*args_now, **kwargs_now)
+
+    return operation
+
+
 def _by_masks(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
     """J of any operation that cannot be done on one example alone: its gradient with the others' delta erased."""
-    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
-    place, batch = next(i for i, x in enumerate(leaves) if x is weight), use.batch
+    batch = use.batch
     assert batch is not None
-
-    def operation(w: Tensor) -> Tensor:
-        given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-        given[place] = w
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        return use.function(*args, **kwargs)
-
+    operation = of_argument(use.function, use.args, use.kwargs, weight)
     back = torch.func.vjp(operation, weight.detach())[1]
     mask = torch.eye(delta.shape[batch], dtype=delta.dtype, device=delta.device)
     shape = [-1 if i == batch else 1 for i in range(delta.dim())]
@@ -100,25 +108,17 @@ def _by_masks(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Te
 
 def _by_operation(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
     """J of any operation: its own gradient, one example at a time, all at once."""
-    leaves, spec = pytree.tree_flatten((use.args, use.kwargs))
-    data = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and id(x) in use.batches]
-    batches = [use.batches[id(leaves[i])] for i in data]
-    place = next(i for i, x in enumerate(leaves) if x is weight)
+    data = [t for t in tensors_in(use.args, use.kwargs) if id(t) in use.batches]
+    batches = [use.batches[id(t)] for t in data]
 
     def one(d: Tensor, *values: Tensor) -> Tensor:
-        def operation(w: Tensor) -> Tensor:
-            given = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-            for i, value, batch in zip(data, values, batches, strict=True):
-                given[i] = value.unsqueeze(batch)
-            given[place] = w
-            args, kwargs = pytree.tree_unflatten(given, spec)
-            return use.function(*args, **kwargs)
+        ones = zip(data, values, batches, strict=True)
+        one_of = {id(t): value.unsqueeze(batch) for t, value, batch in ones}
+        arguments = mapped(lambda t: one_of.get(id(t), t), use.args, use.kwargs)
+        back = torch.func.vjp(of_argument(use.function, *arguments, weight), weight.detach())[1]
+        return back(d if use.batch is None else d.unsqueeze(use.batch))[0]
 
-        return torch.func.vjp(operation, weight.detach())[1](
-            d if use.batch is None else d.unsqueeze(use.batch)
-        )[0]
-
-    chosen = [some(lead(leaves[i], b), examples) for i, b in zip(data, batches, strict=True)]
     if use.batch is None:
         return one(delta).unsqueeze(0)
+    chosen = [some(lead(t, b), examples) for t, b in zip(data, batches, strict=True)]
     return torch.func.vmap(one)(some(lead(delta, use.batch), examples), *chosen)
