@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -254,7 +253,9 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="The recipe; without it, all of them are listed.")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the recipes and their sizes.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List recipes, sizes, costs and what has been run.")
+    ] = False,
     size: Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")] = "",
     methods: MethodsOption = None,
     seeds: SeedsOption = None,
@@ -483,17 +484,9 @@ def _surroundings(
 
 
 def _list_recipes() -> None:
-    from pathspace.experiments.recipes import load_recipe, recipe_names
+    from pathspace.experiments.listing import listing
 
-    indent = 2 + max(map(len, recipe_names()))
-    width = shutil.get_terminal_size((100, 24)).columns
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        typer.echo(f"{name:<{indent}}{recipe.title}")
-        if recipe.sizes:
-            # Names of sizes have hyphens; a line that ended at one would make two names of it.
-            lines = textwrap.wrap(f"sizes: {', '.join(recipe.sizes)}", width - indent, break_on_hyphens=False)
-            typer.echo(textwrap.indent("\n".join(lines), " " * indent))
+    typer.echo("\n".join(listing(shutil.get_terminal_size((100, 24)).columns)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 import re
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.listing import listing
 from pathspace.experiments.published import load_published, parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
 from pathspace.experiments.settings import settings_from
@@ -84,12 +86,49 @@ def test_the_published_numbers_of_the_other_tables() -> None:
     assert [values[f"{name}, text8"] for name in names] == [1.58, 1.65, 1.70, 1.52]
 
 
+def test_what_is_said_to_have_been_run_stands_on_its_page() -> None:
+    results = Path(__file__).parents[2] / "docs/results"
+    for name in recipe_names():
+        for size, known in load_recipe(name).measured.items():
+            text = (results / known.page).read_text(encoding="utf-8")
+            command = "pathspace compare" if name == "digits" else f"pathspace reproduce {name}"
+            assert command in text, (name, size)
+
+
+def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
+    lines = listing(100)
+    at = next(number for number, line in enumerate(lines) if line.startswith("adding: "))
+    assert lines[at + 1 : at + 5] == [
+        "    paper: P16, Table 2: the addition problem",
+        "    small         0.1  docs/results/adding.md",
+        "    paper-100       ?  docs/results/adding.md (3 of 20 epochs, 2 of 3 seeds)",
+        "    paper-400       ?  not run",
+    ]
+    text = "\n".join(lines)
+    assert all(f"{name}: " in text for name in recipe_names())
+    assert "    default    0.03  docs/results/compare.md" in text
+    assert "small  see winner-mnist, winner-characters, winner-adding" in text
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (
+            'title = "x"\n[sizes.a]\n[measured.b]',
+            "Unknown size 'b' in .measured.b. in recipes/mine.toml: choose from a",
+        ),
+        ('title = "x"\n[sizes.a]\n[measured.a]\nhours = 1', "Unknown key 'hours' in .measured.a."),
+        (
+            'title = "x"\n[sizes.a]\n[measured.a]\ncore_hours = 0',
+            "'core_hours' in .measured.a. in recipes/mine.toml is 0: give a positive number",
+        ),
+        (
+            'title = "x"\n[sizes.a]\n[measured]\na = 3',
+            ".measured.a. in recipes/mine.toml is 3: give a table",
+        ),
+        (
             'title = "x"\nepochs = 3',
-            "Unknown key 'epochs' in recipes/mine.toml: choose from title, settings, sizes",
+            "Unknown key 'epochs' in recipes/mine.toml: choose from title, paper, settings, sizes",
         ),
         ("[settings]\nepochs = 3", "'title' is missing in recipes/mine.toml"),
         ('title = "x"\n[settings]\nepoch = 3', "Unknown setting 'epoch' in recipes/mine.toml"),

@@ -6,6 +6,11 @@
     [sizes.small]       # settings that make it small enough for a laptop; the first size is the default
     epochs = 3          # why
 
+A key `paper` names the table of the paper that a recipe is after, and tables `[measured.SIZE]` say what is known of a
+size: `core_hours` of the whole, as measured or as steps times a measured step; `page`, the file in `docs/results` with
+what it printed; `part`, how much was run where that is not the whole. `pathspace reproduce --list` shows them. The size
+of a recipe without sizes is called `default`.
+
 A table `[study]` names what is measured besides the comparison (see `studies`).
 
 A recipe can also be a list of others, run one after the other with one table each and one picture:
@@ -20,9 +25,10 @@ else.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.resources import files
 from typing import Any
@@ -31,7 +37,11 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
-KEYS = {"title": str, "settings": dict, "sizes": dict, "study": dict, "parts": list, "engine": str}
+KEYS = {
+    "title": str, "paper": str, "settings": dict, "sizes": dict, "study": dict, "parts": list, "engine": str,
+    "measured": dict,
+}  # fmt: skip
+DEFAULT = "default"  # what the one size of a recipe without sizes is called
 NAMES = {str: "string", dict: "table", list: "list"}
 
 # Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
@@ -40,6 +50,21 @@ ENGINES = {
     "long-memory": "pathspace.experiments.long_memory",
     "symbols": "pathspace.experiments.symbols",
 }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one size of a recipe.
+
+    Attributes:
+        core_hours: What it costs; None if that was never measured.
+        page: The file in `docs/results` that has what it printed; empty if it was never run.
+        part: How much of it was run; empty for all.
+    """
+
+    core_hours: float | None = None
+    page: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,8 @@ class Recipe:
         study: The name of a study and, by size, its options; empty where there is none.
         parts: The recipes that this one consists of; it has no settings of its own then.
         engine: Who runs it, a name in `ENGINES`; empty for a comparison of optimizers.
+        paper: The table of the paper that it is after; empty where there is none.
+        measured: What is known of each size; a size that is missing was never run.
     """
 
     name: str
@@ -63,6 +90,8 @@ class Recipe:
     study: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     engine: str = ""
+    paper: str = ""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
     def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what `settings_from` takes for one size; an empty name stands for the first one.
@@ -117,10 +146,31 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
         for size, value in content.get(key, {}).items():
             if (key, size) != ("study", "name") and not isinstance(value, dict):
                 raise ConfigurationError(f"The key '{key}.{size}' in {where} is {value!r}: give a table.")
-    if "engine" in content:
-        return _with_engine(name, content, where)
-    if "parts" in content:
-        return _whole(name, content, where)
+    read = _with_engine if "engine" in content else _whole if "parts" in content else _comparison
+    recipe = read(name, content, where)
+    measured = {
+        size: _measured(size, entry, recipe, where) for size, entry in content.get("measured", {}).items()
+    }
+    return replace(recipe, paper=content.get("paper", ""), measured=measured)
+
+
+def _measured(size: str, entry: Any, recipe: Recipe, where: str) -> Measured:
+    table = f"[measured.{size}] in {where}"
+    if size not in (recipe.sizes or (DEFAULT,)):
+        raise unknown_name("size", size, recipe.sizes or (DEFAULT,), table)
+    if not isinstance(entry, dict):
+        raise ConfigurationError(f"{table} is {entry!r}: give a table.")
+    known = {"core_hours": (int, float), "page": (str,), "part": (str,)}
+    for key, value in entry.items():
+        if key not in known:
+            raise unknown_name("key", key, known, table)
+        if type(value) not in known[key] or (key == "core_hours" and not 0 < value < math.inf):
+            kind = "a positive number" if key == "core_hours" else "a string"
+            raise ConfigurationError(f"The key {key!r} in {table} is {value!r}: give {kind}.")
+    return Measured(**entry)
+
+
+def _comparison(name: str, content: Mapping[str, Any], where: str) -> Recipe:
     study = content.get("study", {})
     recipe = Recipe(name, content["title"], content.get("settings", {}), content.get("sizes", {}), study)
     if study:

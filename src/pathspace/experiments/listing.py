@@ -1,0 +1,43 @@
+"""What `pathspace reproduce --list` prints: recipes, the papers' tables, sizes, costs, and what of it has been run."""
+
+from __future__ import annotations
+
+import textwrap
+
+from pathspace.experiments.recipes import DEFAULT, Measured, Recipe, load_recipe, recipe_names
+
+INDENT = 4
+HEAD = "Costs in core-hours, as measured here or as steps times a measured step; ? was never measured."
+
+
+def listing(width: int) -> list[str]:
+    """Return the lines of the list; those below the title of a recipe are at most `width` wide."""
+    lines = textwrap.wrap(HEAD, width)
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        lines += ["", f"{name}: {recipe.title}", *_of_paper(recipe, width)]
+        sizes = list(recipe.sizes) or [DEFAULT]
+        column = 2 + max(map(len, sizes))
+        for size in sizes:
+            lines += _of_size(size, recipe.measured.get(size, Measured()), column, width, recipe)
+    return lines
+
+
+def _of_paper(recipe: Recipe, width: int) -> list[str]:
+    return _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, " " * (INDENT + 2))
+
+
+def _of_size(size: str, known: Measured, column: int, width: int, recipe: Recipe) -> list[str]:
+    if recipe.parts:  # what is known of it stands at its parts
+        return _wrapped(f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column))
+    cost = "?" if known.core_hours is None else f"{known.core_hours:g}"
+    run = f"docs/results/{known.page}" if known.page else "not run"
+    run += f" ({known.part})" if known.part else ""
+    return _wrapped(f"{size:<{column}}{cost:>6}  {run}", width, " " * (INDENT + column + 8))
+
+
+def _wrapped(text: str, width: int, following: str) -> list[str]:
+    # Names have hyphens; a line that ended at one would make two names of it.
+    return textwrap.wrap(
+        text, width, initial_indent=" " * INDENT, subsequent_indent=following, break_on_hyphens=False
+    )
