@@ -94,7 +94,7 @@ def test_the_table_says_who_is_better(comparison: Comparison) -> None:
     assert cells["SGD"][4:] == ("4.00 ± 2.48", "best", "2/7", "500.00 ± 0.00", "4 ± 0", "2.0 ± 0.0")
     assert cells["Path-SGD"][5] == "-2.00 ± 1.24"
     assert cells["Path-SGD"][2] == "0.1*"
-    assert [row.verdict for row in table.rows] == ["", "", "same"]
+    assert [row.marks for row in table.rows] == [{}, {}, {4: "good", 5: "good"}]
     text = " ".join(table.notes)
     assert (
         "against SGD (the best baseline): better: Path-SGD; worse: none; no difference shown: balanced"

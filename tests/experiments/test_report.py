@@ -3,6 +3,8 @@ import html
 import io
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,10 +17,20 @@ from rich.console import Console
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.live import Silent
-from pathspace.experiments.report import Published, build_table, print_table, write_report
+from pathspace.experiments.report import Published, build_table, conclusion, print_table, write_report
 from pathspace.experiments.report.curves import WINDOWS, averaged
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
+from pathspace.experiments.report.switchable import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    _Axis,
+    _validation_errors,
+)
 from pathspace.experiments.report.table import PaperProtocol, PublishedResult, difference_label, error_label
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import Settings
@@ -73,7 +85,7 @@ def test_the_table_says_what_the_runs_gave(comparison: Comparison) -> None:
         words for words, row in zip(table.rows, comparison.rows, strict=True) if row.difference == 0.0
     )
     assert path.cells[-2:] == ("yes", "0.0")
-    assert path.verdict == "same"
+    assert path.marks[5] == path.marks[6] == "same"
     text = " ".join(table.notes)
     assert "validation split" in text
     assert "0.03, 1e+09" in text
@@ -142,8 +154,12 @@ class Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         for name, value in attrs:
-            if name in ("src", "href", "xlink:href") and value and not value.startswith("#"):
+            if name in ("src", "href", "xlink:href") and value and not value.startswith(("#", "data:")):
                 self.loads.append(value)
+
+
+def script_and_style(page: str) -> str:
+    return " ".join(re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", page, re.S))
 
 
 def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: Comparison) -> None:
@@ -151,9 +167,13 @@ def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: C
     parser = Links()
     parser.feed(page)
     assert parser.loads == []
-    assert not {"script", "link", "img", "iframe"} & set(parser.tags)
+    assert not {"img", "iframe", "object", "embed", "base", "form"} & set(parser.tags)
+    assert parser.tags.count("script") == parser.tags.count("link") == 1
+    assert "default-src 'none'" in page  # nothing may be fetched, whatever the rest of the page says
+    assert not re.search(
+        r"fetch\(|XMLHttpRequest|import\b|WebSocket|sendBeacon|@import|url\(", script_and_style(page)
+    )
     assert {"svg", "table"} <= set(parser.tags)
-    assert "url(http" not in page
     assert "Two &lt;starts&gt;" in page
     assert "A paper &lt;2016&gt;." in page
     text = html.unescape(page)
@@ -163,6 +183,135 @@ def test_the_page_is_complete_and_needs_nothing_else(output: Path, comparison: C
     for note in build_table(comparison, PUBLISHED).notes:
         assert note in text
     assert '"learning_rates": [' in text
+
+
+def test_the_page_begins_with_the_conclusion_and_folds_the_configuration(
+    output: Path, comparison: Comparison
+) -> None:
+    text = html.unescape((output / "report.html").read_text(encoding="utf-8"))
+    sentences = conclusion(comparison)
+    assert sentences
+    for sentence in sentences:
+        assert f"<p>{sentence}</p>" in text
+        assert text.index(sentence) < text.index("<h2>Results</h2>")
+    assert "<details><summary>" in text
+    assert "<details open" not in text
+    assert json.loads((output / "results.json").read_text())["conclusion"] == list(sentences)
+
+
+def test_every_row_with_steps_has_a_curve_in_each_panel_and_a_switch_for_it(
+    output: Path, comparison: Comparison
+) -> None:
+    page = (output / "report.html").read_text(encoding="utf-8")
+    ran = sum(any(run.losses for run in row.runs) for row in comparison.rows)
+    assert re.findall(r'data-switch="(\d+)"', page) == [str(number) for number in range(ran)]
+    for panel in re.findall(r'<svg viewBox="0 0 640 330".*?</svg>', page, re.S):
+        assert re.findall(r'data-curve="(\d+)"', panel) == [str(number) for number in range(ran)]
+        places = [tuple(map(float, pair.split(","))) for pair in re.findall(r"[\d.]+,[\d.]+", panel)]
+        assert len(places) > 2 * ran
+        assert all(LEFT <= x <= WIDTH - RIGHT and TOP <= y <= HEIGHT - BOTTOM for x, y in places)
+        ticks = re.findall(r'text-anchor="end">([^<]+)<', panel)
+        assert len(ticks) == len(set(ticks)) >= 2
+
+
+def test_the_curve_of_a_row_is_the_mean_of_its_runs(comparison: Comparison) -> None:
+    row = next(row for row in comparison.rows if not row.diverged)
+    runs = zip(*(run.validations for run in row.runs), strict=True)
+    assert _validation_errors(row) == [
+        (float(entries[0].step), pytest.approx(np.mean([entry.error for entry in entries])))
+        for entries in runs
+    ]
+
+
+@pytest.mark.parametrize("low", [0.0, 1e-3, 0.9])
+@pytest.mark.parametrize("high", [1.0, 37.0, 100.0, 6e4])
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_axes_have_a_few_round_ticks(low: float, high: float, logarithmic: bool) -> None:
+    axis = _Axis.of(max(low, 1e-9) if logarithmic else 0.0, high, 300.0, 10.0, logarithmic)
+    assert 2 <= len(axis.ticks) <= 12
+    places = [axis.place(tick) for tick in axis.ticks]
+    assert places == sorted(places, reverse=True)
+    assert axis.place(1e300) == 10.0
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript here")
+def test_columns_sort_by_number_with_failures_last(output: Path) -> None:
+    page = (output / "report.html").read_text(encoding="utf-8")
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    functions = script[: script.index("for (const table")]
+    code = (
+        functions
+        + """
+        const cells = ["10.00 ± 1", "diverged", "9.5", "\u2013", "1e-3", "yes", "no", "4.6e+03"];
+        const sorted = sign => cells.slice().sort((a, b) => compareKeys(sortKey(a), sortKey(b), sign));
+        console.log(JSON.stringify([sorted(1), sorted(-1)]));
+        new Function(process.argv[1]);
+        """
+    )
+    done = subprocess.run(["node", "-e", code, script], capture_output=True, text=True, check=True)
+    rising, falling = json.loads(done.stdout)
+    assert rising[:6] == ["1e-3", "9.5", "10.00 ± 1", "4.6e+03", "no", "yes"]
+    assert falling[:6] == rising[:6][::-1]
+    assert set(rising[6:]) == set(falling[6:]) == {"diverged", "–"}  # noqa: RUF001
+
+
+def with_errors(row: Row, *errors: float | None) -> Row:
+    runs = tuple(
+        replace(row.runs[0], test_error=error, diverged_at=3 if error is None else None) for error in errors
+    )
+    return replace(row, runs=runs)
+
+
+def test_nothing_is_better_where_intervals_overlap(comparison: Comparison) -> None:
+    settings = replace(
+        comparison.settings, starts=("balanced",), methods=("sgd", "path-sgd", "balanced-adam"), seeds=3
+    )
+    first = comparison.rows[0]
+    named = [replace(first, method=name, difference=None) for name in settings.methods]
+
+    def of(*errors: tuple[float | None, ...]) -> Comparison:
+        rows = tuple(with_errors(row, *values) for row, values in zip(named, errors, strict=True))
+        return replace(comparison, settings=settings, rows=rows)
+
+    near = of((1.0, 1.1, 1.2), (1.1, 1.2, 1.3), (1.0, 1.2, 1.3))
+    (sentence,) = conclusion(near)
+    assert "SGD has the least mean test error" in sentence
+    assert (
+        "not told apart from it (the 95 % intervals overlap): Path-SGD, balanced once, then Adam" in sentence
+    )
+    assert "worse" not in sentence
+    assert all(not row.marks for row in build_table(near).rows)
+
+    apart = of((9.0, 9.1, 9.2), (1.0, 1.1, 1.2), (None, 1.0, 1.0))
+    (sentence,) = conclusion(apart)
+    assert "Path-SGD has the least mean test error" in sentence
+    assert "worse (the intervals lie apart): SGD; diverged: balanced once, then Adam." in sentence
+    assert [row.marks[2] for row in build_table(apart).rows] == ["bad", "good", "bad"]
+    assert "better" not in sentence
+
+    (sentence,) = conclusion(of((None,) * 3, (None,) * 3, (None,) * 3))
+    assert sentence == "From the balanced start every method has a run that diverged."
+
+
+def test_same_and_good_are_told_apart(comparison: Comparison) -> None:
+    """The worst row of all may be the same from every start."""
+    rows = []
+    for row in comparison.rows:
+        errors = (9.0, 9.1) if row.method == "path-sgd" else (1.0, 1.1)
+        rows.append(with_errors(row, *errors))
+    table = build_table(replace(comparison, rows=tuple(rows)))
+    (path,) = (row for row in table.rows if row.cells[:2] == ("Path-SGD", "rescaled"))
+    assert path.marks[3] == "bad"
+    assert path.marks[5] == path.marks[6] == "same"
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system="standard")
+    print_table(table, console)
+    (line,) = (
+        line
+        for line in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        if "9.05" in line and "yes" in line
+    )
+    assert "\x1b[31m9.05" in line
+    assert "\x1b[36myes" in line
 
 
 def test_the_figure_is_a_png_of_readable_size(output: Path) -> None:

@@ -25,6 +25,7 @@ from pathspace.experiments.report import (
     Published,
     build_table,
     claim_table,
+    conclusion,
     print_table,
     write_parts,
     write_report,
@@ -355,6 +356,8 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
             print_table(claim_table(comparison), console, published)
         else:
             print_table(build_table(comparison, published), console, published)
+            for sentence in conclusion(comparison):
+                console.print(sentence, highlight=False, markup=False)
         console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True)
 
 

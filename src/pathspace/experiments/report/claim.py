@@ -151,9 +151,16 @@ def claim_table(comparison: Comparison) -> Table:
         for standing in found:
             if standing.row.method == method:
                 rows.append(_words(comparison, standing))
-    return Table(
-        comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found)), (4, 5)
-    )
+    return Table(comparison.task_description, tuple(columns), tuple(rows), tuple(_notes(comparison, found)))
+
+
+def claim_sentences(comparison: Comparison) -> list[str]:
+    """Say for each start which methods are better and worse than the best baseline."""
+    found = standings(comparison)
+    return [
+        _verdict(start, [one for one in found if one.row.start == start], comparison.settings.baselines)
+        for start in comparison.settings.starts
+    ]
 
 
 def _words(comparison: Comparison, standing: Standing) -> TableRow:
@@ -177,9 +184,9 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
             reached if standing.steps is None else _plain(standing.steps, ".0f"),
             _plain(standing.seconds, ".1f"),
         ]
-    colours = {"better": "same", "worse": "differs", "failed": "diverged", "": ""}
+    mark = {"better": "good", "worse": "bad", "failed": "bad"}.get(standing.verdict)
     begins = row.start == comparison.settings.starts[0]
-    return TableRow(tuple(cells), colours[standing.verdict], begins)
+    return TableRow(tuple(cells), {4: mark, 5: mark} if mark else {}, begins)
 
 
 def interval_label(interval: Interval | None, metric: str, sign: str = "") -> str:
@@ -211,9 +218,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         f"{_epochs(settings.tuning_epochs or settings.epochs)} on other seeds, judged on the validation split. * at "
         "the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
     ]
-    for start in settings.starts:
-        here = [standing for standing in found if standing.row.start == start]
-        notes.append(_verdict(start, here, settings.baselines))
+    notes += claim_sentences(comparison)
     if "rescaled" in settings.starts:
         factor, k = settings.rescale_factor, settings.rescale_exponent
         span = (

@@ -13,8 +13,10 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report import claim
 from pathspace.experiments.report.claim_figure import draw_claim
+from pathspace.experiments.report.conclusion import conclusion
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.switchable import switchable_curves
 from pathspace.experiments.report.table import Published, build_table
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import write_atomically, write_json, write_text
@@ -69,7 +71,7 @@ def write_report(
         ),
     )
     write_json(output / "results.json", as_json(comparison, configuration, published))
-    sections = [Section("Results", table, svg)]
+    sections = [Section("Results", table, svg, switchable_curves(comparison))]
     if comparison.settings.baselines and comparison.choices:
         won = claim.claim_table(comparison)
         png, svg = draw_claim([comparison])
@@ -77,7 +79,7 @@ def write_report(
         write_text(output / "claim.csv", _csv(won.columns, (row.cells for row in won.rows)))
         sections.insert(0, Section("Against the best baseline", won, svg))
     # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, published))
+    write_text(output / PAGE, render(title, sections, configuration, published, conclusion(comparison)))
     return output / PAGE
 
 
@@ -101,7 +103,8 @@ def write_parts(
         Section(name, claim.claim_table(part), svg if number == 0 else "")
         for number, (name, part) in enumerate(parts.items())
     ]
-    write_text(output / PAGE, render(title, sections, configuration, None))
+    found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
+    write_text(output / PAGE, render(title, sections, configuration, None, found))
     return output / PAGE
 
 
@@ -156,6 +159,7 @@ def as_json(
     return {
         "task": comparison.task_description,
         "metric": comparison.metric,
+        "conclusion": list(conclusion(comparison)),
         "rows": rows,
         "learning_rates": choices,
         "weights": dict(comparison.weights),

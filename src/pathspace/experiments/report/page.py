@@ -1,4 +1,8 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no picture beside it."""
+"""The report as one HTML page that needs nothing else: no font, no picture, no script but the one in the page.
+
+The script sorts tables and switches curves; without it all of them are shown. The policy in the page's head forbids
+every use of the network.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,41 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from pathspace.experiments.report.switchable import Curves
 from pathspace.experiments.report.table import Published, Table
 
 TEMPLATE = "page.html.jinja"
+LEGEND = {
+    "same": "the same curve as from the first start, to the last bit",
+    "differs": "another curve",
+    "good": "error not told apart from the best, or below the best baseline",
+    "bad": "error above it, intervals apart, or diverged",
+}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a table, and an `<svg>` element above it, put in as it is; or no picture."""
+    """A part of the page.
+
+    Attributes:
+        heading: What it is called.
+        table: Its table.
+        svg: A picture below the table, put in as it is; empty for none.
+        curves: Curves above the table, to be switched on and off.
+    """
 
     heading: str
     table: Table
     svg: str = ""
+    curves: Curves | None = None
 
 
 def render(
-    title: str, sections: Sequence[Section], configuration: dict[str, Any], published: Published | None
+    title: str,
+    sections: Sequence[Section],
+    configuration: dict[str, Any],
+    published: Published | None,
+    conclusions: Sequence[str] = (),
 ) -> str:
     """Return the page.
 
@@ -32,17 +55,22 @@ def render(
         sections: Tables and pictures, the most important first.
         configuration: The exact configuration, printed at the end.
         published: The numbers of a paper, if there are any.
+        conclusions: What was found, in sentences, to stand on top.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
+    used = {mark for section in sections for row in section.table.rows for mark in row.marks.values()}
     source = files("pathspace.experiments.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(source).render(
         title=title,
-        sections=[(section.heading, section.table, Markup(section.svg)) for section in sections],
+        sections=sections,
+        legend={mark: words for mark, words in LEGEND.items() if mark in used},
+        conclusions=conclusions,
+        safe=Markup,
         configuration=json.dumps(configuration, indent=2),
         versions=configuration["versions"],
         published=published,

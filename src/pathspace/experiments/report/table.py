@@ -10,10 +10,12 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
@@ -83,22 +85,28 @@ class Published:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row in words; `verdict` is `"same"`, `"differs"`, `"diverged"` or empty and chooses the colour."""
+    """One row in words.
+
+    Attributes:
+        cells: One for each column.
+        marks: By the number of a cell, what its colour says: `"same"` or `"differs"`, of a curve; `"good"` or `"bad"`,
+            of an error. The two are told apart: a curve that is the same from every start may be a bad one.
+        begins_method: Whether the name of the method is shown.
+    """
 
     cells: tuple[str, ...]
-    verdict: str
+    marks: Mapping[int, str]
     begins_method: bool
 
 
 @dataclass(frozen=True)
 class Table:
-    """Column titles, rows, and the sentences that belong below them; a page marks the `marked` columns."""
+    """Column titles, rows, and the sentences that belong below them."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
-    marked: tuple[int, ...] = (3, 5, 6)
 
 
 def build_table(comparison: Comparison, published: Published | None = None) -> Table:
@@ -122,11 +130,11 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         ]
         for row in comparison.rows
     ]
-    marked = (3, 5, 6)
+    marks = _marks(comparison)
     if len(comparison.settings.starts) == 1:  # nothing to tell apart
         shown = (0, 2, 3, 4)
         columns, lines = [columns[i] for i in shown], [[line[i] for i in shown] for line in lines]
-        marked = (2,)
+        marks = [{shown.index(i): mark for i, mark in row.items() if i in shown} for row in marks]
     beside = [
         NOTHING if published is None else _beside(comparison, row, published) for row in comparison.rows
     ]
@@ -135,12 +143,26 @@ def build_table(comparison: Comparison, published: Published | None = None) -> T
         columns.append(_published_title(comparison, published))
         lines = [[*line, cell] for line, cell in zip(lines, beside, strict=True)]
     rows = [
-        TableRow(tuple(line), _verdict(row), row.start == comparison.settings.starts[0])
-        for line, row in zip(lines, comparison.rows, strict=True)
+        TableRow(tuple(line), mark, row.start == comparison.settings.starts[0])
+        for line, mark, row in zip(lines, marks, comparison.rows, strict=True)
     ]
-    return Table(
-        comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published), marked
-    )
+    return Table(comparison.task_description, tuple(columns), tuple(rows), notes(comparison, published))
+
+
+def _marks(comparison: Comparison) -> list[dict[int, str]]:
+    """Mark the error (column 3) of rows of the same start that lie apart, and whether a curve is the same (5, 6)."""
+    marks: list[dict[int, str]] = [{} for _ in comparison.rows]
+    for row, mark in zip(comparison.rows, marks, strict=True):
+        if row.difference is not None:
+            mark[5] = mark[6] = "same" if row.difference == 0.0 else "differs"
+    for start in comparison.settings.starts:
+        here = [number for number, row in enumerate(comparison.rows) if row.start == start]
+        standings = rank([comparison.rows[number] for number in here])
+        apart = not {WORSE, DIVERGED}.isdisjoint(standings)
+        for number, standing in zip(here, standings, strict=True):
+            if apart:  # else nothing is shown to be good or bad
+                marks[number][3] = "good" if standing in (BEST, LEVEL) else "bad"
+    return marks
 
 
 def start_label(comparison: Comparison, row: Row) -> str:
@@ -268,7 +290,7 @@ def devices_note(comparison: Comparison) -> list[str]:
 
 def print_table(table: Table, console: Console, published: Published | None = None) -> None:
     """Print a table and its notes to a terminal or a pipe."""
-    colours = {"same": "green", "differs": "yellow", "diverged": "red", "": ""}
+    colours = {"same": "cyan", "differs": "magenta", "good": "green", "bad": "red"}
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
@@ -279,7 +301,11 @@ def print_table(table: Table, console: Console, published: Published | None = No
         if grouped and row.begins_method and row is not table.rows[0]:
             text.add_section()
         name, *cells = row.cells
-        text.add_row(name if row.begins_method else "", *cells, style=colours[row.verdict])
+        styles = [colours.get(row.marks.get(number, ""), "") for number in range(1, len(row.cells))]
+        shown = [
+            f"[{s}]{escape(cell)}[/]" if s else escape(cell) for cell, s in zip(cells, styles, strict=True)
+        ]
+        text.add_row(name if row.begins_method else "", *shown)
     console.print(text)
     for sentence in table.notes:
         console.print(sentence, style="dim", highlight=False)
@@ -294,14 +320,6 @@ def _published_table(results: Sequence[PublishedResult]) -> RichTable:
     for result in results:
         text.add_row(result.label, result.words)
     return text
-
-
-def _verdict(row: Row) -> str:
-    if row.diverged:
-        return "diverged"
-    if row.difference is None:
-        return ""
-    return "same" if row.difference == 0.0 else "differs"
 
 
 def _beside(comparison: Comparison, row: Row, published: Published) -> str:

@@ -43,7 +43,7 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         sizes = "/".join(str(score.cell.size or NOTHING) for score in found)
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
-        rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), "", bool(shown)))
+        rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), {}, bool(shown)))
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
@@ -55,7 +55,7 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
             }
             cells = (values.get(text, NOTHING) for text in protocol.texts)
             rows.append(
-                TableRow(("" if name else "published", name or "the best", *cells, "", ""), "", not name)
+                TableRow(("" if name else "published", name or "the best", *cells, "", ""), {}, not name)
             )
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
