@@ -66,7 +66,7 @@ class Matched:
         self.position = 0
         self.ungraded = False  # whether a part ran with gradients disabled
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
-        self.live = network.tape.made
+        self.live = network.tape.filled
         self.normalizations = network.tape.normalizations
 
     def is_weight(self, tensor: Tensor) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from pathspace.squared.recurrence import linear_recurrence
 from pathspace.squared.tape import Mix
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Stack:
     directions: int
     time_dim: int = 0  # of what enters
 
-    def cells(self, slots: Sequence[T]) -> Iterator[tuple[Sequence[T], T | None]]:
+    def cells(self, slots: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], Tensor | None]]:
         """(parameters, initial state) of every cell."""
         position = 0
         for has_start in self.starts:

@@ -129,7 +129,7 @@ class Tape:
         return slots
 
     @cached_property
-    def made(self) -> frozenset[int]:
+    def filled(self) -> frozenset[int]:
         """Slots that instructions fill."""
         return frozenset(slot for instruction in self.instructions for slot in instruction.outputs)
 

@@ -175,7 +175,7 @@ class Request:
 
 def kappa_terms(
     network: Network,
-    found: Replay,
+    replayed: Replay,
     request: Request,
     generator: torch.Generator,
     names: Sequence[str] | None = None,
@@ -185,7 +185,7 @@ def kappa_terms(
 
     Args:
         network: a traced network.
-        found: a forward pass of it on data.
+        replayed: a forward pass of it on data.
         request: what is wanted.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
@@ -196,23 +196,23 @@ def kappa_terms(
     """
     statistic, sharing, estimator = request.statistic, request.sharing, request.estimator
     wanted = list(network.parameters) if names is None else list(names)
-    path, psi = path_share(network, found, request.alpha, statistic, wanted)
+    path, psi = path_share(network, replayed, request.alpha, statistic, wanted)
     exact = estimator == "exact"
     if estimator == "auto":
         exact = sum(p.numel() for p in psi.values()) <= EXACT_UNITS
     bias_of = {}
     if request.pairs is not None:
-        bias_of = {w: b for w, b in request.pairs(network, found).items() if w in wanted}
+        bias_of = {w: b for w, b in request.pairs(network, replayed).items() if w in wanted}
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
     for seeded, weight in (
-        _one_by_one(found, psi) if exact else _at_once(found, psi, request, generator, memory)
+        _one_by_one(replayed, psi) if exact else _at_once(replayed, psi, request, generator, memory)
     ):
         _add(data, statistics(seeded, statistic, sharing, wanted), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
     if not data:  # nothing reaches an output
-        data = {name: torch.zeros_like(found.leaves[name]) for name in wanted}
-        cross = {name: torch.zeros_like(found.leaves[name]) for name in bias_of}
+        data = {name: torch.zeros_like(replayed.leaves[name]) for name in wanted}
+        cross = {name: torch.zeros_like(replayed.leaves[name]) for name in bias_of}
     if len({value.dtype for value in data.values()}) > 1:  # a model of several types, as for paths alone
         data, cross = ({name: value.double() for name, value in each.items()} for each in (data, cross))
     return KappaTerms(path, data, cross, bias_of, not exact)
@@ -228,27 +228,27 @@ def in_safe_type(
     """
     before, alpha = generator.get_state(), request.alpha
     terms = kappa_terms(network, replay(network, inputs), request, generator)
-    found = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
-    types = {name: found.values[name].dtype for name in found.values}
-    if not fits(found, types, request):
+    kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
+    types = {name: kappa.values[name].dtype for name in kappa.values}
+    if not fits(kappa, types, request):
         generator.set_state(before)
         terms = kappa_terms(network, in_float64(network, inputs), request, generator)
-        found = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
-        check_finite(found)
-        if fits(found, types, request):
-            found.values = {name: dense(value).to(types[name]) for name, value in found.values.items()}
-    check_finite(found)
-    return {name: dense(value).clamp_min_(0) for name, value in found.values.items()}, terms  # rounding
+        kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
+        check_finite(kappa)
+        if fits(kappa, types, request):
+            kappa.values = {name: dense(value).to(types[name]) for name, value in kappa.values.items()}
+    check_finite(kappa)
+    return {name: dense(value).clamp_min_(0) for name, value in kappa.values.items()}, terms  # rounding
 
 
-def fits(found: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
+def fits(kappa: Surveyed, types: Mapping[str, torch.dtype], request: Request) -> bool:
     """Whether some types hold kappa, so that it need not be computed in float64.
 
     A kappa of zeros may have vanished; only output biases have it, for the covariance without a share of the paths.
     """
     may_be_zero = request.alpha == 1 and request.statistic == "covariance"
     return all(
-        found.fits(name, dtype) or (found.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
+        kappa.fits(name, dtype) or (kappa.largest(name) == 0 and (may_be_zero or dtype == torch.float64))
         for name, dtype in types.items()
     )
 
@@ -268,13 +268,13 @@ def in_float64(network: Network, inputs: Any, parameters: Mapping[str, Tensor] |
         ) from error
 
 
-def check_finite(found: Surveyed) -> None:
+def check_finite(kappa: Surveyed) -> None:
     """Refuse values that are not finite.
 
     Raises:
         FloatingPointError: one is.
     """
-    worst = next((name for name in found.values if not math.isfinite(found.largest(name))), None)
+    worst = next((name for name in kappa.values if not math.isfinite(kappa.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(
             f"the data-dependent kappa of '{worst}' is not finite: weights or inputs are not finite, or too large (if "
@@ -292,7 +292,7 @@ def _add(total: dict[str, Tensor], values: dict[str, Tensor], weight: float) -> 
 
 def path_share(
     network: Network,
-    found: Replay,
+    replayed: Replay,
     alpha: float,
     statistic: Statistic,
     wanted: Sequence[str] | None = None,
@@ -300,9 +300,9 @@ def path_share(
     """(1 - alpha) psi_v gamma_u^2 of all parameters, and psi of the nodes, for one example; without what is zero."""
     names = list(network.parameters) if wanted is None else list(wanted)
     with torch.inference_mode(False), torch.enable_grad():
-        wide = all_widened(found.leaves, network.parameters)
+        wide = all_widened(replayed.leaves, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
-        result = measure(network, q, found, alpha, statistic)
+        result = measure(network, q, replayed, alpha, statistic)
         keys = list(result.nodes)
         ends = [*(result.nodes[key] for key in keys), *(q[name] for name in names)]
         gradients = torch.autograd.grad(result.net, ends, allow_unused=True)
@@ -316,7 +316,7 @@ Seeding = tuple[Seeded, float]
 
 
 def _at_once(
-    found: Replay,
+    replayed: Replay,
     psi: dict[Key, Tensor],
     request: Request,
     generator: torch.Generator,
@@ -324,20 +324,20 @@ def _at_once(
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
-        seeds, pairs = sign_seeds(found, psi, request.statistic, generator, memory, part=request.part)
+        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, memory, part=request.part)
         part = None
         if pairs is None and request.part:
-            part = random_part(found.count, generator, next(iter(seeds.values())).device)
-        yield Seeded.of(found, seeds, pairs, part), 1.0
+            part = random_part(replayed.count, generator, next(iter(seeds.values())).device)
+        yield Seeded.of(replayed, seeds, pairs, part), 1.0
 
 
-def _one_by_one(found: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
+def _one_by_one(replayed: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:
     """A seed of one for every unit o by itself, with psi_o."""
     for key, weights in psi.items():
-        node = found.nodes[key]
+        node = replayed.nodes[key]
         for position, weight in enumerate(weights.reshape(-1).tolist()):
             if weight:
                 one = torch.zeros(weights.numel(), dtype=node.value.dtype, device=node.value.device)
                 one[position] = 1
                 seeds = {key: one.reshape(node.shape_of_one()).expand(node.value.shape)}
-                yield Seeded.of(found, seeds), weight
+                yield Seeded.of(replayed, seeds), weight

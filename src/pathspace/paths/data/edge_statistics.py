@@ -56,7 +56,7 @@ _BILINEAR = frozenset(
 class Seeded:
     """The uses of parameters with the gradients delta of one seeding of the nodes."""
 
-    found: Replay
+    replayed: Replay
     deltas: list[Tensor | None]  # of each use's result
     pairs: Pairs | None = None  # examples with the same seeds, where a variance is taken from pairs
     part: Tensor | None = None  # the numbers of the examples that a mean square is taken over; None is all
@@ -64,7 +64,7 @@ class Seeded:
     @property
     def count(self) -> int:
         """How many examples a mean square is taken over."""
-        return self.found.count if self.part is None else len(self.part)
+        return self.replayed.count if self.part is None else len(self.part)
 
     def rows(self, x: Tensor) -> Tensor:
         """Those examples of a tensor that has them in its first dimension."""
@@ -72,26 +72,26 @@ class Seeded:
 
     @staticmethod
     def of(
-        found: Replay,
+        replayed: Replay,
         seeds: Mapping[tuple[int, ...], Tensor],
         pairs: Pairs | None = None,
         part: Tensor | None = None,
     ) -> Seeded:
         """Pull seeds at the nodes back to the results of all uses."""
         edges: dict[GradientEdge, int] = {}
-        for use in found.uses:
+        for use in replayed.uses:
             for edge in use.edges:
                 edges.setdefault(edge, len(edges))
         keys = list(seeds)
         gradients = torch.autograd.grad(
-            [found.nodes[key].edge for key in keys],  # type: ignore[arg-type]
+            [replayed.nodes[key].edge for key in keys],  # type: ignore[arg-type]
             list(edges),  # type: ignore[arg-type]
             [seeds[key] for key in keys],
             retain_graph=True,
             allow_unused=True,
         )
         deltas: list[Tensor | None] = []
-        for use in found.uses:
+        for use in replayed.uses:
             parts = [gradients[edges[edge]] for edge in use.edges]
             present = next((g for g in parts if g is not None), None)
             if present is None:
@@ -101,7 +101,7 @@ class Seeded:
             else:
                 zero = torch.zeros_like(present)
                 deltas.append(torch.stack([zero if g is None else g for g in parts]).reshape(use.shape))
-        return Seeded(found, deltas, pairs, part)
+        return Seeded(replayed, deltas, pairs, part)
 
 
 def statistics(
@@ -124,7 +124,7 @@ def statistics(
     Raises:
         UnmatchedForwardError: ``sharing="edges"`` for an operation whose edges cannot be told apart.
     """
-    leaves = seeded.found.leaves
+    leaves = seeded.replayed.leaves
     names = list(leaves) if names is None else names
     with torch.no_grad():
         uses = _uses(seeded, names)
@@ -135,8 +135,8 @@ def statistics(
 
 def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Tensor:
     """Mean product, or covariance, of J of a parameter ``[out, ...]`` and J of another one ``[out]``, row by row."""
-    found, pairs = seeded.found, seeded.pairs
-    n, leaf, bias = seeded.count, found.leaves[name], found.leaves[other]
+    pairs, leaves = seeded.pairs, seeded.replayed.leaves
+    n, leaf, bias = seeded.count, leaves[name], leaves[other]
     rows = (-1,) + (1,) * (leaf.dim() - 1)
     with torch.no_grad():
         both = _uses(seeded, (name, other))
@@ -174,11 +174,11 @@ def products(seeded: Seeded, name: str, other: str, statistic: Statistic) -> Ten
 
 def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
     """The uses of some parameters, or of what is made of them."""
-    leaves = seeded.found.leaves
+    leaves = seeded.replayed.leaves
     name_of = {id(leaves[name]): name for name in names}
     result: dict[str, list[UseOf]] = {name: [] for name in names}
     makers: dict[int, list[str]] = {}
-    for use, delta in zip(seeded.found.uses, seeded.deltas, strict=True):
+    for use, delta in zip(seeded.replayed.uses, seeded.deltas, strict=True):
         if delta is None:
             continue
         for weight in use.weights:
@@ -194,9 +194,9 @@ def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
     return result
 
 
-def _depends(made: Tensor, leaf: Tensor) -> bool:
+def _depends(tensor: Tensor, leaf: Tensor) -> bool:
     return (
-        torch.autograd.grad(made, leaf, torch.zeros_like(made), retain_graph=True, allow_unused=True)[0]
+        torch.autograd.grad(tensor, leaf, torch.zeros_like(tensor), retain_graph=True, allow_unused=True)[0]
         is not None
     )
 
@@ -233,13 +233,13 @@ def _used_once(use: Use, weight: Tensor, delta: Tensor) -> tuple[Tensor | None, 
     """H ``[n, 1, in]`` and delta ``[n, 1, out]`` where J is their outer product; None where it is not."""
     if weight is use.args[1] and use.name != "linear" and delta.shape[2:].numel() > 1:
         return None  # a convolution: no need to look at what it reads
-    found = sequences(use, weight, delta)
-    if found is None:
+    layer = sequences(use, weight, delta)
+    if layer is None:
         return None
-    h, d = found
+    h, d = layer
     if h is None:
         return None, d.sum(1, keepdim=True)
-    return found if d.shape[1] == 1 else None
+    return layer if d.shape[1] == 1 else None
 
 
 def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -272,10 +272,10 @@ def of_pairs(
 def _products(a: Tensor, b: Tensor, memory: dict[str, Tensor] | None, name: str) -> Tensor:
     """a^2, b^2 and a b, one below the other."""
     three = a.expand(3, *a.shape)
-    made = torch.empty_like(three) if memory is None else memory_for(three, memory, name)
-    for place, (x, y) in zip(made, ((a, a), (b, b), (a, b)), strict=True):
+    result = torch.empty_like(three) if memory is None else memory_for(three, memory, name)
+    for place, (x, y) in zip(result, ((a, a), (b, b), (a, b)), strict=True):
         torch.mul(x, y, out=place)
-    return made
+    return result
 
 
 def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
@@ -299,9 +299,9 @@ def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Exa
 def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statistic) -> Tensor:
     result = torch.zeros_like(leaf)
     for use, weight, delta in uses:
-        found = sequences(use, weight, delta)
-        if found is not None:
-            value = _edges_of_layer(seeded, *found, statistic).reshape(weight.shape)
+        layer = sequences(use, weight, delta)
+        if layer is not None:
+            value = _edges_of_layer(seeded, *layer, statistic).reshape(weight.shape)
         elif statistic == "second_moment" and use.name in _BILINEAR:
             value = _squared_operation(use, weight, _only(delta, use.batch, seeded.part)) / seeded.count
         else:
@@ -309,7 +309,7 @@ def _of_edges(seeded: Seeded, leaf: Tensor, uses: list[UseOf], statistic: Statis
                 f"sharing='edges' with statistic={statistic!r} is not known for '{use.name}'; use sharing='parameters'"
             )
         if weight is not leaf:
-            if id(weight) not in seeded.found.views:
+            if id(weight) not in seeded.replayed.views:
                 raise UnmatchedForwardError(
                     f"sharing='edges' needs parameters as they are, or rearranged; '{use.name}' takes one that was "
                     "computed with; use sharing='parameters'"
@@ -339,8 +339,8 @@ def _only(delta: Tensor, batch: int | None, part: Tensor | None) -> Tensor:
     """Delta with zeros at all other examples."""
     if batch is None or part is None:
         return delta
-    made = torch.zeros_like(delta)
-    return made.index_copy_(batch, part, delta.index_select(batch, part))
+    result = torch.zeros_like(delta)
+    return result.index_copy_(batch, part, delta.index_select(batch, part))
 
 
 def _squared_operation(use: Use, weight: Tensor, delta: Tensor) -> Tensor:

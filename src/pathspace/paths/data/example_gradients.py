@@ -51,9 +51,9 @@ def _of_examples(
     use: Use, weight: Tensor, delta: Tensor, examples: Examples, minuend: Tensor | None = None
 ) -> Tensor:
     """J of some examples, ``[m, *weight.shape]``; taken from ``minuend``, in place, if there is one."""
-    found = sequences(use, weight, delta, examples)
-    if found is not None:
-        h, d = found
+    layer = sequences(use, weight, delta, examples)
+    if layer is not None:
+        h, d = layer
         if h is not None:
             d = d.transpose(1, 2)
             if minuend is not None:

@@ -72,13 +72,13 @@ def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
 
 
 def measure(
-    network: Network, squared: Mapping[str, Tensor], found: Replay, alpha: float, statistic: Statistic
+    network: Network, squared: Mapping[str, Tensor], replayed: Replay, alpha: float, statistic: Statistic
 ) -> Measure:
     """gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
     nodes: dict[Key, Tensor] = {}
 
     def mix(key: Key, path: Tensor) -> Tensor:
-        node = found.nodes.get(key)
+        node = replayed.nodes.get(key)
         if node is None:
             return path
         if len(key) == 1 and node.shape_of_one() != path.shape:
@@ -92,7 +92,7 @@ def measure(
 
     taps: list[Tap] = []
     net = network.tape.run(squared, network.live, taps=taps, mix=mix)[0]
-    if len(nodes) != len(found.nodes):
+    if len(nodes) != len(replayed.nodes):
         raise ValueError(
             "the inputs have another number of steps than the traced ones: use inputs of the traced shape (but for the "
             "number of examples), or trace again"
@@ -139,9 +139,9 @@ def data_dependent_norm(
         18.0
     """
     check_options(alpha, statistic)
-    found = replay(network, inputs, differentiable=True)
+    replayed = replay(network, inputs, differentiable=True)
     squared = {n: p.square() for n, p in all_widened(network.parameters, network.parameters).items()}
-    return measure(network, squared, found, alpha, statistic).net
+    return measure(network, squared, replayed, alpha, statistic).net
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def unit_measure(
     """
     check_options(alpha, statistic)
     with torch.no_grad():
-        found = replay(network, inputs)
+        replayed = replay(network, inputs)
         squared = {name: widened(p.detach()).double().square() for name, p in network.parameters.items()}
-        result = measure(network, squared, found, alpha, statistic)
+        result = measure(network, squared, replayed, alpha, statistic)
         total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
         count = torch.zeros_like(total)
         cells = sorted({key[:2] for key in result.nodes if len(key) == 3})

@@ -73,7 +73,7 @@ def size_of_part(count: int, part: bool = True) -> int:
 
 
 def sign_seeds(
-    found: Replay,
+    replayed: Replay,
     psi: Mapping[Key, Tensor],
     statistic: Statistic,
     generator: torch.Generator,
@@ -86,17 +86,17 @@ def sign_seeds(
     An example that is in no pair has zeros; ``part`` leaves out a part of a large batch. ``memory`` is kept by the
     caller; the next call overwrites the seeds.
     """
-    nodes = {key: found.nodes[key] for key in psi}
+    nodes = {key: replayed.nodes[key] for key in psi}
     if not nodes:
         return {}, None
     value = next(iter(nodes.values())).value
     device, dtype = value.device, value.dtype
-    pairs, rows, row_of = None, found.count, None
+    pairs, rows, row_of = None, replayed.count, None
     if statistic == "covariance":
-        pairs = random_pairs(found.count, generator, device, part=part)
+        pairs = random_pairs(replayed.count, generator, device, part=part)
         rows = len(pairs.first)
         # the row of signs of each example
-        row_of = torch.zeros(found.count, dtype=torch.long, device=device)
+        row_of = torch.zeros(replayed.count, dtype=torch.long, device=device)
         row_of[pairs.first] = row_of[pairs.second] = torch.arange(rows, device=device)
     flat = [p.reshape(-1).to(dtype) for p in psi.values()]
     sizes = [len(p) for p in flat]
@@ -104,8 +104,8 @@ def sign_seeds(
     memory = {} if memory is None else memory
     seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory)
     if pairs is not None and row_of is not None:
-        made = memory_for(seed.new_empty(1).expand(found.count, sum(sizes)), memory, "seeds of pairs")
-        seed = torch.index_select(seed, 0, row_of, out=made) if rows else made.zero_()
+        buffer = memory_for(seed.new_empty(1).expand(replayed.count, sum(sizes)), memory, "seeds of pairs")
+        seed = torch.index_select(seed, 0, row_of, out=buffer) if rows else buffer.zero_()
         if len(pairs.left_out):
             seed[pairs.left_out] = 0
     seeds: dict[Key, Tensor] = {}
@@ -128,9 +128,9 @@ def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, memory: dict
     count = len(sizes)
     signs = random_signs((tall + wide, count), generator, sizes.dtype).to(sizes.device)
     a = signs[:tall].mul_(sizes)
-    made = memory_for(sizes.expand(tall * wide, count), memory, "seeds")
-    torch.mul(a[:, None], signs[tall:], out=made.view(tall, wide, count))
-    return made[:rows]
+    buffer = memory_for(sizes.expand(tall * wide, count), memory, "seeds")
+    torch.mul(a[:, None], signs[tall:], out=buffer.view(tall, wide, count))
+    return buffer[:rows]
 
 
 def random_signs(
