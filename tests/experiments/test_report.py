@@ -18,7 +18,7 @@ from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.live import Silent
 from pathspace.experiments.report import Published, build_table, conclusion, print_table, write_report
-from pathspace.experiments.report.curves import WINDOWS, averaged
+from pathspace.experiments.report.curves import WINDOWS, averaged, draw_errors
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.report.switchable import (
@@ -330,9 +330,27 @@ def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_p
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
     assert 1000 < width < 3 * height
     assert element.startswith("<svg")
-    # two axes, and one line of the losses for each method
-    assert len(re.findall(r'id="axes_\d+"', element)) == 2
+    # losses over steps, errors over epochs, errors over rates
+    assert len(re.findall(r'id="axes_\d+"', element)) == 3
     assert len(re.findall(r'id="legend_1"', element)) == 1
+
+
+def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison: Comparison) -> None:
+    from matplotlib.figure import Figure
+
+    row = next(row for row in comparison.rows if not row.diverged)
+    axis = Figure().subplots()
+    draw_errors(axis, row, 2, color="black")
+    line, dot = (np.asarray(drawn.get_xydata()) for drawn in axis.get_lines())
+    # before training, and after each of two epochs
+    assert line[:, 0].tolist() == [0.0, 1.0, 2.0]
+    means = [np.mean([run.validations[i].error for run in row.runs]) for i in range(3)]
+    assert line[:, 1].tolist() == pytest.approx(means)
+    assert dot.tolist() == [[2.0, row.mean_test_error]]
+    gone = replace(row, runs=tuple(replace(run, diverged_at=1, test_error=None) for run in row.runs))
+    empty = Figure().subplots()
+    draw_errors(empty, gone, 2, color="black")
+    assert not empty.get_lines()
 
 
 def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Comparison) -> None:

@@ -1,4 +1,4 @@
-"""Loss curves for the eye: averages over windows of steps, and limits that diverging runs do not set."""
+"""Curves for the eye: losses averaged over windows, errors over epochs, and limits that diverging runs do not set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathspace.experiments.compare import Comparison
+from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.run import RunResult
 
 if TYPE_CHECKING:
@@ -30,6 +30,42 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
     for run in runs:
         if run.diverged_at is not None and run.losses:
             axis.plot(run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9)
+
+
+def draw_errors(axis: Axes, row: Row, epochs: int, **style: Any) -> None:
+    """Draw the mean validation error over epochs, its band over seeds, and the mean test error as a dot at the end.
+
+    Args:
+        axis: Where.
+        row: Its runs; validations that a diverged run did not reach are those of the others.
+        epochs: Passes of a whole run.
+        style: Of the line.
+    """
+    whole = [run.validations[-1].step for run in row.runs if run.diverged_at is None]
+    if not whole:
+        return
+    by_step: dict[int, list[float]] = {}
+    for run in row.runs:
+        for validation in run.validations:
+            if math.isfinite(validation.error):
+                by_step.setdefault(validation.step, []).append(validation.error)
+    places = [step * epochs / max(whole[0], 1) for step in sorted(by_step)]
+    errors = [by_step[step] for step in sorted(by_step)]
+    axis.plot(places, [math.fsum(column) / len(column) for column in errors], **style)
+    if len(row.runs) > 1:
+        axis.fill_between(
+            places, [min(column) for column in errors], [max(column) for column in errors],
+            color=style["color"], alpha=0.15,
+        )  # fmt: skip
+    if row.mean_test_error is not None:
+        axis.plot(epochs, row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9)
+
+
+def name_errors(axis: Axes, comparison: Comparison) -> None:
+    """Name the axes of errors over epochs, and scale the errors."""
+    axis.set_xlabel("epoch (dot: test)")
+    if comparison.metric != "error, %":  # perplexities and squared errors span decades
+        axis.set_yscale("log")
 
 
 def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:

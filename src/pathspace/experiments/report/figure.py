@@ -1,4 +1,4 @@
-"""The figure of a comparison: per method its loss curves above, its choice of learning rate below.
+"""The figure of a comparison: per method its loss curves, its errors over epochs, and its choice of learning rate.
 
 Where there is but one start, `methods_figure` shows the methods in one panel instead.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.curves import draw_losses, limit_losses
+from pathspace.experiments.report.curves import draw_errors, draw_losses, limit_losses, name_errors
 from pathspace.experiments.report.methods_figure import draw_methods
 from pathspace.experiments.report.table import start_label
 
@@ -59,24 +59,37 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
 
 def _draw_starts(figure: Figure, comparison: Comparison) -> None:
     methods = comparison.settings.methods
-    rows = 2 if comparison.choices else 1
+    rows = 3 if comparison.choices else 2
     figure.set_size_inches(1.2 + 2.9 * len(methods), 0.9 + 2.6 * rows)
     axes = figure.subplots(rows, len(methods), sharey="row", squeeze=False)
     for column, name in enumerate(methods):
         _losses(axes[0, column], comparison, name)
+        _errors(axes[1, column], comparison, name)
         if comparison.choices:
-            _rates(axes[1, column], comparison, name)
+            _rates(axes[2, column], comparison, name)
     axes[0, 0].set_ylabel("training loss")
-    if comparison.choices:
-        axes[1, 0].set_ylabel(f"validation {comparison.metric}")
+    for below in axes[1:, 0]:
+        below.set_ylabel(f"validation {comparison.metric}")
     limit_losses(axes[0, 0], comparison)
     _legend(figure, axes)
+
+
+def _style(number: int) -> dict[str, Any]:
+    return FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
+
+
+def _errors(axis: Axes, comparison: Comparison, method: str) -> None:
+    rows = [row for row in comparison.rows if row.method == method]
+    for number, row in enumerate(rows):
+        draw_errors(axis, row, comparison.settings.epochs, zorder=2 + number, **_style(number))
+    name_errors(axis, comparison)
+    axis.grid(alpha=0.25)
 
 
 def _losses(axis: Axes, comparison: Comparison, method: str) -> None:
     rows = [row for row in comparison.rows if row.method == method]
     for number, row in enumerate(rows):
-        style: dict[str, Any] = FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
+        style = _style(number)
         draw_losses(axis, row.runs, label=start_label(comparison, row), zorder=2 + number, **style)
     axis.set_yscale("log")
     axis.set_xlabel("step")
@@ -100,8 +113,7 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
     for number, start in enumerate(comparison.settings.starts):
-        choice = comparison.choices[method, start]
-        style: dict[str, Any] = FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
+        choice, style = comparison.choices[method, start], _style(number)
         rates, errors = zip(*sorted(choice.scores.items()), strict=True)
         shown = [error if math.isfinite(error) else math.nan for error in errors]
         axis.plot(rates, shown, marker="o", markersize=7 if number == 0 else 3.5, zorder=2 + number, **style)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.curves import draw_losses, limit_losses
+from pathspace.experiments.report.curves import draw_errors, draw_losses, limit_losses, name_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,32 +21,36 @@ COLOURS = (
 
 
 def draw_methods(figure: Figure, comparison: Comparison) -> None:
-    """Draw one line per method, solid for those that are invariant: losses, and errors over the learning rate.
+    """Draw one line per method, solid for those that are invariant: losses, and errors over epochs and learning rates.
 
     Args:
         figure: Empty; its size is set.
         comparison: From one start.
     """
-    panels = 2 if comparison.choices else 1
-    figure.set_size_inches(3.2 + 4.4 * panels, 4.2)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    panels = [["losses", "rates"], ["errors", "rates"]] if comparison.choices else [["losses"], ["errors"]]
+    figure.set_size_inches(3.2 + 4.4 * len(panels[0]), 7.6)
+    axes = figure.subplot_mosaic(panels)
     for number, row in enumerate(comparison.rows):
-        draw_losses(axes[0], row.runs, label=METHODS[row.method].label, **_style(number, row.method))
+        style = _style(number, row.method)
+        draw_losses(axes["losses"], row.runs, label=METHODS[row.method].label, **style)
+        draw_errors(axes["errors"], row, comparison.settings.epochs, **style)
         if comparison.choices:
-            _rates(axes[1], comparison, number, row.method)
-    axes[0].set(yscale="log", xlabel="step", ylabel="training loss")
-    limit_losses(axes[0], comparison)
+            _rates(axes["rates"], comparison, number, row.method)
+    axes["losses"].set(yscale="log", xlabel="step", ylabel="training loss")
+    limit_losses(axes["losses"], comparison)
+    axes["errors"].set_ylabel(f"validation {comparison.metric}")
+    name_errors(axes["errors"], comparison)
     if comparison.choices:
         # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
         rates = comparison.settings.learning_rates
-        axes[1].set_xlim(min(rates) / 1.5, max(rates) * 1.5)
-        axes[1].set(xscale="log", xlabel="learning rate (ring: chosen; cross: diverged)")
-        axes[1].set_ylabel(f"validation {comparison.metric}")
+        axes["rates"].set_xlim(min(rates) / 1.5, max(rates) * 1.5)
+        axes["rates"].set(xscale="log", xlabel="learning rate (ring: chosen; cross: diverged)")
+        axes["rates"].set_ylabel(f"validation {comparison.metric}")
         if comparison.metric != "error, %":  # perplexities and squared errors span decades
-            axes[1].set_yscale("log")
-    for axis in axes:
+            axes["rates"].set_yscale("log")
+    for axis in axes.values():
         axis.grid(alpha=0.25, which="both")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    figure.legend(*axes["losses"].get_legend_handles_labels(), loc="outside right upper", frameon=False)
 
 
 def _style(number: int, method: str) -> dict[str, Any]:
