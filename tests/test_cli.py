@@ -349,6 +349,21 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_run_that_is_lost_with_finite_numbers_exits_with_1_too(tmp_path: Path) -> None:
+    arguments = ["train", *TINY, "--method", "sgd", "--lr", "3", "--quiet"]
+    result = call(*arguments, "--output", str(tmp_path))
+    losses = [float(line.split(",")[5]) for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
+    (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
+    assert row.split(",")[8] == ""  # it did not diverge
+    step = next(step for step, loss in enumerate(losses) if loss > 10 * losses[0])
+    assert result.exit_code == 1
+    assert (
+        f"its loss rose above ten times the first one at step {step}: give a lower --lr than 3"
+        in result.stderr
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_bound_on_the_step_mends_a_rate_that_diverges_and_is_what_the_error_proposes(
     tmp_path: Path,
 ) -> None:

@@ -214,7 +214,8 @@ def train(
 ) -> None:
     """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
 
-    The exit code is 1 when the loss or a step is not finite: the run ends there, and its report says so.
+    The exit code is 1 when the loss or a step is not finite (the run ends there, and its report says so), and when the
+    loss rose above ten times its beginning and the run ended no better than it began.
 
     \b
     Examples:
@@ -244,8 +245,8 @@ def train(
             given=any(value is not None for value in (method_name, start, learning_rate, seed)),
         )
         (run,) = done.rows[0].runs
-        if run.diverged_at is not None:
-            _say_diverged(run)
+        if run.lost_at is not None:
+            _say_lost(run)
 
 
 @app.command()
@@ -431,18 +432,21 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _say_diverged(run: RunResult) -> None:
-    """Say where a run ended, and what to try; ends the command."""
+def _say_lost(run: RunResult) -> None:
+    """Say where a run was lost, and what to try; ends the command."""
     config = run.config
     bound = (
         "--clip-step 1 bounds the length of a step on balanced weights"
         if method(config.method).clips_steps
         else "--set clip_norm=1 bounds the gradient"
     )
+    what = (
+        f"The loss or the step was not finite after {run.diverged_at} steps, where the run ended"
+        if run.diverged_at is not None
+        else f"The run ended no better than it began: its loss rose above ten times the first one at step {run.lost_at}"
+    )
     typer.echo(
-        f"Error: The loss or the step was not finite after {run.diverged_at} steps, where the run ended: give a lower "
-        f"--lr than {config.learning_rate:g}, or a bound: {bound}.",
-        err=True,
+        f"Error: {what}: give a lower --lr than {config.learning_rate:g}, or a bound: {bound}.", err=True
     )
     raise typer.Exit(DIVERGED)
 

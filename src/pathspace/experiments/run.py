@@ -155,6 +155,17 @@ class RunResult:
         """Whether the run diverged or ended no better than it began, by the validation loss."""
         return self.diverged_at is not None or not self.validations[-1].loss < self.validations[0].loss
 
+    @property
+    def lost_at(self) -> int | None:
+        """The step at which the run was lost; None for one that came through.
+
+        A run that failed may be lost with finite numbers, too: where its loss first rose above ten times that of the
+        beginning.
+        """
+        if self.diverged_at is not None or not self.failed:
+            return self.diverged_at
+        return next((step for step, loss in enumerate(self.losses) if loss > 10 * self.losses[0]), None)
+
     def steps_to(self, error: float) -> int | None:
         """Return the step of the first validation whose error is at most `error`; None if there is none."""
         return next((v.step for v in self.validations if v.error <= error), None)

@@ -209,6 +209,8 @@ def fit(
             estimator.save(output)
         others = {}
         if folds == 1 and after is None and held_counted:
+            if not quiet:
+                console.print("setting it beside bzip2, xz and context trees", highlight=False)
             others = baseline_bits(*_parts(training_text, held))
     _say_figures(output, estimator.training_, counted, held_counted, others, as_json)
 
