@@ -255,6 +255,21 @@ def test_columns_sort_by_number_with_failures_last(output: Path) -> None:
     assert set(rising[6:]) == set(falling[6:]) == {"diverged", "–"}  # noqa: RUF001
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript here")
+def test_clicks_sort_the_table_and_switch_the_curves(output: Path) -> None:
+    page = (output / "report.html").read_text(encoding="utf-8")
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    program = Path(__file__).with_name("page.js")
+    done = subprocess.run(["node", program], input=script, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [
+        ["ascending", ["Path-SGD", "SGD", "Muon", "Adam"], True],
+        ["descending", ["Muon", "SGD", "Path-SGD", "Adam"], True],
+        ["none", ["SGD", "Adam", "Path-SGD", "Muon"], False],
+        [False, True, False, True],
+        [True, True, True, True],
+    ]
+
+
 def with_errors(row: Row, *errors: float | None) -> Row:
     runs = tuple(
         replace(row.runs[0], test_error=error, diverged_at=3 if error is None else None) for error in errors
