@@ -27,7 +27,9 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         figure: Empty; its size is set.
         comparison: From one start.
     """
-    panels = [["losses", "rates"], ["errors", "rates"]] if comparison.choices else [["losses"], ["errors"]]
+    panels: list[Any] = (
+        [["losses", "rates"], ["errors", "rates"]] if comparison.choices else [["losses"], ["errors"]]
+    )
     figure.set_size_inches(3.2 + 4.4 * len(panels[0]), 7.6)
     axes = figure.subplot_mosaic(panels)
     for number, row in enumerate(comparison.rows):
