@@ -21,7 +21,7 @@ class PlainMetric:
         self.options = {
             "refresh_every": 10,
             "second_term": False,
-            "damping": 0.0 if options.get("normalization") == "none" else 0.01,
+            "damping": 0.0 if options.get("normalization") == "none" else 0.1,
             "normalization": "refreshed",
             "power": 1.0,
         } | options

@@ -496,3 +496,39 @@ def test_whole_batches_are_looked_at_without_an_average():
         optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), averaging=averaging)
         assert optimizer.metric._request(10).part == part
         assert not optimizer.metric._request(9).part
+
+
+class BarelyOpen(nn.Module):
+    """A loop by hand, half of whose units are open in few examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.recur, self.leave = nn.Linear(3, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2)
+        with torch.no_grad():
+            self.enter.bias[:4] = -2.0
+
+    def forward(self, x):
+        state = torch.relu(self.enter(x[:, 0]))
+        for t in range(1, x.shape[1]):
+            state = torch.relu(self.enter(x[:, t]) + self.recur(state))
+        return self.leave(state)
+
+
+@pytest.mark.parametrize("kind", ["default", "undamped"])
+def test_no_weight_goes_ten_times_as_far_as_in_the_balanced_network(kind):
+    """At alpha = 1 weights read by few open examples have next to no kappa; undamped steps were 890 times SGD's."""
+    torch.manual_seed(0)
+    model, x = BarelyOpen(), torch.randn(64, 4, 3)
+    options = {} if kind == "default" else {"damping": 0.0}
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=1e-3, alpha=1.0, **options)
+    before = weights(model)
+    model(x).square().mean().backward()
+    optimizer.step()
+    largest = 0.0
+    for name, p in model.named_parameters():
+        gauge = optimizer.metric.gauge(name)
+        f = gauge.times_(torch.ones_like(p))
+        ours, plain = (p.detach() - before[name]) / f, 1e-3 * f * p.grad
+        moved = plain != 0
+        largest = max(largest, float((ours[moved] / plain[moved]).abs().max()))
+    assert largest < 10.1 if kind == "default" else largest > 100

@@ -86,7 +86,7 @@ SHARED = {
     "clipped": {"clip_norm": 0.02, "eps": 1e-2},
     "stale": {"refresh_every": 3},
     "second term": {"second_term": True},
-    "damped": {"damping": 0.1},
+    "damped": {"damping": 0.5},
     "maximize": {"maximize": True},
 }
 OPTIONS = [

@@ -87,7 +87,7 @@ OPTIONS = {
     "stale, raw": {"refresh_every": 3, "normalization": "none"},
     "frozen": {"normalization": "frozen"},
     "second term": {"second_term": True},
-    "damped": {"damping": 0.1},
+    "damped": {"damping": 0.5},
     "undamped": {"damping": 0.0},
     "power": {"power": 0.5},
     "maximize": {"maximize": True},

@@ -109,7 +109,7 @@ OPTIONS = {
     },
     "half, clipped": {"power": 0.5, "clip_norm": 0.02},
     "more than all": {"power": 1.5},
-    "damped": {"damping": 0.1},
+    "damped": {"damping": 0.5},
     "damped raw": {"damping": 0.1, "normalization": "none", "lr": 0.01},
     "damped and frozen": {"damping": 0.1, "normalization": "frozen"},
     "everything": {

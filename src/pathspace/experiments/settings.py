@@ -89,7 +89,7 @@ class Settings:
     clip_norm: float = 0.0
     clip_step: float = 0.0
     refresh_every: int = 10
-    damping: float = 0.01
+    damping: float = 0.1
     rescale_exponent: int = 5
     rescale_factor: float = 0.0
     verified_seeds: int = 0

@@ -40,9 +40,10 @@ _FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
 _KEPT = ("age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "factor")
 
 
-DAMPING = 0.01
-"""Adam's direction is as long for a weight of little kappa as for any other, and 1 / sqrt(D) is what it moves by: on
-MNIST rows PathAdam without damping was lost at a rate at which it trained with this one (docs/results/winner.md)."""
+DAMPING = 0.1
+"""No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
+kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0 PathAdam did on MNIST rows
+(docs/safety.md, docs/results/winner.md)."""
 
 
 class PathOptions(TypedDict, total=False):
@@ -72,7 +73,7 @@ class Path:
         damping: added to kappa in the balanced frame, as a fraction of its mean there; invariant, unlike a constant
             added to kappa. It bounds the steps of weights on paths of little mass: in the balanced network they are at
             most damping^-power (for Adam's and Muon's rules damping^(-power / 2)) times as long as without a metric.
-            None: 0.01, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
+            None: 0.1, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
         refresh_every: steps between two computations of kappa. The first ``refresh_every`` steps, when kappa moves
             fast, compute it each. Stale values stay invariant.
         second_term: use kappa1 + kappa2 (P16 Section 3) instead of kappa1 alone.
