@@ -131,9 +131,9 @@ class Network:
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         model = copy.deepcopy(self.model, memo)
         parameters = MappingProxyType({name: model.get_parameter(name) for name in self.parameters})
-        made = replace(self, model=model, parameters=parameters)
-        made.rescalings.update(self.rescalings)
-        return made
+        created = replace(self, model=model, parameters=parameters)
+        created.rescalings.update(self.rescalings)
+        return created
 
     def __reduce__(self) -> Any:
         raise TypeError("a Network cannot be pickled; save the model and trace it again")

@@ -44,10 +44,10 @@ class Places:
     def check(self) -> None:
         """Raise RuntimeError if a part was replaced."""
         for siblings, name, child, path in self._children:
-            found = siblings.get(name)
-            if found is not child and not _wraps(found, child):
-                now = "removed" if found is None else "replaced"
-                by = "" if found is None else f", by {type(found).__name__}"
+            result = siblings.get(name)
+            if result is not child and not _wraps(result, child):
+                now = "removed" if result is None else "replaced"
+                by = "" if result is None else f", by {type(result).__name__}"
                 raise RuntimeError(
                     f"the module '{path}' ({type(child).__name__}) was {now} after tracing{by}: trace the model again, "
                     "and make a new optimizer"

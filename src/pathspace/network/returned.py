@@ -15,13 +15,13 @@ from pathspace.network.errors import UnmatchedForwardError
 
 def tensors_in(result: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists, dicts and dataclasses, in order."""
-    found: list[Tensor] = []
+    values: list[Tensor] = []
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            values.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            found += tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-    return found
+            values += tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    return values
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ class Normalized(torch.autograd.Function):
         if torch.is_grad_enabled():
             wanted = [t for t, needed in zip((x, weight, bias), needs, strict=False) if needed]
             z = normalized_by_autograd(x, weight, bias, measure, product, rule)
-            found = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
-            return (*(next(found) if needed else None for needed in needs[:3]), None, None, None)
+            result = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
+            return (*(next(result) if needed else None for needed in needs[:3]), None, None, None)
         alpha, n = rule.alpha, a.numel() // a.shape[1]
         p = gamma2.rsqrt()
         # sum_i G_i (a_i - mean) and sum_i G_i

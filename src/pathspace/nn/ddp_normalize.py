@@ -189,15 +189,15 @@ def _places(network: Network) -> dict[str, Instruction]:
                 f"the parameter '{name}' of {where} makes internal nodes, but only nn.Linear, nn.Conv1d, nn.Conv2d and "
                 "nn.Conv3d have a normalized form; replace the layer, or trace with outside= it"
             )
-        found = users[name]
-        if len(found) > 1 or len(found[0].inputs) < 2 or found[0].inputs[1] not in leaf_of:
+        result = users[name]
+        if len(result) > 1 or len(result[0].inputs) < 2 or result[0].inputs[1] not in leaf_of:
             raise ValueError(f"{where} is used more than once (or its weight is changed or shared): {_TWICE}")
-        if found[0].name not in (f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")):
+        if result[0].name not in (f"{kind} in '{path}'" for kind in ("linear", "conv1d", "conv2d", "conv3d")):
             raise ValueError(
-                f"'{name}' is used in '{found[0].name}', not by its own layer's forward: call the layer"
+                f"'{name}' is used in '{result[0].name}', not by its own layer's forward: call the layer"
             )
         if short == "weight":
-            places[path] = found[0]
+            places[path] = result[0]
     return places
 
 

@@ -28,13 +28,13 @@ class Arguments:
 
 def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """All tensors among arguments, in their order; most arguments are tensors or numbers, not containers."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            found.append(value)
+            result.append(value)
         elif not isinstance(value, _PLAIN):
-            found += [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
-    return found
+            result += [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
+    return result
 
 
 def mapped(
@@ -114,7 +114,7 @@ def first_examples(network: Network, given: Arguments, count: float | None) -> A
 
     def shorter(t: Tensor) -> Tensor:
         # other arguments may hold the batch elsewhere, as the states of nn.RNN do
-        found = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
-        return t if found is None else t.narrow(found, 0, many)
+        result = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
+        return t if result is None else t.narrow(result, 0, many)
 
     return Arguments(*pytree.tree_map_only(Tensor, shorter, (given.args, given.kwargs)))

@@ -87,53 +87,53 @@ class Follower(Matched, TorchFunctionMode):
         """Match an operation that was done with the traced one, and remember what it shows."""
         if name == "_pack_padded_sequence":
             raise UnmatchedForwardError(_PACKED)
-        made = tensors_in((result,), {}) if result is not None else list(args[:1])
-        if not made:
+        created = tensors_in((result,), {}) if result is not None else list(args[:1])
+        if not created:
             return
         if name in SIGNS:  # its gradient is zero
-            self.data.update((id(t), t) for t in made)
+            self.data.update((id(t), t) for t in created)
             return
         moved = name in MOVEMENTS and all(id(t) in self._blank for t in tensors)
         if name in SHAPED_FACTORIES or moved or not tensors:
-            self._blank.update((id(t), t) for t in made)
-        elif id(made[0]) in self._blank:  # written to
-            del self._blank[id(made[0])]
+            self._blank.update((id(t), t) for t in created)
+        elif id(created[0]) in self._blank:  # written to
+            del self._blank[id(created[0])]
         if name in _SCALINGS and self._of_zeros(tensors):  # d * h at the start of a recurrence is no edge
-            self.data[id(made[0])] = made[0]
+            self.data[id(created[0])] = created[0]
             return
         data = any(id(t) in self.data for t in tensors)
-        if name in _DETACHES and tensors[0].requires_grad and not made[0].requires_grad:
+        if name in _DETACHES and tensors[0].requires_grad and not created[0].requires_grad:
             self.next(name)
-            self._cut[id(made[0])] = made[0]
+            self._cut[id(created[0])] = created[0]
             return
         if any(id(t) in self._cut for t in tensors):
             raise UnmatchedForwardError(
                 f"'{name}' uses an activation that was detached: the path through it carries values but no gradients, "
                 "so what it adds on data is not known; detach only what the model returns"
             )
-        call = self.next(name) if made[0].requires_grad else None
+        call = self.next(name) if created[0].requires_grad else None
         if call is not None and call.kind == "tail":
-            self._tails.update((id(t), t) for t in made)
+            self._tails.update((id(t), t) for t in created)
         if call is not None and call.kind != "parameter":
             data = True
             if (
-                tensors and made[0] is tensors[0] and not self.was_weight(made[0])
+                tensors and created[0] is tensors[0] and not self.was_weight(created[0])
             ):  # a constant that was just written to
-                self.data[id(made[0])] = made[0]
+                self.data[id(created[0])] = created[0]
             weights = [t for t in tensors if self.is_weight(t)]
             if (
                 weights
-                and made[0] is tensors[0]
-                and (made[0]._is_view() or "mul" in name or name == "__setitem__")
+                and created[0] is tensors[0]
+                and (created[0]._is_view() or "mul" in name or name == "__setitem__")
             ):
                 raise UnmatchedForwardError(
                     f"'{name}' in '{call.module}' writes a parameter into a tensor; what its edges carry on data "
                     "shows in y = x + p or y = x * p"
                 )
             if weights:
-                self.note_use(call, name, func, args, kwargs, tensors, weights, made[0])
-            self.note_nodes(call, made)
-        for t in made:
+                self.note_use(call, name, func, args, kwargs, tensors, weights, created[0])
+            self.note_nodes(call, created)
+        for t in created:
             if data:
                 self.data[id(t)] = t
             elif t.requires_grad:

@@ -135,15 +135,15 @@ class LatestBatch:
         self._leave()
         prepare = self._prepare()
         try:
-            found = witness.found(result)
+            values = witness.found(result)
         except Exception:  # of the user's choice of outputs, on what another call returned
-            found = None
-        if found is None:
+            values = None
+        if values is None:
             self._short = None  # the model does more than that: later calls are followed as any other's
-        if found is None or prepare is None:
+        if values is None or prepare is None:
             return
         try:
-            self.prepared = prepare(found)
+            self.prepared = prepare(values)
         except (ValueError, RuntimeError):
             self.prepared = None  # the step will run the model once more, and say what is wrong
 

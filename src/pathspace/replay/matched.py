@@ -151,9 +151,9 @@ class Matched:
         batch = self.batch_of(tensor, known)
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError("a node of the network has the same value for all examples")
-        value, found = tensor if self.differentiable else tensor.detach(), None
+        value, result = tensor if self.differentiable else tensor.detach(), None
         if self._summary is None:
             value = value.clone()
         else:
-            found = self._summary(value, batch)
-        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, found)
+            result = self._summary(value, batch)
+        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, result)

@@ -80,9 +80,9 @@ def normalization(
         normal = F.batch_norm(x if result is None else x.detach(), mean, var, None, None, False, 0.0, eps)
         shape = (1, -1) + (1,) * (x.dim() - 2)
     else:  # on no path to an output
-        made = func(*args, **kwargs)
-        follower.data[id(made)] = made
-        return made
+        created = func(*args, **kwargs)
+        follower.data[id(created)] = created
+        return created
 
     def affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
         y = x if gamma is None else x * gamma.reshape(shape)

@@ -55,10 +55,10 @@ def examples_after(
     places = examples.places(value)
     if places is None:
         return None, None
-    found, single = along(move(places)), examples.single()
-    if found is None:
+    result, single = along(move(places)), examples.single()
+    if result is None:
         return recorder.mixes(name)
-    dim, pattern = found
+    dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
     if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
         return recorder.mixes(name)
@@ -81,8 +81,8 @@ def examples_written(
     for d in range(places.dim()):  # what was not written belongs to all
         rows = places.movedim(d, 0).reshape(places.shape[d], -1)
         highest, lowest = rows.amax(1), rows.masked_fill(rows < 0, examples.count).amin(1)
-        if torch.equal(highest, lowest) and (found := along(highest)) is not None:
-            return d, examples.pattern(found[1])
+        if torch.equal(highest, lowest) and (result := along(highest)) is not None:
+            return d, examples.pattern(result[1])
     return None, None
 
 

@@ -91,8 +91,8 @@ def _run(
         if "meta" not in str(error) and not isinstance(error, NotImplementedError):
             raise  # the model's own
         raise refusal from None  # what it returns depends on values
-    made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
-    if not made or not all(t.is_meta for t in made):
+    created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+    if not created or not all(t.is_meta for t in created):
         raise refusal
     return result, [t for key, t in given.items() if empty[key]._version != before[key]]
 

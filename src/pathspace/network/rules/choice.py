@@ -30,8 +30,8 @@ def extreme(
         return reduce(recorder, "amax", func, x)
     values = reduce(recorder, "amax", func, x, *args, **kwargs)
     kind = torch.return_types.max if name == "max" else torch.return_types.min
-    made = recorder.value(values)
-    return kind((values, indices(recorder, name, made, made.shape, made.batch)))
+    created = recorder.value(values)
+    return kind((values, indices(recorder, name, created, created.shape, created.batch)))
 
 
 def indices(recorder: Recorder, name: str, of: Value, shape: torch.Size, batch: int | None) -> Tensor:
@@ -39,14 +39,14 @@ def indices(recorder: Recorder, name: str, of: Value, shape: torch.Size, batch: 
 
     In a strict trace it may be returned, but nothing may depend on it.
     """
-    made = torch.empty(shape, dtype=torch.long, device="meta")
+    created = torch.empty(shape, dtype=torch.long, device="meta")
     if recorder.strict:
         labels = torch.tensor(FIXED).expand(shape)
         value = Value(recorder.new_slot(), labels, "indices", name, batch, module=recorder.path)
-        return recorder.bind(made, value)
-    made = recorder.add_leaf(made, "input", batch=batch, examples=of.examples)
-    recorder.origins[recorder.value(made).slot] = Origin((of.slot,))
-    return made
+        return recorder.bind(created, value)
+    created = recorder.add_leaf(created, "input", batch=batch, examples=of.examples)
+    recorder.origins[recorder.value(created).slot] = Origin((of.slot,))
+    return created
 
 
 def position(
@@ -127,8 +127,8 @@ def pool_with_indices(
     kwargs = {key: value for key, value in kwargs.items() if key != "return_indices"}
     largest = 5 if not plain.startswith("adaptive") else 1  # arguments before return_indices
     values = recorder.apply(plain, func, input, *args[:largest], **kwargs)
-    made = recorder.value(values)
-    return values, indices(recorder, name, made, made.shape, made.batch)
+    created = recorder.value(values)
+    return values, indices(recorder, name, created, created.shape, created.batch)
 
 
 _AS_RELU = (

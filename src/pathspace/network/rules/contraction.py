@@ -149,20 +149,20 @@ def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, d
     size = dict(zip([*form.first, *form.second], [*x.shape, *w.shape], strict=True))
     common = [n for n in form.first if n in form.second]
     source = recorder.scales.unify_over(x.labels, tuple(form.first.index(n) for n in common))
-    made = [n for n in form.second if n in form.out]
+    created = [n for n in form.second if n in form.out]
     if bool((recorder.scales.resolve(source) == WILD).all()):  # W 0 = 0, whatever W is
-        target = torch.full([size[n] for n in made], WILD)
+        target = torch.full([size[n] for n in created], WILD)
     else:
-        units = torch.Size([size[n] for n in made])
+        units = torch.Size([size[n] for n in created])
         target = recorder.scales.fresh(units.numel(), recorder.where(name)).reshape(units)
     new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
     recorder.uses.add(
         w,
-        _laid_out(target, made, form.second),
+        _laid_out(target, created, form.second),
         _laid_out(source, common, form.second),
         target_dim=new[0] if len(new) == 1 else None,
     )
-    labels = _laid_out(recorder.scales.resolve(target), made, form.out).expand([size[n] for n in form.out])
+    labels = _laid_out(recorder.scales.resolve(target), created, form.out).expand([size[n] for n in form.out])
     out = recorder.emit(form, [x, w], labels, name=name, dtype=dtype, batch=batch)
     return recorder.note_linear(out)
 

@@ -134,8 +134,8 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
     keep = tuple(d for d in range(n - own, n) if bias.shape[d - n] > 1)
     target = recorder.scales.unify_over(labels, keep)
     if bool((target == WILD).any()):  # zero plus a bias is a unit of its own
-        made = recorder.scales.fresh(target.numel(), recorder.where(name)).reshape(target.shape)
-        target = torch.where(target == WILD, made, target)
+        created = recorder.scales.fresh(target.numel(), recorder.where(name)).reshape(target.shape)
+        target = torch.where(target == WILD, created, target)
     target = target.reshape([labels.shape[d] if d in keep else 1 for d in range(n)])
     of_bias = target.reshape(target.shape[n - own :])
     recorder.uses.add(bias, of_bias, torch.full_like(of_bias, FIXED), bias=True)

@@ -68,10 +68,10 @@ def move_one(
             return result[number] if many else result
 
         batch, examples = examples_after(recorder, name, value, one, labels.shape, args, kwargs)
-        made = Value(
+        created = Value(
             recorder.new_slot(), labels, value.kind, value.name, batch, value.state, examples=examples
         )
-        results.append(_shown(made, value, name, move, number if many else None, args))
+        results.append(_shown(created, value, name, move, number if many else None, args))
     out = recorder.emit_many(
         (lambda t: tuple(move(t))) if many else move,
         [value],
@@ -151,10 +151,10 @@ def cast(
     if (
         name == "type"
     ):  # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
-        made = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
-        if isinstance(made, str):
-            return made
-        dtype, args, kwargs = made.dtype, (), {}
+        created = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
+        if isinstance(created, str):
+            return created
+        dtype, args, kwargs = created.dtype, (), {}
     for item in (*args, *kwargs.values()):
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:
@@ -231,9 +231,9 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
 
     slot = recorder.new_slot()
     batch, examples = examples_written(recorder, base, index, source)
-    made = Value(slot, labels, common_kind((base, source)), batch=batch, examples=examples)
-    recorder.emit_many(put, [base, source], [made], name="item assignment", dtype=x.dtype)
-    recorder.bind(x, made)
+    created = Value(slot, labels, common_kind((base, source)), batch=batch, examples=examples)
+    recorder.emit_many(put, [base, source], [created], name="item assignment", dtype=x.dtype)
+    recorder.bind(x, created)
 
 
 def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any) -> None:

@@ -28,19 +28,19 @@ def ordered(
     """The values, in the order and the number that the function gives, and their indices."""
     x = recorder.as_units(input)
     if x.kind == "input":
-        made = recorder.preprocess(func, (input, *args), kwargs, [x])
-        places = made if isinstance(made, Tensor) else made[1]
+        created = recorder.preprocess(func, (input, *args), kwargs, [x])
+        places = created if isinstance(created, Tensor) else created[1]
         if places.dim() == 1 and x.batch == 0:  # examples by their lengths, as for packed sequences
             recorder.bind(places, replace(recorder.value(places), batch=0, order=True))
-        return made
+        return created
     dim = dimension(name, args, kwargs)
     if dim is None:  # the median of all
         return reduce(recorder, "amax", func, input)
     dim %= x.labels.dim()
     if x.batch == dim:
         recorder.wrong_batch(name)
-    made = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
-    shape = (made if isinstance(made, Tensor) else made[0]).shape
+    created = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
+    shape = (created if isinstance(created, Tensor) else created[0]).shape
     common = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True))
     keeps = len(shape) == x.labels.dim()
     labels = (common if keeps else common.squeeze(dim)).expand(shape)
@@ -55,7 +55,7 @@ def ordered(
         return indices(recorder, name, x, shape, batch)
     values = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
     recorder.note_unit(values)
-    return values if name == "msort" else type(made)((values, indices(recorder, name, x, shape, batch)))
+    return values if name == "msort" else type(created)((values, indices(recorder, name, x, shape, batch)))
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -176,10 +176,10 @@ def packed_rnn(
     def flat(t: Tensor) -> Tensor:
         return t.reshape(steps * packed.examples, *t.shape[2:])
 
-    made = recorder.emit(flat, [out], flat(out.labels), name=name, dtype=rows.dtype, batch=0)
+    created = recorder.emit(flat, [out], flat(out.labels), name=name, dtype=rows.dtype, batch=0)
     states = recorder.apply("cat", torch.cat, last, 0)
     recorder.bind(states, replace(recorder.value(states), state=True))
-    return made, states
+    return created, states
 
 
 def _any_last(recorder: Recorder, name: str, sequence: Tensor, directions: int) -> Tensor:

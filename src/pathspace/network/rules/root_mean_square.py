@@ -64,14 +64,14 @@ def continued(
         return None
     power = _power(name, args, kwargs)
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
-        found = known
+        result = known
     elif name == "mean" and known.over == () and known.power == 2:
-        found = _mean(known, args, kwargs)
+        result = _mean(known, args, kwargs)
     elif power is not None and known.over:
-        found = replace(known, power=known.power * power)
+        result = replace(known, power=known.power * power)
     else:
-        found = None
-    return None if found is None else _kept(recorder, name, func, args, kwargs, at.refusal, found)
+        result = None
+    return None if result is None else _kept(recorder, name, func, args, kwargs, at.refusal, result)
 
 
 def released(recorder: Recorder, tensor: Tensor) -> None:
@@ -141,6 +141,6 @@ def _normalized(recorder: Recorder, name: str, args: Sequence[Any], kwargs: Any)
     if x.batch in known.over:
         recorder.wrong_batch(name)
     tensor = args[1] if turned else args[0]
-    made = normalized(recorder, name, tensor, x, x.shape, known.over)
+    created = normalized(recorder, name, tensor, x, x.shape, known.over)
     in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
-    return recorder.write(args[0], made) if in_place else made
+    return recorder.write(args[0], created) if in_place else created

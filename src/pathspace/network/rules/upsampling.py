@@ -58,10 +58,10 @@ def interpolate(
         # in two dimensions of which one has a single place
         sizes, factors = None if n is None else (n, 1), None if f is None else (f, 1.0)
         units = units[:, None, :, None]
-        made = F.interpolate(
+        created = F.interpolate(
             units, sizes, factors, mode, align_corners, recompute_scale_factor, antialias=antialias
         )
-        return made[:, 0, :, 0]
+        return created[:, 0, :, 0]
 
     weights = [of_units(d).square() for d in range(space)]
     channels = recorder.scales.unify_over(x.labels, (0, 1))

@@ -113,7 +113,9 @@ class Interpreter(TorchFunctionMode):
         self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
-            recorder.real.update((id(made), value) for made, value in pairs if isinstance(made, Tensor))
+            recorder.real.update(
+                (id(created), value) for created, value in pairs if isinstance(created, Tensor)
+            )
         return result
 
     def _by_rule(
@@ -160,10 +162,10 @@ class Interpreter(TorchFunctionMode):
     ) -> None:
         """Remember an operation whose result depends on a parameter, for a replay on data."""
         if isinstance(result, Tensor):
-            made = [result]
+            created = [result]
         else:  # an assignment to a slice returns nothing
-            made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
-        values = [v for t in made if (v := self.recorder.known(t)) is not None]
+            created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
+        values = [v for t in created if (v := self.recorder.known(t)) is not None]
         passed = ("input", "buffer", "indices") if self.recorder.strict else ("input", "buffer", "tail")
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]

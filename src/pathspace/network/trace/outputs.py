@@ -31,16 +31,16 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     Returns:
         The outputs; of the picked tensors that are no states of recurrent layers, places and slots; and the cuts.
     """
-    found = []
+    values = []
     for tensor in tensors_in(result):
         value = recorder.known(tensor)
         if value is None and tensor.is_meta:
             raise UntraceableError(
                 "output", "", "a returned tensor was made by code that tracing does not see"
             )
-        found.append(value)
-    of_units = [v for v in found if v is not None and v.kind in ("hidden", "tail")]
-    counted = [o for o in _reached(recorder, _slots(found)) if o.cut is not None]
+        values.append(value)
+    of_units = [v for v in values if v is not None and v.kind in ("hidden", "tail")]
+    counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]
     chosen = [v for v in of_units if not v.state]
     # nothing but states is returned, and nothing goes outside or through a cut
     if not chosen and not recorder.extra_outputs and not counted:
@@ -60,10 +60,10 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
                 "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
             )
         )
-    left = states | {id(v) for v in found if v is not None and v.kind == "indices"}
-    places = tuple(i for i, v in enumerate(found) if id(v) not in left)
+    left = states | {id(v) for v in values if v is not None and v.kind == "indices"}
+    places = tuple(i for i, v in enumerate(values) if id(v) not in left)
     chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
-    slots = tuple(v.slot if (v := found[i]) is not None and v.slot in chosen_slots else None for i in places)
+    slots = tuple(v.slot if (v := values[i]) is not None and v.slot in chosen_slots else None for i in places)
     held = _held(recorder, returned, shadow)
     cuts = _cuts(recorder, counted, held)
     for value in {id(v): v for v in [*outputs, *(v for origin in held for v in origin.entering)]}.values():

@@ -184,9 +184,9 @@ class Recorder:
             labels[elements.reshape(-1)] = self.scales.resolve(new.labels).expand(elements.shape).reshape(-1)
             like = labels.reshape(owner.shape)
             kind = common_kind((owner, new))
-            made = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
-            self.emit_many(put(elements), [owner, new], [made], name="in-place write", dtype=tensor.dtype)
-            owner = made
+            created = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)
+            self.emit_many(put(elements), [owner, new], [created], name="in-place write", dtype=tensor.dtype)
+            owner = created
         memory.owner, memory.pending = owner, []
         seen = Value(
             self.new_slot(), value.view(like), owner.kind, batch=value.batch,
@@ -239,10 +239,10 @@ class Recorder:
                 else v
                 for v in results
             ]
-        made, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
+        created, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         where = self.where(name)
-        self.instructions.append(Instruction(function, used, made, where, of_parameter, recurrent, form))
+        self.instructions.append(Instruction(function, used, created, where, of_parameter, recurrent, form))
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
     def _examples_of(
@@ -261,9 +261,9 @@ class Recorder:
         value = self.value(tensor)
         if value.kind != "parameter":
             return value
-        made = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
-        self.uses.add(value, made, torch.full_like(made, FIXED), bias=True)
-        return Value(value.slot, self.scales.resolve(made))
+        created = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
+        self.uses.add(value, created, torch.full_like(created, FIXED), bias=True)
+        return Value(value.slot, self.scales.resolve(created))
 
     def note_unit(self, tensor: Tensor) -> Tensor:
         """Remember that this tensor holds unit values (after a ReLU)."""
@@ -305,8 +305,8 @@ class Recorder:
         result = pytree.tree_map_only(Tensor, bind, result)
         if self.origins:
             origin = Origin(tuple([v.slot for v in known if v is not None]))
-            made = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
-            self.origins.update((v.slot, origin) for v in made)
+            created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
+            self.origins.update((v.slot, origin) for v in created)
         return result
 
     # -- messages ---------------------------------------------------------------------------------------------

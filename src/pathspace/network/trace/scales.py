@@ -38,9 +38,9 @@ class Scales:
         first = len(self._table)
         self._firsts.append(first)
         self._origins.append(origin)
-        made = torch.arange(first, first + count)
-        self._table, self._signed = torch.cat([self._table, made]), None
-        return made
+        created = torch.arange(first, first + count)
+        self._table, self._signed = torch.cat([self._table, created]), None
+        return created
 
     def origin(self, variable: int) -> tuple[str, int]:
         """Where a variable was made, and its index there."""
@@ -52,8 +52,8 @@ class Scales:
         if self._signed is None:  # ..., -2, -1 at the end, where negative labels look for them
             self._signed = torch.cat([self._table, -self._table[1:].flip(0)])
         small = without_repeats(labels)
-        found = self._signed[small]
-        return found if small is labels else found.expand(labels.shape)
+        result = self._signed[small]
+        return result if small is labels else result.expand(labels.shape)
 
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""

@@ -65,8 +65,8 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
         model: any module; it is not changed.
         memo: what stands for parts of it in the copy, by their identity.
     """
-    made: dict[int, Any] = {id(t): t.detach() for t in made_by_hooks(model)}
-    return copy.deepcopy(model, made if memo is None else made | memo)
+    created: dict[int, Any] = {id(t): t.detach() for t in made_by_hooks(model)}
+    return copy.deepcopy(model, created if memo is None else created | memo)
 
 
 def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
@@ -117,8 +117,8 @@ def arguments_for(
         return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch
 
     def prepare(tensor: Tensor) -> Tensor:
-        made, batch = empty(tensor)
-        return recorder.add_leaf(made, "input", batch=batch)
+        created, batch = empty(tensor)
+        return recorder.add_leaf(created, "input", batch=batch)
 
     def carried(tensor: Tensor) -> Tensor:
         return torch.zeros(empty(tensor)[0].shape, dtype=tensor.dtype)  # a zero fits every scale

@@ -109,13 +109,13 @@ def _spread(seen: ChainPass, layer: int, request: Request, memory: Memory) -> Te
     # z_t = W_in x_t + b + W_rec h_{t-1}
     h, x, leaves = seen.states[layer], seen.states[layer - 1] if layer else seen.x, seen.leaves
     z = memory_for(h, memory, "values")
-    flat, W, made = x.reshape(-1, x.shape[2]), leaves[cell.weight].t(), z.view(-1, z.shape[2])
+    flat, W, created = x.reshape(-1, x.shape[2]), leaves[cell.weight].t(), z.view(-1, z.shape[2])
     if cell.biases:
-        torch.addmm(leaves[cell.biases[0]] + leaves[cell.biases[1]], flat, W, out=made)
+        torch.addmm(leaves[cell.biases[0]] + leaves[cell.biases[1]], flat, W, out=created)
     else:
-        torch.mm(flat, W, out=made)
+        torch.mm(flat, W, out=created)
     before = h[:-1].reshape(-1, h.shape[2])
-    made[h.shape[1] :].addmm_(before, leaves[cell.recurrent].t())
+    created[h.shape[1] :].addmm_(before, leaves[cell.recurrent].t())
     return spread_of(z, 1, request.statistic).squeeze(1)
 
 
@@ -146,8 +146,8 @@ def _seeds(
         spread = seeds.new_zeros(len(seeds), len(flat))
         seeds = spread.index_copy_(1, places, seeds)
     parts = zip(seeds.split([own.numel() for own in psi], 1), psi, strict=True)
-    found = [part.view(len(part), *own.shape) for part, own in parts]
-    return [*[None] * (len(seen.chain.layers) - len(found)), *found], chosen
+    result = [part.view(len(part), *own.shape) for part, own in parts]
+    return [*[None] * (len(seen.chain.layers) - len(result)), *result], chosen
 
 
 def _seeds_of_rows(
@@ -187,14 +187,14 @@ def _pulled_back(
     deltas = [end.transpose(0, 1).contiguous()]
     weight = leaves[chain.readout.weight]
     for cell, own, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
-        above, made = torch.matmul(deltas[0], weight), memory_for(h, memory, f"deltas, {cell.weight}")
+        above, created = torch.matmul(deltas[0], weight), memory_for(h, memory, f"deltas, {cell.weight}")
         if cell.recurrent:
-            _pull_through(leaves[cell.recurrent], own, h, above, made)
+            _pull_through(leaves[cell.recurrent], own, h, above, created)
         else:
-            torch.ops.aten.threshold_backward.grad_input(above, h, 0, grad_input=made)
+            torch.ops.aten.threshold_backward.grad_input(above, h, 0, grad_input=created)
             if own is not None:
-                made.add_(own.transpose(0, 1))
-        deltas.insert(0, made)
+                created.add_(own.transpose(0, 1))
+        deltas.insert(0, created)
         weight = leaves[cell.weight]
     return deltas
 
@@ -267,7 +267,7 @@ def _of_products(
 def _of_sums(delta: Tensor, h: Tensor, in_pairs: bool, out: Tensor) -> Tensor:
     """The same of the sums over the steps, for some rows at a time: they stay in the cache."""
     left, right = delta.permute(1, 2, 0), h.transpose(0, 1)
-    count, made = len(left) // (2 if in_pairs else 1), None
+    count, created = len(left) // (2 if in_pairs else 1), None
     size = max(1, CHUNK // out.numel())
     for first in range(0, count, size):
         end = min(first + size, count)
@@ -275,8 +275,8 @@ def _of_sums(delta: Tensor, h: Tensor, in_pairs: bool, out: Tensor) -> Tensor:
         if in_pairs:
             J.baddbmm_(left[count + first : count + end], right[count + first : count + end], alpha=-1)
         square = J.mul_(J)
-        if made is None:
-            made = torch.sum(square, 0, out=out)
+        if created is None:
+            created = torch.sum(square, 0, out=out)
         else:
-            made += square.sum(0)
-    return out.zero_() if made is None else made
+            created += square.sum(0)
+    return out.zero_() if created is None else created

@@ -50,8 +50,8 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     current_values(network, parameters)
 
     def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
-        found = pairs_term(network, given)
-        return {name: found.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
+        result = pairs_term(network, given)
+        return {name: result.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
 
     return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
 

@@ -149,8 +149,8 @@ def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Te
             if bool((product(h, w).abs() <= 1e-12 * size).all()):
                 continue  # they only add up
 
-            found = reads_of_each(product, len(h), len(w), len(constant))
-            mixed.append((a, b - operands, found))
+            result = reads_of_each(product, len(h), len(w), len(constant))
+            mixed.append((a, b - operands, result))
     return Terms(
         constant,
         tuple((a, single[a]) for a in range(operands) if len(single[a].target)),

@@ -74,8 +74,8 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
 
         def largest(value: Tensor) -> Tensor:
-            found = on(sign * value)
-            return sign * (found if isinstance(found, Tensor) else found[0])
+            result = on(sign * value)
+            return sign * (result if isinstance(result, Tensor) else result[0])
 
         return Gated((x,), lambda: _windows(largest, sign * x))
     return None
@@ -228,8 +228,8 @@ def _ordered(
     function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
-    made = function(x.detach())
-    places = torch.sort(x.detach(), 0)[1] if isinstance(made, Tensor) else made[1]
+    created = function(x.detach())
+    places = torch.sort(x.detach(), 0)[1] if isinstance(created, Tensor) else created[1]
     places = places if places.dim() == x.dim() else places.unsqueeze(dim)
 
     def any_of(unit: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ class KnownTensors:
 
     def nodes_of(self, tensor: Tensor) -> Tensor | None:
         """Node numbers of a tensor of activations, or of an input that was read, of its shape."""
-        found = self._units.get(id(tensor))
-        return None if found is None else found[1]
+        result = self._units.get(id(tensor))
+        return None if result is None else result[1]
 
     def is_unit(self, tensor: Tensor) -> bool:
         """Whether the tensor holds activations; an input that was read before has nodes, and is none."""

@@ -76,7 +76,7 @@ def reads_of_each(
     if members * (members + outputs) > MOST:
         raise too_large(members * outputs)
     step = max(1, LARGEST // (members + outputs))
-    found = []
+    result = []
     for first in range(0, members, step):
         count = min(step, members - first)
         units = torch.zeros(count, members, dtype=torch.float64)
@@ -86,8 +86,8 @@ def reads_of_each(
             return each(lambda w: function(h, w), units)
 
         part = reads(some, elements)
-        found.append(Reads(part.target, part.source, part.factor, part.member + first))
-    columns = zip(*((r.target, r.source, r.factor, r.member) for r in found), strict=True)
+        result.append(Reads(part.target, part.source, part.factor, part.member + first))
+    columns = zip(*((r.target, r.source, r.factor, r.member) for r in result), strict=True)
     return Reads(*(torch.cat(column) for column in columns))
 
 

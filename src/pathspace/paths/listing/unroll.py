@@ -168,8 +168,8 @@ class Unroller(KnownTensors, TorchFunctionMode):
         result = func(*args, **kwargs)
         if cut.counts:
             self.entered += [(t if t._version == v else copy, nodes) for v, copy, t, nodes in before]
-        for made in pytree.tree_leaves(result):
-            self._units.pop(id(made), None)  # written to in place
+        for created in pytree.tree_leaves(result):
+            self._units.pop(id(created), None)  # written to in place
         return self._keep(self._data, result)
 
     def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
@@ -255,13 +255,13 @@ class Unroller(KnownTensors, TorchFunctionMode):
         if not pieces:
             return result  # a shape, a type
         apply = Operation(func, args, kwargs, [place], writes=False)
-        found = reads(lambda w: apply([w]), operand.numel())
+        values = reads(lambda w: apply([w]), operand.numel())
         constant = apply([torch.zeros(operand.numel(), dtype=torch.float64)])
-        if found.target.unique().numel() != len(found.target) or bool(constant.any()):
+        if values.target.unique().numel() != len(values.target) or bool(constant.any()):
             raise UntraceableError(name, "", "its result is no view of a parameter")
         numbers, factors = torch.zeros(len(constant), dtype=torch.long), torch.zeros_like(constant)
-        numbers[found.target] = weights.numbers.flatten()[found.source]
-        factors[found.target] = found.factor * weights.factors.flatten()[found.source]
+        numbers[values.target] = weights.numbers.flatten()[values.source]
+        factors[values.target] = values.factor * weights.factors.flatten()[values.source]
         for piece, n, f in zip(pieces, split(numbers, pieces), split(factors, pieces), strict=True):
             self._weights[id(piece)] = (piece, Weights(n, f))
         return result

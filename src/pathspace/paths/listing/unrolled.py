@@ -264,8 +264,8 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
         args = (prepare(0, example),)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), unroller:
         returned = network.returned(model(*args, **kwargs))
-    found = list({id(t): t for t in returned}.values())
-    known = [(t, unroller.nodes_of(t)) for t in found if unroller.is_unit(t) and not unroller.is_tail(t)]
+    result = list({id(t): t for t in returned}.values())
+    known = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
     outputs = [(t, n) for t, n in known if n is not None] + unroller.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:

@@ -169,10 +169,10 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
 
     def ends(labels: Tensor, dims: int) -> Ends | None:
         """Parameters with the same nodes at an end share them, so that a frame looks these up once."""
-        found = Ends.of(cover(labels.cpu(), c), dims, device)
-        if found is None or found.nodes.first < 0:
-            return found
-        return known.setdefault((found.nodes.first, found.shape), found)
+        result = Ends.of(cover(labels.cpu(), c), dims, device)
+        if result is None or result.nodes.first < 0:
+            return result
+        return known.setdefault((result.nodes.first, result.shape), result)
 
     for place, name in enumerate(graph.names):
         if name not in names:

@@ -84,7 +84,7 @@ def _components(successors: list[list[int]]) -> list[int]:
     low = [0] * len(successors)
     component = [-1] * len(successors)
     stack: list[int] = []
-    visited = found = 0
+    visited = result = 0
     for root in range(len(successors)):
         if index[root] >= 0:
             continue
@@ -113,8 +113,8 @@ def _components(successors: list[list[int]]) -> list[int]:
             if low[node] == index[node]:
                 while True:
                     member = stack.pop()
-                    component[member] = found
+                    component[member] = result
                     if member == node:
                         break
-                found += 1
+                result += 1
     return component

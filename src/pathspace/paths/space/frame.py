@@ -121,9 +121,9 @@ class Frame:
             (level, self._wide.edges.at(level.edges), level.nodes.view(self._products))
             for level in chart.levels
         ]
-        found = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
-        self._weights_of = gatherer(found, weights, self._wide.edges.values)
-        self._gradients_of = gatherer(found, weights, self._gradients)
+        result = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
+        self._weights_of = gatherer(result, weights, self._wide.edges.values)
+        self._gradients_of = gatherer(result, weights, self._gradients)
 
     def look(self, weights: Mapping[str, Tensor]) -> Frame:
         """Bring the frame to these weights, in place.

@@ -154,8 +154,8 @@ class Skeleton:
     @cached_property
     def complete(self) -> Tensor:
         """Which classes have both I(c) and O(c), and no units of the inverse scale, bool ``[C]``."""
-        found = (self.edges[1:] >= 0).reshape(2, -1)
-        return found[0] & found[1] & ~self.tied
+        result = (self.edges[1:] >= 0).reshape(2, -1)
+        return result[0] & result[1] & ~self.tied
 
     @property
     def incomplete(self) -> tuple[int, ...]:
