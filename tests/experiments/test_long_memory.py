@@ -114,8 +114,8 @@ def library_run(method: str, seed: int, steps: int) -> ReluRNN:
         ps.rescaling.balance_(network)
     if chosen.power:
         kind = {"muon": ps.optim.PathMuon, "adamw": ps.optim.PathAdam}[chosen.rule]
-        optimizer = kind(model.parameters(), network, lr=RATE, clip_norm=1.0, power=chosen.power)
-        assert (optimizer.metric.damping, optimizer.metric.refresh_every) == (0.01, 10)
+        metric = ps.metrics.Path(chosen.power, damping=0.01, refresh_every=10)
+        optimizer = kind(model.parameters(), network, lr=RATE, clip_norm=1.0, metric=metric)
     elif chosen.rule == "muon":
         optimizer = MuonAdamW(model.parameters(), RATE)
     else:

@@ -111,7 +111,7 @@ OPTIONS = {
     "more than all": {"power": 1.5},
     "damped": {"damping": 0.5},
     "damped raw": {"damping": 0.1, "normalization": "none", "lr": 0.01},
-    "damped and frozen": {"damping": 0.1, "normalization": "frozen"},
+    "damped and frozen": {"damping": 0.5, "normalization": "frozen"},
     "everything": {
         "momentum": 0.7,
         "nesterov": True,

@@ -113,8 +113,8 @@ def _answers(p: Parameters, last: Tensor) -> Tensor:
     return (p["output"] @ last.mT)[:, 0] + p["output bias"]
 
 
-def path_masses(p: Parameters, length: int) -> tuple[Tensor, Tensor]:
-    """Return m_t and delta_t for t = 1..T, float64, (S, H, T) each.
+def path_masses(p: Parameters, length: int, entering: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return m_t and delta_t for t = 1..T, float64, (S, H, T) each; `entering` is how much of what enters units counts.
 
     .. code-block:: text
 
@@ -122,8 +122,8 @@ def path_masses(p: Parameters, length: int) -> tuple[Tensor, Tensor]:
         delta_t = A^T delta_{t+1}    delta_T = W_out^2: only the last step is read
     """
     q = {name: v.double().square() for name, v in p.items()}
-    across = q["recurrent"]
-    a = (q["input"].sum(2) + 2 * q["bias"])[:, :, None]
+    across = entering * q["recurrent"]
+    a = entering * (q["input"].sum(2) + 2 * q["bias"])[:, :, None]
     m, delta, back = [a], [q["output"].mT], across.mT
     for _ in range(length - 1):
         m.append(torch.baddbmm(a, across, m[-1]))
@@ -146,7 +146,7 @@ def kappa(p: Parameters, length: int) -> Parameters:
 
 def balanced(p: Parameters, length: int) -> Parameters:
     """Return the same functions, with as much path mass into every unit as out of it: `ps.rescaling.balance_`."""
-    m, delta = path_masses(p, length)
+    m, delta = path_masses(p, length, entering=0.5)  # of what enters a unit half is counted
     s = (delta.sum(2) / m.sum(2)).pow(0.25).to(p["bias"].dtype)
     return {
         "input": p["input"] * s[:, :, None],
