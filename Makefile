@@ -26,10 +26,10 @@ test: $(VENV)/.dev ## Check style and types, then run the tests (about 5 minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/.dev ## Run every test, the slow ones too
-	$(BIN)/python -m pytest -n 2 -m ''
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
 
 lint: $(VENV)/.dev ## Style and types only
 	$(BIN)/ruff check .
