@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ def measure(name: str) -> dict[str, object]:
     ps.trace(
         nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)), torch.zeros(2, 1)
     )  # what is imported and set up once
-    before, start = _peak(), time.process_time()
+    before, start = peak(), time.process_time()
     network = ps.trace(model, example)
     seconds = time.process_time() - start
     weights = sum(p.numel() for p in network.parameters.values())
@@ -99,28 +99,30 @@ def measure(name: str) -> dict[str, object]:
         "weights": weights,
         "classes": network.num_classes,
         "seconds": round(seconds, 2),
-        "megabytes": round(_peak() - before),
+        "megabytes": round(peak() - before),
     }
 
 
-def _peak() -> float:
+def peak() -> float:
     """Most memory that the process has had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+def print_each(
+    cases: Iterable[str], measured: Callable[[str], dict[str, object]], file: str, about: str | None
+) -> None:
+    """The command line of such a program: a JSON line for each case, measured in a process of its own."""
+    names = list(cases)
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=sorted(names), default=names)
     parser.add_argument("--here", action="store_true", help="in this process, for a single case")
     options = parser.parse_args()
     for name in options.cases:
         if options.here:
-            print(json.dumps(measure(name)), flush=True)
+            print(json.dumps(measured(name)), flush=True)
         else:
-            subprocess.run([sys.executable, __file__, "--here", "--cases", name], check=True)
+            subprocess.run([sys.executable, file, "--here", "--cases", name], check=True)
 
 
 if __name__ == "__main__":
-    main()
+    print_each(CASES, measure, __file__, __doc__)

@@ -5,16 +5,11 @@ the meta device). Every one is traced in a process of its own: CPU time of one t
 weight has a free scale if a unit class stands at either of its ends.
 
     python benchmarks/trace_models.py
-    python benchmarks/trace_models.py --models gpt2 llama-1b
+    python benchmarks/trace_models.py --cases gpt2 llama-1b
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
+from trace_cost import peak, print_each
 
 
 def heads(x: Tensor, size: int) -> Tensor:
@@ -166,7 +162,7 @@ def measure(name: str) -> dict[str, object]:
     build, example = MODELS[name]
     with torch.device("meta"):
         model = build()
-    before, start = _peak(), time.process_time()
+    before, start = peak(), time.process_time()
     network = ps.trace(model, example())
     seconds = time.process_time() - start
     free = 0
@@ -180,28 +176,9 @@ def measure(name: str) -> dict[str, object]:
         "classes": network.num_classes,
         "cuts": len(network.cuts),
         "seconds": round(seconds, 1),
-        "megabytes": round(_peak() - before),
+        "megabytes": round(peak() - before),
     }
 
 
-def _peak() -> float:
-    """Most memory that the process has had, in megabytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
-    parser.add_argument("--here", action="store_true", help="in this process, for a single model")
-    options = parser.parse_args()
-    for name in options.models:
-        if options.here:
-            print(json.dumps(measure(name)), flush=True)
-        else:
-            subprocess.run([sys.executable, __file__, "--here", "--models", name], check=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_each(MODELS, measure, __file__, __doc__)
