@@ -296,3 +296,11 @@ def test_wrong_calls_say_what_to_do():
     optimizer = ps.optim.Invariant(parameters, network, torch.optim.AdamW)
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [parameters[0]]})
+
+
+def test_options_of_the_metric_are_sent_to_the_metric():
+    case = BY_NAME["mlp"]
+    model = case.model()
+    network = trace(case, model)
+    with pytest.raises(TypeError, match=r"write metric=pathspace.metrics.Path\(damping=0.1, power=0.5\)"):
+        ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1)

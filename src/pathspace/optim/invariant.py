@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pathspace.metrics import Path
+from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.network.sharded import expect_whole
 from pathspace.optim.base.coordinates import Entry, as_shadow, seen_from_zero, squared_norm, through
@@ -72,6 +74,7 @@ class Invariant(MetricOptimizer):
         options: those of the rule.
 
     Raises:
+        TypeError: an option belongs to the metric.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -100,6 +103,7 @@ class Invariant(MetricOptimizer):
         points: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
+        _expect_options_of(rule, options)
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
         self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
@@ -342,6 +346,18 @@ def _with_fused_kernels(rule: Callable[..., Optimizer], options: dict[str, Any])
     has_kernels = rule in (Adam, AdamW, SGD)
     asked = options.keys() & {"fused", "foreach", "capturable", "differentiable"}
     return {**options, "fused": True} if has_kernels and not asked else options
+
+
+def _expect_options_of(rule: Callable[..., Optimizer], options: dict[str, Any]) -> None:
+    """Refuse options of the metric, which a rule would call unexpected.
+
+    Raises:
+        TypeError: there are some that the rule does not have.
+    """
+    of_metric = options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters)
+    if of_metric:
+        given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
+        raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
 
 
 def _evaluates(rule: Optimizer) -> bool:
