@@ -87,12 +87,12 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
             "quantities that depend on data are not defined for it"
         )
     count = examples_in(network, tensors)
-    given = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
+    inner = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
     if exactly is not None:
-        return *given, count
-    if isinstance(given, dict):
-        return (), dict(given), count
-    return (tuple(given), {}, count) if isinstance(given, (tuple, list)) else ((given,), {}, count)
+        return *inner, count
+    if isinstance(inner, dict):
+        return (), dict(inner), count
+    return (tuple(inner), {}, count) if isinstance(inner, (tuple, list)) else ((inner,), {}, count)
 
 
 def how_many(size: int, count: float | None) -> int:
@@ -101,20 +101,20 @@ def how_many(size: int, count: float | None) -> int:
     return min(size, many)
 
 
-def first_examples(network: Network, given: Arguments, count: float | None) -> Arguments:
+def first_examples(network: Network, call: Arguments, count: float | None) -> Arguments:
     """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
     place = network.call.batch_dim
-    first = next((t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor)), None)
+    first = next((t for t in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)), None)
     if count is None or place is None or first is None or first.dim() <= place:
-        return given
+        return call
     size = first.shape[place]
     many = how_many(size, count)
     if size == many:
-        return given
+        return call
 
     def shorter(t: Tensor) -> Tensor:
         # other arguments may hold the batch elsewhere, as the states of nn.RNN do
         result = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
         return t if result is None else t.narrow(result, 0, many)
 
-    return Arguments(*pytree.tree_map_only(Tensor, shorter, (given.args, given.kwargs)))
+    return Arguments(*pytree.tree_map_only(Tensor, shorter, (call.args, call.kwargs)))

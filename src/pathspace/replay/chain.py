@@ -98,20 +98,20 @@ class ChainPass:
     count: int
 
     @staticmethod
-    def of(found: Replay, chain: Chain, summary: Summary) -> ChainPass | None:
+    def of(replay: Replay, chain: Chain, summary: Summary) -> ChainPass | None:
         """The same of a pass that was followed in general; None of recurrent layers, which it takes apart."""
-        leaves, names = found.leaves, {id(leaf): name for name, leaf in found.leaves.items()}
-        if [names.get(id(use.args[1])) for use in found.uses] != [cell.weight for cell in chain.layers]:
+        leaves, names = replay.leaves, {id(leaf): name for name, leaf in replay.leaves.items()}
+        if [names.get(id(use.args[1])) for use in replay.uses] != [cell.weight for cell in chain.layers]:
             return None
         if len({leaf.dtype for leaf in leaves.values()}) > 1 or any(
-            use.args[0].dim() != 2 for use in found.uses
+            use.args[0].dim() != 2 for use in replay.uses
         ):
             return None
         # the nodes are noted in the order of the layers, the last one as it leaves
-        nodes = list(found.nodes.values())[:-1]
+        nodes = list(replay.nodes.values())[:-1]
         spreads = [summary(node.value, 0) if node.spread is None else node.spread for node in nodes]
-        x, *states = (use.args[0][None] for use in found.uses)
-        return ChainPass(chain, x, states, spreads, leaves, found.count)
+        x, *states = (use.args[0][None] for use in replay.uses)
+        return ChainPass(chain, x, states, spreads, leaves, replay.count)
 
 
 # -- which networks are one ---------------------------------------------------------------------------------------
@@ -193,11 +193,11 @@ def _recurrent_chain(
     names = [owners.pop(i, "") for link in (links[0], last) for i in link.inputs[1:]]
     if "" in names or ones.shape[1 - stack.time_dim] != 1:
         return None
-    own, cells = stack.per_cell, []
-    for first in range(0, stack.layers * own, own):
-        w_in, w_rec, *biases = names[first : first + own]
+    per_cell, cells = stack.per_cell, []
+    for first in range(0, stack.layers * per_cell, per_cell):
+        w_in, w_rec, *biases = names[first : first + per_cell]
         cells.append(Cell(w_in, w_rec, tuple(biases)))
-    weight, *biases = names[stack.layers * own :]
+    weight, *biases = names[stack.layers * per_cell :]
     steps, hidden = ones.shape[stack.time_dim], len(parameters[cells[-1].weight])
     every = _is_read_at_every_step(links[0], links[1:-1], last.inputs[0], steps, hidden)
     if every is None or len(biases) > 1 or parameters[weight].shape[1:] != (hidden,):
@@ -287,7 +287,7 @@ class ChainWitness(TorchFunctionMode):
         return False
 
     def _is_moved(self, tensor: Any) -> bool:
-        return any(tensor is known for known in self._moved)
+        return any(tensor is moved for moved in self._moved)
 
     def _note_linear(self, args: tuple[Any, ...], z: Tensor) -> bool:
         chain, last = self._chain, len(self._chain.cells)
@@ -314,11 +314,13 @@ class ChainWitness(TorchFunctionMode):
         self._seen += 1
         return True
 
-    def _are(self, given: Sequence[Tensor | None], cells: Sequence[Cell]) -> bool:
+    def _are(self, parameters: Sequence[Tensor | None], cells: Sequence[Cell]) -> bool:
         """Whether an operation takes the parameters of some layers."""
-        own = [self._leaves[name] for cell in cells for name in cell.parameters]
-        given = [p for p in given if p is not None]
-        return len(given) == len(own) and all(p is q for p, q in zip(given, own, strict=True))
+        expected = [self._leaves[name] for cell in cells for name in cell.parameters]
+        parameters = [p for p in parameters if p is not None]
+        return len(parameters) == len(expected) and all(
+            p is q for p, q in zip(parameters, expected, strict=True)
+        )
 
     def _note_relu(self, h: Tensor) -> bool:
         self._hold(h)
@@ -350,7 +352,7 @@ class ChainWitness(TorchFunctionMode):
     def _hold(self, *tensors: Tensor) -> None:
         self._held += [(t, t._version) for t in tensors]
 
-    def found(self, result: Any) -> ChainPass | None:
+    def finish(self, result: Any) -> ChainPass | None:
         """What was seen, given what the model returned; None if the pass was not that of the chain."""
         chain, leaves = self._chain, dict[str, Tensor](self._leaves)
         if self._failed or self._result is None or len({leaf.dtype for leaf in leaves.values()}) > 1:
@@ -387,6 +389,6 @@ def _states_below(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]
     """The states ``[T, n, H]`` of all recurrent layers but the last."""
     for cell in cells[:-1]:
         start = x.new_zeros(1, x.shape[1], len(leaves[cell.weight]))
-        own = [leaves[name] for name in cell.parameters]
-        x = torch.rnn_relu(x, start, own, bool(cell.biases), 1, 0.0, False, False, False)[0]
+        weights = [leaves[name] for name in cell.parameters]
+        x = torch.rnn_relu(x, start, weights, bool(cell.biases), 1, 0.0, False, False, False)[0]
         yield x

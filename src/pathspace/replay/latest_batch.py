@@ -102,11 +102,11 @@ class LatestBatch:
         wanted = self._wanted()
         if wanted is None or not wanted():
             return
-        given = tensors_in(args, kwargs)
-        if not can_witness(self._network, given, backwards=self._short is None):
+        inputs = tensors_in(args, kwargs)
+        if not can_witness(self._network, inputs, backwards=self._short is None):
             return
         try:
-            self._witness = self._new_witness(given)
+            self._witness = self._new_witness(inputs)
         except (ValueError, UnmatchedForwardError):
             return
         if self._witness is None:
@@ -115,14 +115,14 @@ class LatestBatch:
         self._end = model.register_forward_hook(_End(lambda: self), always_call=True)
         self._witness.__enter__()
 
-    def _new_witness(self, given: list[Tensor]) -> Witness | ChainWitness | None:
-        count, few = examples_in(self._network, given), self._few()
+    def _new_witness(self, inputs: list[Tensor]) -> Witness | ChainWitness | None:
+        count, few = examples_in(self._network, inputs), self._few()
         some = count if few is None else few(count)
         if self._short is not None:
             return self._short(count, some)
         if some < count:  # gradients are those of all
             return None
-        return Witness(self._network, given, self._summary)
+        return Witness(self._network, inputs, self._summary)
 
     def end(self, result: Any) -> None:
         """It ends; with None if it raised."""
@@ -135,7 +135,7 @@ class LatestBatch:
         self._leave()
         prepare = self._prepare()
         try:
-            values = witness.found(result)
+            values = witness.finish(result)
         except Exception:  # of the user's choice of outputs, on what another call returned
             values = None
         if values is None:

@@ -91,13 +91,13 @@ class Matched:
         self.position += 1
         return call
 
-    def batch_of(self, tensor: Tensor, known: int | None) -> int | None:
+    def batch_of(self, tensor: Tensor, traced: int | None) -> int | None:
         """The batch dimension; that of a constant made for all examples is the inputs' own."""
-        if known is None and self.batch is not None:
+        if traced is None and self.batch is not None:
             place = self.batch
             if tensor.dim() > place and tensor.shape[place] == self.count:
                 return place
-        return known
+        return traced
 
     def note_use(
         self,
@@ -123,8 +123,8 @@ class Matched:
                 "traced: the number of steps must be the traced one; trace the model with such an input"
             )
         batches = {}
-        for t, known in zip(tensors, call.arguments, strict=True):
-            place = None if self.is_weight(t) else self.batch_of(t, known)
+        for t, traced in zip(tensors, call.arguments, strict=True):
+            place = None if self.is_weight(t) else self.batch_of(t, traced)
             if place is not None:
                 batches[id(t)] = place
         function = _OUT_OF_PLACE.get(name, func)
@@ -138,17 +138,17 @@ class Matched:
         )
         self.uses.append(use)
 
-    def note_nodes(self, call: Operation, made: list[Tensor]) -> None:
+    def note_nodes(self, call: Operation, results: list[Tensor]) -> None:
         """Remember those results of an operation that are nodes."""
-        for slot, tensor in zip(call.results, made, strict=False):
+        for slot, tensor in zip(call.results, results, strict=False):
             if slot in self.program.nodes:
                 self.note_node((slot,), tensor, call.batch)
 
-    def note_node(self, key: Key, tensor: Tensor, known: int | None) -> None:
+    def note_node(self, key: Key, tensor: Tensor, traced: int | None) -> None:
         """Remember a node, by its first value: a ReLU in place would overwrite it."""
         if key in self.nodes or key[0] not in self.live:
             return
-        batch = self.batch_of(tensor, known)
+        batch = self.batch_of(tensor, traced)
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError("a node of the network has the same value for all examples")
         value, result = tensor if self.differentiable else tensor.detach(), None

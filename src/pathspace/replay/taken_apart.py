@@ -45,8 +45,8 @@ def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
     """Whether an operation is a BatchNorm in its evaluation form."""
     if name != "batch_norm":
         return False
-    given = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
-    return not given.get("training", False) and given.get("running_var") is not None
+    arguments = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
+    return not arguments.get("training", False) and arguments.get("running_var") is not None
 
 
 def normalization(
@@ -67,16 +67,16 @@ def normalization(
         kwargs: likewise.
         result: what it returned, in the evaluation form, if it ran already.
     """
-    given = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
+    arguments = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
     call = follower.next(name)
     layer = follower.normalizations.get(call.results[0])
-    x, mean, var = given["input"], given.get("running_mean"), given.get("running_var")
-    weight, bias = given.get("weight"), given.get("bias")
+    x, mean, var = arguments["input"], arguments.get("running_mean"), arguments.get("running_var")
+    weight, bias = arguments.get("weight"), arguments.get("bias")
     if layer is not None:
-        normal = _held(layer, x, given.get("eps", _EPS), centred=name != "rms_norm")
+        normal = _held(layer, x, arguments.get("eps", _EPS), centred=name != "rms_norm")
         shape = layer.place
     elif mean is not None and var is not None:
-        eps = given.get("eps", _EPS)
+        eps = arguments.get("eps", _EPS)
         normal = F.batch_norm(x if result is None else x.detach(), mean, var, None, None, False, 0.0, eps)
         shape = (1, -1) + (1,) * (x.dim() - 2)
     else:  # on no path to an output
@@ -95,8 +95,8 @@ def normalization(
         kept = normal.detach()
         batches = {} if batch is None else {id(kept): batch}
         edge = get_gradient_edge(result)
-        given = (kept, weight, bias)
-        follower.uses.append(Use(name, affine, given, {}, weights, batches, [edge], batch, result.shape))
+        operands = (kept, weight, bias)
+        follower.uses.append(Use(name, affine, operands, {}, weights, batches, [edge], batch, result.shape))
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])
     return result
@@ -154,8 +154,8 @@ def embedding_bag(
 ) -> Tensor:
     """The rows that bags name, which are nodes, then their sum, mean or maximum."""
     call = follower.next("embedding_bag")
-    given = dict(zip(_EMBEDDING_BAG, args, strict=False)) | kwargs
-    mode, padding = given.get("mode", "mean"), given.get("padding_idx")
+    arguments = dict(zip(_EMBEDDING_BAG, args, strict=False)) | kwargs
+    mode, padding = arguments.get("mode", "mean"), arguments.get("padding_idx")
     looked_up = rows = F.embedding(input, weight, padding)
     if padding is not None:  # bags pass over it
         rows = rows * (input != padding).unsqueeze(-1)

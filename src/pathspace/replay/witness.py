@@ -41,16 +41,16 @@ class Witness(TorchFunctionMode):
 
     Args:
         network: a traced network; its model is the one that runs.
-        given: the tensors it is called with.
+        inputs: the tensors it is called with.
         summary: what is wanted of the values of a node.
     """
 
-    def __init__(self, network: Network, given: list[Tensor], summary: Summary) -> None:
+    def __init__(self, network: Network, inputs: list[Tensor], summary: Summary) -> None:
         super().__init__()
         self.network = network
-        count = examples_in(network, given)
+        count = examples_in(network, inputs)
         self._follower: Follower | None = Follower(
-            network, dict(network.parameters), count, False, given, summary
+            network, dict(network.parameters), count, False, inputs, summary
         )
 
     def __torch_function__(
@@ -84,7 +84,7 @@ class Witness(TorchFunctionMode):
         except UnmatchedForwardError:
             self._follower = None
 
-    def found(self, result: Any) -> Replay | None:
+    def finish(self, result: Any) -> Replay | None:
         """What was seen, given what the model returned; None if the pass cannot stand for a replay."""
         follower, self._follower = self._follower, None
         if follower is None:
@@ -98,17 +98,17 @@ class Witness(TorchFunctionMode):
         )
 
 
-def can_witness(network: Network, given: list[Tensor], *, backwards: bool = True) -> bool:
+def can_witness(network: Network, inputs: list[Tensor], *, backwards: bool = True) -> bool:
     """Whether a call of the model may stand for a replay, as far as can be said before it.
 
     Args:
         network: a traced network.
-        given: the tensors that its model is called with.
+        inputs: the tensors that its model is called with.
         backwards: whether gradients will be pulled back through the graph of the call.
     """
     parameters, traced = network.parameters.values(), network.call
     device = next(iter(parameters)).device.type
-    if not given or traced.outside or traced.states:
+    if not inputs or traced.outside or traced.states:
         return False
     if (
         network.tape.normalizations
@@ -118,7 +118,7 @@ def can_witness(network: Network, given: list[Tensor], *, backwards: bool = True
         return False
     if torch.compiler.is_compiling():
         return False
-    for t in given:
+    for t in inputs:
         if t.requires_grad or t.is_inference():
             return False
     for p in parameters:

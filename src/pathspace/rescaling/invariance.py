@@ -148,9 +148,9 @@ def check_invariance(
     for name, parameter in ours.named_parameters():
         its = rescaled.get_parameter(name)
         other = its.detach().double()
-        known = networks[1].names_by_id.get(id(its))  # without the prefix of a wrapper
-        if known is not None:
-            other = other / networks[1].edge_factors(known, factors.to(other.device))
+        traced = networks[1].names_by_id.get(id(its))  # without the prefix of a wrapper
+        if traced is not None:
+            other = other / networks[1].edge_factors(traced, factors.to(other.device))
         mine = parameter.detach().double()
         weights_equal = weights_equal and torch.equal(mine, other)
         largest = mine.abs().max().clamp_min(1e-300)

@@ -78,11 +78,11 @@ class AtLeast(TorchFunctionMode):
     def _widened(self, tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
         if not self._is_narrow(tensor.dtype):
             return tensor
-        given = args[0] if args else None
+        first = args[0] if args else None
         if (
             getattr(func, "__name__", "") in _CASTS
-            and isinstance(given, Tensor)
-            and given.dtype == self.dtype
+            and isinstance(first, Tensor)
+            and first.dtype == self.dtype
         ):
-            return given  # as it was before it lost digits
+            return first  # as it was before it lost digits
         return tensor.to(self.dtype)

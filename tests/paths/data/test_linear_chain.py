@@ -29,7 +29,7 @@ def followed(model, network, x, statistic="second_moment", few=None):
     summary, count = functools.partial(spread_of, statistic=statistic), len(x)
     with ChainWitness(network, form, summary, count, few or count) as witness:
         result = model(x)
-    return witness.found(result)
+    return witness.finish(result)
 
 
 NAMES = list(dict(chain().named_parameters()))

@@ -54,7 +54,7 @@ def unasked(values, batch):
 def followed(model, network, x, count, few=None):
     with ChainWitness(network, chain_of(network), unasked, count, few or count) as witness:
         result = model(x)
-    return witness.found(result)
+    return witness.finish(result)
 
 
 FORMS = [
@@ -257,4 +257,4 @@ def test_other_weights_are_none_of_it():
     network = ps.trace(model, x, batch_dim=1)
     with ChainWitness(network, chain_of(network), unasked, 4, 4) as witness:
         result = torch.func.functional_call(model, {n: p * 1 for n, p in model.named_parameters()}, (x,))
-    assert witness.found(result) is None
+    assert witness.finish(result) is None

@@ -81,22 +81,22 @@ def _paths(
             entering = torch.linalg.vector_norm(leaves[cell.weight], dim=1).square_()
         for name in cell.biases:
             entering.addcmul_(leaves[name], leaves[name])
-        own = torch.lerp(entering, _spread(seen, layer, request, memory), request.alpha)
+        mass = torch.lerp(entering, _spread(seen, layer, request, memory), request.alpha)
         if cell.recurrent:
-            _recur(own.unbind(0), leaves[cell.recurrent], rest)
-        g.append(own)
+            _recur(mass.unbind(0), leaves[cell.recurrent], rest)
+        g.append(mass)
     path: dict[str, Tensor | Outer] = {}
     for layer, cell in reversed(list(enumerate(chain.layers))):
         if cell.recurrent:
             _recur(psi[0].unbind(0)[::-1], leaves[cell.recurrent].t(), rest)
-        own = psi[0] * rest
-        total, at_once = own[0] if len(own) == 1 else own.sum(0), layer == 0 or len(own) == 1
-        path[cell.weight] = Outer(total, g[layer][-1]) if at_once else own.t() @ g[layer]
+        flow = psi[0] * rest
+        total, at_once = flow[0] if len(flow) == 1 else flow.sum(0), layer == 0 or len(flow) == 1
+        path[cell.weight] = Outer(total, g[layer][-1]) if at_once else flow.t() @ g[layer]
         if cell.recurrent:
-            path[cell.recurrent] = own[1:].t() @ g[layer + 1][:-1]
+            path[cell.recurrent] = flow[1:].t() @ g[layer + 1][:-1]
         path.update(dict.fromkeys(cell.biases, total))
         if layer:
-            above = torch.mm(own, squares[layer - 1])
+            above = torch.mm(flow, squares[layer - 1])
             psi.insert(0, above if len(above) == chain.steps else pad(above, (0, 0, chain.steps - 1, 0)))
     return path, psi
 
@@ -133,11 +133,11 @@ def _seeds(
     seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; and the numbers of their examples."""
-    flat, places = torch.cat([own.reshape(-1) for own in psi]), None
+    flat, places = torch.cat([row.reshape(-1) for row in psi]), None
     # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
-    some = [own.any(1) for own in psi]
+    some = [row.any(1) for row in psi]
     if not bool(torch.cat(some).all()):
-        used = [row.repeat_interleave(own.shape[1]) for row, own in zip(some, psi, strict=True)]
+        used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
         places = torch.cat(used).nonzero().squeeze(1)
     seeds, chosen = _seeds_of_rows(
         flat if places is None else flat[places], seen.count, request, generator, memory
@@ -145,8 +145,8 @@ def _seeds(
     if places is not None:
         spread = seeds.new_zeros(len(seeds), len(flat))
         seeds = spread.index_copy_(1, places, seeds)
-    parts = zip(seeds.split([own.numel() for own in psi], 1), psi, strict=True)
-    result = [part.view(len(part), *own.shape) for part, own in parts]
+    parts = zip(seeds.split([row.numel() for row in psi], 1), psi, strict=True)
+    result = [part.view(len(part), *row.shape) for part, row in parts]
     return [*[None] * (len(seen.chain.layers) - len(result)), *result], chosen
 
 
@@ -186,23 +186,23 @@ def _pulled_back(
     assert end is not None
     deltas = [end.transpose(0, 1).contiguous()]
     weight = leaves[chain.readout.weight]
-    for cell, own, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
+    for cell, seed, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
         above, created = torch.matmul(deltas[0], weight), memory_for(h, memory, f"deltas, {cell.weight}")
         if cell.recurrent:
-            _pull_through(leaves[cell.recurrent], own, h, above, created)
+            _pull_through(leaves[cell.recurrent], seed, h, above, created)
         else:
             torch.ops.aten.threshold_backward.grad_input(above, h, 0, grad_input=created)
-            if own is not None:
-                created.add_(own.transpose(0, 1))
+            if seed is not None:
+                created.add_(seed.transpose(0, 1))
         deltas.insert(0, created)
         weight = leaves[cell.weight]
     return deltas
 
 
-def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, made: Tensor) -> None:
+def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Tensor, deltas: Tensor) -> None:
     """Delta_t = s_t + 1[h_t > 0] o (W_rec^T delta_{t+1} + above_t), ``[T, m, H]``; above at all steps or the last."""
-    rows, gates, entering = made.unbind(0), (h > 0).to(h.dtype).unbind(0), above.unbind(0)
-    own, back = None if seeds is None else seeds.unbind(1), entering[-1]
+    rows, gates, entering = deltas.unbind(0), (h > 0).to(h.dtype).unbind(0), above.unbind(0)
+    seed, back = None if seeds is None else seeds.unbind(1), entering[-1]
     for t in range(len(rows) - 1, -1, -1):
         if t < len(rows) - 1:
             after = rows[t + 1]
@@ -211,10 +211,10 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
                 if len(entering) == 1
                 else torch.addmm(entering[t], after, recurrent)
             )
-        if own is None:
+        if seed is None:
             torch.mul(back, gates[t], out=rows[t])
         else:
-            torch.addcmul(own[t], back, gates[t], out=rows[t])
+            torch.addcmul(seed[t], back, gates[t], out=rows[t])
 
 
 # -- the data term ------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def _data(
         for name, left, right in uses:
             out = memory_for(seen.leaves[name], memory, f"{name}, data")
             if by_steps:
-                own = parts if left is delta else _parts(left, in_pairs)
-                data[name] = _of_products(own, _parts(right, in_pairs), memory, name, out)
+                lefts = parts if left is delta else _parts(left, in_pairs)
+                data[name] = _of_products(lefts, _parts(right, in_pairs), memory, name, out)
             else:
                 data[name] = _of_sums(left, right, in_pairs, out)
         for name in cell.biases:

@@ -79,7 +79,7 @@ def _patches(use: Use, x: Tensor) -> Tensor | None:
         for n in (stride, dilation, padding)
     )
     padded = F.pad(x, [n for border in reversed(borders) for n in (border, border)]).contiguous()
-    taps, own = tuple(matrix.shape[2:]), padded.stride()
+    taps, strides = tuple(matrix.shape[2:]), padded.stride()
     places = tuple(
         (size - gap * (tap - 1) - 1) // step + 1
         for size, gap, tap, step in zip(padded.shape[2:], gaps, taps, steps, strict=True)
@@ -88,9 +88,9 @@ def _patches(use: Use, x: Tensor) -> Tensor | None:
     windows = padded.as_strided(
         (*padded.shape[:2], *taps, *places),
         (
-            *own[:2],
-            *(n * gap for n, gap in zip(own[2:], gaps, strict=True)),
-            *(n * step for n, step in zip(own[2:], steps, strict=True)),
+            *strides[:2],
+            *(n * gap for n, gap in zip(strides[2:], gaps, strict=True)),
+            *(n * step for n, step in zip(strides[2:], steps, strict=True)),
         ),
     )
     columns = padded.shape[1] * torch.Size(taps).numel()

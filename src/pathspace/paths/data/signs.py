@@ -109,15 +109,15 @@ def sign_seeds(
         if len(pairs.left_out):
             seed[pairs.left_out] = 0
     seeds: dict[Key, Tensor] = {}
-    for (key, node), own in zip(nodes.items(), seed.split(sizes, 1), strict=True):
-        own = own.to(node.value.dtype)
+    for (key, node), signs in zip(nodes.items(), seed.split(sizes, 1), strict=True):
+        signs = signs.to(node.value.dtype)
         if node.batch is None:
-            seeds[key] = own.reshape(node.value.shape)
+            seeds[key] = signs.reshape(node.value.shape)
             continue
         shape = list(node.value.shape)
         del shape[node.batch]
-        own = own.reshape(-1, *shape)
-        seeds[key] = own.movedim(0, node.batch) if node.batch else own
+        signs = signs.reshape(-1, *shape)
+        seeds[key] = signs.movedim(0, node.batch) if node.batch else signs
     return seeds, pairs
 
 

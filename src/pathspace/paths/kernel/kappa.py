@@ -125,9 +125,9 @@ def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     result = {}
     for name, value in values.items():
-        own = value.contiguous()
-        if own.data_ptr() in seen:
-            own = own.clone()
-        seen.add(own.data_ptr())
-        result[name] = own
+        dense = value.contiguous()
+        if dense.data_ptr() in seen:
+            dense = dense.clone()
+        seen.add(dense.data_ptr())
+        result[name] = dense
     return result

@@ -49,9 +49,11 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
     """
     current_values(network, parameters)
 
-    def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
-        result = pairs_term(network, given)
-        return {name: result.get(name, torch.zeros_like(widened(given[name]))) for name in network.parameters}
+    def compute(values: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
+        result = pairs_term(network, values)
+        return {
+            name: result.get(name, torch.zeros_like(widened(values[name]))) for name in network.parameters
+        }
 
     return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
 
@@ -87,8 +89,8 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
                     diagonal = _hessian_diagonal(gradient, factor, batched=not taps)
                     if diagonal is not None:
                         # 2 q d^2G/dq^2 = 2 (d^2G/df^2) / q, and nothing where q = 0
-                        own = q[name].detach()
-                        result[name] = torch.where(own > 0, 2 * diagonal / own, 0.0)
+                        square = q[name].detach()
+                        result[name] = torch.where(square > 0, 2 * diagonal / square, 0.0)
     return result
 
 

@@ -63,15 +63,15 @@ def survey(values: Values, measure: Measure | None = None) -> Surveyed:
     result: list[Tensor] = []
     at: dict[str, list[int]] = {}
     for name, value in values.items():
-        own = at[name] = []
+        spans = at[name] = []
         for t in (value.rows, value.columns) if isinstance(value, Outer) else (value,):
             if id(t) not in places:  # biases share their kappa
                 places[id(t)] = len(result)
                 result += t.aminmax() if t.numel() else (t.new_ones(()), t.new_ones(()))
-            own.append(places[id(t)])
+            spans.append(places[id(t)])
     measured = [] if measure is None else measure(values)
     numbers = torch.stack(result + measured).tolist() if result else []
-    bounds = {name: tuple((numbers[i], numbers[i + 1]) for i in own) for name, own in at.items()}
+    bounds = {name: tuple((numbers[i], numbers[i + 1]) for i in spans) for name, spans in at.items()}
     return Surveyed(values, bounds, numbers[len(result) :])
 
 

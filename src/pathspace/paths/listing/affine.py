@@ -111,12 +111,12 @@ class Terms:
     mixed: tuple[tuple[int, int, Reads], ...]
 
 
-def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Terms:
+def terms_of(operation: Operation, values: Sequence[Tensor], operands: int) -> Terms:
     """Find the terms of an operation.
 
     Args:
         operation: a function of the operands, then of the parameters.
-        given: the values it was called with, flattened.
+        values: the values it was called with, flattened.
         operands: how many of them are activations.
 
     Returns:
@@ -125,7 +125,7 @@ def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Te
     Raises:
         UntraceableError: there are too many of them.
     """
-    zeros = [torch.zeros_like(g) for g in given]
+    zeros = [torch.zeros_like(g) for g in values]
 
     def at(**changed: Tensor) -> Tensor:
         return operation([changed.get(f"v{i}", z) for i, z in enumerate(zeros)])
@@ -135,16 +135,16 @@ def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Te
     def alone(i: int) -> Callable[[Tensor], Tensor]:
         return lambda v: at(**{f"v{i}": v}) - constant
 
-    single = [reads(alone(i), len(g)) for i, g in enumerate(given)]
+    single = [reads(alone(i), len(g)) for i, g in enumerate(values)]
     mixed = []
     for a in range(operands):
-        for b in range(operands, len(given)):
+        for b in range(operands, len(values)):
 
             def product(h: Tensor, w: Tensor, a: int = a, b: int = b) -> Tensor:
                 return at(**{f"v{a}": h, f"v{b}": w}) - alone(a)(h) - alone(b)(w) - constant
 
             generator = torch.Generator().manual_seed(0)
-            h, w = (torch.rand(len(given[i]), generator=generator, dtype=torch.float64) + 1 for i in (a, b))
+            h, w = (torch.rand(len(values[i]), generator=generator, dtype=torch.float64) + 1 for i in (a, b))
             size = at(**{f"v{a}": h, f"v{b}": w}).abs().amax() if constant.numel() else torch.zeros(())
             if bool((product(h, w).abs() <= 1e-12 * size).all()):
                 continue  # they only add up
@@ -154,18 +154,18 @@ def terms_of(operation: Operation, given: Sequence[Tensor], operands: int) -> Te
     return Terms(
         constant,
         tuple((a, single[a]) for a in range(operands) if len(single[a].target)),
-        tuple((b - operands, single[b]) for b in range(operands, len(given)) if len(single[b].target)),
+        tuple((b - operands, single[b]) for b in range(operands, len(values)) if len(single[b].target)),
         tuple(mixed),
     )
 
 
-def check_terms(name: str, terms: Terms, given: Sequence[Tensor], operands: int, actual: Tensor) -> None:
+def check_terms(name: str, terms: Terms, values: Sequence[Tensor], operands: int, actual: Tensor) -> None:
     """Make sure that terms add up to what the operation really returned.
 
     Args:
         name: what the operation is called, for the error.
         terms: from :func:`terms_of`.
-        given: the values it was called with, flattened.
+        values: the values it was called with, flattened.
         operands: how many of them are activations.
         actual: what it returned.
 
@@ -174,11 +174,11 @@ def check_terms(name: str, terms: Terms, given: Sequence[Tensor], operands: int,
     """
     result = terms.constant.clone()
     for a, r in terms.fixed:
-        result.index_add_(0, r.target, r.factor * given[a][r.source])
+        result.index_add_(0, r.target, r.factor * values[a][r.source])
     for b, r in terms.biased:
-        result.index_add_(0, r.target, r.factor * given[operands + b][r.source])
+        result.index_add_(0, r.target, r.factor * values[operands + b][r.source])
     for a, b, r in terms.mixed:
-        result.index_add_(0, r.target, r.factor * given[a][r.source] * given[operands + b][r.member])
+        result.index_add_(0, r.target, r.factor * values[a][r.source] * values[operands + b][r.member])
     shown = ~torch.isinf(actual)  # an infinity that a mask put there is moved, and passed over by a maximum
     actual, result = actual[shown], result[shown]
     scale = 1 + actual.abs().amax() if actual.numel() else 1.0

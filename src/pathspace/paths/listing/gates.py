@@ -83,15 +83,15 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def is_relu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a clamp with these arguments is a ReLU, or what a ReLU leaves."""
-    given = [*args[1:3], kwargs.get("min"), kwargs.get("max")]
-    bounds = [bound for bound in given if bound is not None]
+    limits = [*args[1:3], kwargs.get("min"), kwargs.get("max")]
+    bounds = [bound for bound in limits if bound is not None]
     return len(bounds) == 1 and not bool(torch.as_tensor(bounds[0]).any())
 
 
 def gated_by_data(
     name: str,
     func: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: Sequence[Any],
     kwargs: dict[str, Any],
     units: Container[int],
     data: Container[int],
@@ -106,28 +106,25 @@ def gated_by_data(
         units: ids of tensors of activations.
         data: ids of tensors that depend on the inputs alone.
     """
-    given: list[Any] = list(args)
-    if name == "where" and id(given[0]) in data:
-        return _chosen(given[0], *given[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
-    if name in ("masked_fill", "masked_fill_") and len(given) > 1 and id(given[1]) in data:
-        fill = [*given, kwargs.get("value")][2]
-        return _chosen(given[1], fill, given[0])
-    if name == "gather" and id(given[2]) in data:
-        return Gated(
-            (given[0],), lambda: _picked(lambda h: func(h, *given[1:]), given[0], given[1], keep=True)
-        )
+    if name == "where" and id(args[0]) in data:
+        return _chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))
+    if name in ("masked_fill", "masked_fill_") and len(args) > 1 and id(args[1]) in data:
+        fill = [*args, kwargs.get("value")][2]
+        return _chosen(args[1], fill, args[0])
+    if name == "gather" and id(args[2]) in data:
+        return Gated((args[0],), lambda: _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
     if name == "__getitem__":
-        items = given[1] if isinstance(given[1], tuple) else (given[1],)
+        items = args[1] if isinstance(args[1], tuple) else (args[1],)
         dims = [d for d, item in enumerate(items) if id(item) in data]
         if dims and sum(isinstance(item, Tensor) for item in items) > 1:
-            return Gated((given[0],), lambda: _picked(lambda h: h[given[1]], given[0], dims[0], keep=False))
+            return Gated((args[0],), lambda: _picked(lambda h: h[args[1]], args[0], dims[0], keep=False))
         if dims:
-            return Gated((given[0],), lambda: _chosen_along(lambda h: h[given[1]], given[0], dims[0]))
-    if name == "index_select" and id(given[2]) in data:
-        return Gated((given[0],), lambda: _chosen_along(lambda h: func(h, *given[1:]), given[0], given[1]))
-    if name in ACCUMULATED and id(given[2]) in data:
-        source = given[3] if len(given) > 3 else kwargs.get("source", kwargs.get("src"))
-        return _added(name, given[:3], source, kwargs)
+            return Gated((args[0],), lambda: _chosen_along(lambda h: h[args[1]], args[0], dims[0]))
+    if name == "index_select" and id(args[2]) in data:
+        return Gated((args[0],), lambda: _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
+    if name in ACCUMULATED and id(args[2]) in data:
+        source = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
+        return _added(name, list(args[:3]), source, kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
@@ -187,9 +184,9 @@ def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tupl
     return _opened(any_of, lambda unit: pick(unit.reshape(x.shape)), x.numel())
 
 
-def _added(name: str, given: list[Any], source: Any, kwargs: dict[str, Any]) -> Gated:
+def _added(name: str, items: list[Any], source: Any, kwargs: dict[str, Any]) -> Gated:
     """Edges from every summand to all places along a dimension; open is the place that it is added to."""
-    base, dim, index = given
+    base, dim, index = items
     out_of_place = torch.scatter_add if name.startswith("scatter") else torch.index_add
     options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
 
@@ -203,8 +200,8 @@ def _added(name: str, given: list[Any], source: Any, kwargs: dict[str, Any]) -> 
             return added(unit).sum(dim, keepdim=True).expand(base.shape)
 
         o, i, opened = _opened(anywhere, added, source.numel())
-        own, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
-        return torch.cat([own, o]), torch.cat([own, i + n]), torch.cat([one, opened])
+        direct, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
+        return torch.cat([direct, o]), torch.cat([direct, i + n]), torch.cat([one, opened])
 
     return Gated((base, source), edges)
 
@@ -215,8 +212,8 @@ def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
     shape = torch.broadcast_shapes(condition.shape, *(t.shape for t in operands))
     opened = condition.detach().double().expand(shape).flatten()
     parts, before = [], 0
-    for t, given, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
-        if isinstance(given, Tensor) or given not in (0, torch.inf, -torch.inf):  # these have no path
+    for t, branch, gate in zip(operands, (x, y), (opened, 1 - opened), strict=True):
+        if isinstance(branch, Tensor) or branch not in (0, torch.inf, -torch.inf):  # these have no path
             members = torch.arange(before, before + t.numel()).reshape(t.shape).expand(shape).flatten()
             parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
         before += t.numel()

@@ -192,13 +192,13 @@ def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tenso
     if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
-    given = pytree.tree_map_only(
+    data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )
-    args = () if isinstance(given, dict) else given if isinstance(given, (tuple, list)) else (given,)
+    args = () if isinstance(data, dict) else data if isinstance(data, (tuple, list)) else (data,)
     parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
-        result = model(*args, **(given if isinstance(given, dict) else {}))
+        result = model(*args, **(data if isinstance(data, dict) else {}))
         outputs = [t for t in network.returned(result) if t.requires_grad]
     if not sum(t.numel() for t in outputs):
         raise ValueError("the batch is empty: give one example at least")

@@ -50,10 +50,10 @@ def layers(
         directions: list[list[Tensor]] = []
         for backwards in range(1 + bidirectional):
             number = layer * (1 + bidirectional) + backwards
-            own = params[number * per_cell : (number + 1) * per_cell]
+            weights = params[number * per_cell : (number + 1) * per_cell]
             h, states = start(number), []
             for t in reversed(range(len(rows))) if backwards else range(len(rows)):
-                h = cell(rows[t], h, *own)
+                h = cell(rows[t], h, *weights)
                 h = h * mask[t] if mask is not None and backwards else h  # it starts at the last step
                 states.append(h)
             last.append(states[-1] if mask is None or backwards else _state_at_the_end(states, mask))
@@ -74,7 +74,7 @@ class PackedSequences:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor, Tensor | None]] = {}  # by the id of the batch sizes
+        self._masks: dict[int, tuple[Tensor, Tensor | None]] = {}  # by the id of the batch sizes
 
     def pack(self, x: Tensor, lengths: Tensor, batch_first: bool, *, fixed: bool) -> tuple[Tensor, Tensor]:
         """Rows and batch sizes; ``fixed`` says that the lengths are constants, alike for all."""
@@ -82,21 +82,21 @@ class PackedSequences:
         steps = int(lengths[0]) if fixed else x.shape[0]
         mask = None if fixed else (torch.arange(steps)[:, None] < lengths[None, :]).double()[..., None]
         sizes = torch.full((steps,), x.shape[1], dtype=torch.long)
-        self._known[id(sizes)] = sizes, mask
+        self._masks[id(sizes)] = sizes, mask
         return x[:steps].reshape(-1, *x.shape[2:]), sizes
 
     def run(
         self, rows: Tensor, sizes: Tensor, start: Callable[[int], Tensor | None], *options: Any
     ) -> tuple[Tensor, Tensor]:
         """``nn.RNN`` on packed sequences; ``options`` are those of :func:`layers` from the parameters on."""
-        h, last = layers(self._steps(rows, sizes), start, *options, mask=self._known[id(sizes)][1])
+        h, last = layers(self._steps(rows, sizes), start, *options, mask=self._masks[id(sizes)][1])
         return h.reshape(-1, *h.shape[2:]), last
 
     def pad(
         self, rows: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
     ) -> tuple[Tensor, Tensor]:
         """The sequences with ``value`` after their last steps, and their lengths."""
-        x, mask = self._steps(rows, sizes), self._known[id(sizes)][1]
+        x, mask = self._steps(rows, sizes), self._masks[id(sizes)][1]
         if mask is not None:
             wide = mask.reshape(*mask.shape[:2], *[1] * (x.dim() - 2))
             x = torch.where(wide > 0, x, value)

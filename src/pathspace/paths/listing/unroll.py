@@ -39,13 +39,13 @@ from pathspace.paths.listing.affine import (
 )
 from pathspace.paths.listing.edge_list import NONE
 from pathspace.paths.listing.gates import Gated, gated, gated_by_data, is_relu
-from pathspace.paths.listing.known_tensors import KnownTensors, Weights
 from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.listing.probing import reads
+from pathspace.paths.listing.tensor_roles import TensorRoles, Weights
 from pathspace.paths.space.reduction import ReductionGraph
 
 
-class Unroller(KnownTensors, TorchFunctionMode):
+class Unroller(TensorRoles, TorchFunctionMode):
     """Writes down edges, gates and inputs while a model runs on one example."""
 
     def __init__(self, graph: ReductionGraph, *, with_edges: bool, cuts: Iterable[Cut] = ()) -> None:
@@ -58,7 +58,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
         self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
         self.paused = False
         self._packed = PackedSequences()
-        self._known: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
+        self._terms_by_form: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -280,7 +280,7 @@ class Unroller(KnownTensors, TorchFunctionMode):
             acts, weighted = weighted[:1], weighted[1:]
         sources = [self._sources(t).flatten() for _, t in acts]
         weights = [self._weights[id(t)][1] for _, t in weighted]
-        given = [t.detach().double().flatten().clone() for _, t in (*acts, *weighted)]
+        values = [t.detach().double().flatten().clone() for _, t in (*acts, *weighted)]
         writes = changes(name)
         operation = Operation(func, args, kwargs, [p for p, _ in (*acts, *weighted)], writes=writes)
         if writes:  # before the function changes its argument
@@ -291,8 +291,8 @@ class Unroller(KnownTensors, TorchFunctionMode):
             return self._keep(self._data, result)
         actual = torch.cat([t.detach().double().reshape(-1) for t in pieces])
         if self.with_edges:
-            terms = self._terms(operation, given, len(acts))
-            check_terms(name, terms, given, len(acts), actual)
+            terms = self._terms(operation, values, len(acts))
+            check_terms(name, terms, values, len(acts), actual)
             nodes = self._place(terms, sources, weights)
         else:
             nodes = self._new_nodes(actual.shape)
@@ -302,14 +302,14 @@ class Unroller(KnownTensors, TorchFunctionMode):
             self._spread(args[0])
         return result
 
-    def _terms(self, operation: Operation, given: list[Tensor], operands: int) -> Terms:
+    def _terms(self, operation: Operation, values: list[Tensor], operands: int) -> Terms:
         """The terms of an operation; found once for all steps of a loop."""
         form = operation.form()
         if form is None:
-            return terms_of(operation, given, operands)
-        if form not in self._known:
-            self._known[form] = terms_of(operation, given, operands), operation
-        return self._known[form][0]
+            return terms_of(operation, values, operands)
+        if form not in self._terms_by_form:
+            self._terms_by_form[form] = terms_of(operation, values, operands), operation
+        return self._terms_by_form[form][0]
 
     def _place(self, terms: Terms, sources: list[Tensor], weights: list[Weights]) -> Tensor:
         """Nodes for the result of an affine operation: the old ones where it only moves them."""

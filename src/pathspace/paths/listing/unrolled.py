@@ -178,34 +178,34 @@ def activity(network: Network, data: Any) -> Activity:
 
 def examples(call: Call, data: Any) -> Iterator[Any]:
     """The examples of a batch, each a batch of one, in float64."""
-    known, form = pytree.tree_flatten(call.arguments)
-    given, other = pytree.tree_flatten(data)
+    traced, form = pytree.tree_flatten(call.arguments)
+    leaves, other = pytree.tree_flatten(data)
     if form != other or any(
         isinstance(k, Tensor) != isinstance(g, Tensor)
         or (isinstance(k, Tensor) and (k.dim() != g.dim() or k.is_floating_point() != g.is_floating_point()))
-        for k, g in zip(known, given, strict=False)
+        for k, g in zip(traced, leaves, strict=False)
     ):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
-    first = next(k for k in known if isinstance(k, Tensor))
-    dims: list[int | None] = [None] * len(known)
+    first = next(k for k in traced if isinstance(k, Tensor))
+    dims: list[int | None] = [None] * len(traced)
     if call.batch_dim is not None:
-        for i, k in enumerate(known):
+        for i, k in enumerate(traced):
             if isinstance(k, Tensor):
                 order = [d for d in (call.batch_dim, *range(k.dim())) if d < k.dim()]
                 dims[i] = next((d for d in order if k.shape[d] == first.shape[call.batch_dim]), None)
-    lengths = {g.shape[d] for g, d in zip(given, dims, strict=True) if d is not None}
+    lengths = {g.shape[d] for g, d in zip(leaves, dims, strict=True) if d is not None}
     if len(lengths) > 1:
         raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
     if lengths == {0}:
         raise ValueError("the batch is empty: give one example at least")
-    for k, g, d in zip(known, given, dims, strict=True):
+    for k, g, d in zip(traced, leaves, dims, strict=True):
         if isinstance(k, Tensor) and any(k.shape[j] != g.shape[j] for j in range(k.dim()) if j != d):
             raise ValueError(
                 f"the data have the shape {tuple(g.shape)}, the network was traced with {tuple(k.shape)}: steps and "
                 "positions must agree; trace it with such an input"
             )
     for n in range(next(iter(lengths), 1)):
-        one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(given, dims, strict=True)]
+        one = [g if d is None else g.narrow(d, n, 1) for g, d in zip(leaves, dims, strict=True)]
         yield pytree.tree_unflatten(one, form)
 
 
@@ -245,12 +245,12 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
 
     def prepare(key: int | str, value: Any) -> Any:
         def one(tensor: Tensor) -> Tensor:
-            own = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
+            copy = tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else None, copy=True)
             if key not in call.states:
-                return unroller.bind_data(own)
-            if bool(own.any()) and not with_edges:
+                return unroller.bind_data(copy)
+            if bool(copy.any()) and not with_edges:
                 raise ValueError(f"the state {key!r} carried over from earlier data must be zero")
-            return torch.zeros_like(own)
+            return torch.zeros_like(copy)
 
         return pytree.tree_map_only(Tensor, one, value)
 
@@ -265,8 +265,8 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
     with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), unroller:
         returned = network.returned(model(*args, **kwargs))
     result = list({id(t): t for t in returned}.values())
-    known = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
-    outputs = [(t, n) for t, n in known if n is not None] + unroller.entered
+    of_units = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
+    outputs = [(t, n) for t, n in of_units if n is not None] + unroller.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")

@@ -165,14 +165,14 @@ def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: 
     position[nodes] = torch.arange(len(nodes))
 
     places = {}
-    known: dict[tuple[int, tuple[int, ...]], Ends] = {}
+    ends_by_place: dict[tuple[int, tuple[int, ...]], Ends] = {}
 
     def ends(labels: Tensor, dims: int) -> Ends | None:
         """Parameters with the same nodes at an end share them, so that a frame looks these up once."""
         result = Ends.of(cover(labels.cpu(), c), dims, device)
         if result is None or result.nodes.first < 0:
             return result
-        return known.setdefault((result.nodes.first, result.shape), result)
+        return ends_by_place.setdefault((result.nodes.first, result.shape), result)
 
     for place, name in enumerate(graph.names):
         if name not in names:

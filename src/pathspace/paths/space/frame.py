@@ -175,8 +175,8 @@ class Frame:
                 g = g * factor if i == 0 else g.mul_(factor)
             result[name] = g if part.factors else g.clone()
             if part.places is not None:
-                own = self.chart.places[name].among.take(at_skeleton)
-                put_(result[name], part.places, own.to(g.dtype))
+                heads = self.chart.places[name].among.take(at_skeleton)
+                put_(result[name], part.places, heads.to(g.dtype))
         return result
 
     def lengths(self, weights: Mapping[str, Tensor], gauge: Tensor) -> Tensor:

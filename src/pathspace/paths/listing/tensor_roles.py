@@ -1,4 +1,4 @@
-"""What is known of the tensors of a model that runs to be written down: the nodes of their elements, or their weights.
+"""The roles of the tensors of a model that runs to be written down: the nodes of their elements, or their weights.
 
 Letters: u -> v an edge of the written-out graph; node 0 is the bias node; nodes are numbered so that u < v.
 """
@@ -29,7 +29,7 @@ class Weights:
     factors: Tensor
 
 
-class KnownTensors:
+class TensorRoles:
     """Activations, weights, inputs and constants, as a run of a model makes them; and the edges between them.
 
     An activation has nodes. What depends on the example alone is an input, and has nodes once it was read. What comes
@@ -96,9 +96,9 @@ class KnownTensors:
 
     def _moves_inputs(self, name: str, tensors: list[Tensor]) -> bool:
         """Whether a function of inputs alone only moves them, perhaps to stand beside constants."""
-        given = [t for t in tensors if id(t) in self._data]
-        known = name in _JOINS or any(id(t) in self._units for t in given)
-        return known and bool(given) and name in MOVEMENTS and all(t.is_floating_point() for t in given)
+        inputs = [t for t in tensors if id(t) in self._data]
+        moves = name in _JOINS or any(id(t) in self._units for t in inputs)
+        return moves and bool(inputs) and name in MOVEMENTS and all(t.is_floating_point() for t in inputs)
 
     def _forget_nodes(self, written: Tensor) -> None:
         """Inputs that share the memory of one that was written to are other inputs from now on."""
