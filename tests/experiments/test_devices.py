@@ -132,7 +132,7 @@ def call(*arguments: str) -> Any:
 
 
 TINY = ("--task", "adding", "--epochs", "2", "--batch-size", "16", "--set", "task_options.length=4",
-        "--set", "task_options.train_size=64", "--set", "task_options.validation_size=16",
+        "--set", "task_options.train_size=32", "--set", "task_options.validation_size=16",
         "--set", "task_options.test_size=16", "--set", "model_options.hidden=4")  # fmt: skip
 
 
