@@ -7,6 +7,7 @@ tensors of a step together take at its peak, above SGD's, in units of the parame
 
     python benchmarks/step_cost.py
     python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
+    python benchmarks/step_cost.py --optimizers PathMuon Invariant-RMSprop Invariant-Adafactor --refresh-every 10
     python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,47 @@ CASES = {
     "cnn": Case(cnn, (64, 3, 32, 32), 10, 60),
     "resnet18": Case(resnet18, (64, 3, 32, 32), 10, 10),
 }
-PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+
+
+class MuonBesideAdamW:
+    """``torch.optim.Muon`` for matrices, filters of a convolution as rows, and ``torch.optim.AdamW`` for vectors."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, fused: bool | None = None) -> None:
+        self.params = list(params)
+        self.matrices = {p: nn.Parameter(p.detach().flatten(1)) for p in self.params if p.dim() > 1}
+        self.rules = [
+            torch.optim.Muon(self.matrices.values(), lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([p for p in self.params if p.dim() < 2], lr, weight_decay=0.0, fused=fused),
+        ]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.params:
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                p.grad.zero_()
+
+    def step(self) -> None:
+        for p, matrix in self.matrices.items():
+            assert p.grad is not None
+            matrix.grad = p.grad.flatten(1)
+        for rule in self.rules:
+            rule.step()
+
+
+# rules that Invariant can be measured around, a class of ours or none
+RULES = (
+    "SGD", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor",
+)  # fmt: skip
+PLAIN: dict[str, Callable[..., Any]] = {
     "PathSGD": torch.optim.SGD,
     "PathAdam": torch.optim.AdamW,
     "PathRMSprop": torch.optim.RMSprop,
+    "PathMuon": MuonBesideAdamW,
+    **{f"Invariant-{name}": getattr(torch.optim, name) for name in RULES},
 }
+HAVE_KERNELS = ("SGD", "AdamW", "MuonBesideAdamW")
+"""Whose whole step is a kernel of torch's on a GPU, if it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +164,7 @@ class Trial:
     """A model in training."""
 
     network: Any  # of the traced model; None for the plain optimizer
-    rule: torch.optim.Optimizer
+    rule: torch.optim.Optimizer | MuonBesideAdamW
     parameters: int  # bytes
     step: Callable[[], float]
 
@@ -136,9 +173,26 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def trial(
-    case: Case, optimizer: str, options: dict[str, Any], device: str, variant: str, clock: str = "wall"
+    case: Case,
+    optimizer: str,
+    options: dict[str, Any],
+    device: str,
+    variant: str,
+    clock: str = "wall",
+    *,
+    plain: bool = False,
 ) -> Trial:
-    """A fresh copy of a case with an optimizer, and a function that takes a step and returns its seconds."""
+    """A fresh copy of a case with an optimizer, and a function that takes a step and returns its seconds.
+
+    Args:
+        case: the case.
+        optimizer: one of ours, by its name in ``PLAIN``.
+        options: of its metric.
+        device: as on the command line.
+        variant: one of those of the command line.
+        clock: as on the command line.
+        plain: take its plain rule in its place.
+    """
     torch.manual_seed(0)
     model = case.model().to(device)
     x = torch.randn(case.inputs, device=device)
@@ -146,12 +200,17 @@ def trial(
         y = torch.randint(case.classes, model(x).shape[:1], device=device)
     # so small a rate that both stay near the start: neither copy may diverge while it is timed
     network = None
-    if optimizer in PLAIN:
-        network = ps.trace(model, x)
-        rule = getattr(ps.optim, optimizer)(model.parameters(), network, lr=1e-6, **options)
+    if plain:
+        make = PLAIN[optimizer]
+        fused = device.startswith("cuda") and make.__name__ in HAVE_KERNELS
+        rule = make(model.parameters(), lr=1e-6, **({"fused": True} if fused else {}))
     else:
-        fused = {"fused": True} if device.startswith("cuda") else {}
-        rule = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-6, **fused)
+        network = ps.trace(model, x)
+        if optimizer.startswith("Invariant-"):
+            metric = ps.metrics.Path(**options)
+            rule = ps.optim.Invariant(model.parameters(), network, PLAIN[optimizer], metric=metric, lr=1e-6)
+        else:
+            rule = getattr(ps.optim, optimizer)(model.parameters(), network, lr=1e-6, **options)
     run: Any = model  # or what compiles or captures it
     if variant == "compile":
         run = torch.compile(model)
@@ -188,9 +247,11 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
-def peak_bytes(case: Case, optimizer: str, options: dict[str, Any], device: str) -> tuple[int, int]:
-    """Bytes of all tensors that the first three steps make, at the peak, and of the parameters."""
-    made = trial(case, optimizer, options, device, "eager")
+def peak_bytes(
+    case: Case, optimizer: str, options: dict[str, Any], device: str, *, plain: bool = False
+) -> tuple[int, int]:
+    """Bytes of all tensors that the first three steps make, at the peak, and of the parameters; see :func:`trial`."""
+    made = trial(case, optimizer, options, device, "eager", plain=plain)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -207,7 +268,7 @@ def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> f
     """Peak memory of a step above the plain optimizer's, in units of the parameters."""
     case = CASES[name]
     most, parameters = peak_bytes(case, optimizer, options, device)
-    least, _ = peak_bytes(case, PLAIN[optimizer].__name__, {}, device)
+    least, _ = peak_bytes(case, optimizer, {}, device, plain=True)
     return round((most - least) / parameters, 3)
 
 
@@ -221,9 +282,8 @@ def measure(
     clock: str = "wall",
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
-    case, plain_name = CASES[name], PLAIN[optimizer].__name__
-    options = {"refresh_every": refresh_every}
-    plain = trial(case, plain_name, {}, device, variant, clock).step
+    case, options = CASES[name], {"refresh_every": refresh_every}
+    plain = trial(case, optimizer, {}, device, variant, clock, plain=True).step
     ours = trial(case, optimizer, options, device, variant, clock).step
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
     ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
@@ -233,7 +293,7 @@ def measure(
         "benchmark": "step_cost",
         "case": name,
         "optimizer": optimizer,
-        "plain": plain_name,
+        "plain": PLAIN[optimizer].__name__,
         "variant": variant,
         "refresh_every": refresh_every,
         "device": device,
