@@ -77,3 +77,51 @@ def test_a_refused_refresh_is_taken_at_the_next_step():
             step(model, optimizer, X)
         runs.append([p.detach() for p in model.parameters()])
     assert_close(*runs, rtol=0, atol=0)
+
+
+def deep(factor):
+    """Six layers of one class each for every unit, and an optimizer that took a step; then weights of 1e36 or so."""
+    torch.manual_seed(1)
+    model = mlp(4, 5, 5, 5, 5, 5, 3)
+    network = ps.trace(model, X)
+    ps.rescaling.rescale_(network, torch.full((network.num_classes,), factor))
+    return model, network
+
+
+def take_step_of_ones(model, optimizer, edges):
+    """Gradients of ones in the member that was not rescaled."""
+    for name, p in model.named_parameters():
+        p.grad = torch.ones_like(p) / edges[name]
+    optimizer.step()
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "DDPSGD"])
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
+    model, network = deep(factor)
+    edges = {
+        n: network.edge_factors(n, torch.full((network.num_classes,), factor)) for n in network.parameters
+    }
+    balance = {n: b.clone() for n, b in model.named_parameters()}
+    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-3)
+    model(X).square().mean().backward()
+    take_step_of_ones(model, optimizer, edges)
+    gauges = {name: optimizer.metric.gauge(name) for name in network.parameters}
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(1e36 * edges[name] * torch.sign(balance[name]))
+    with pytest.warns(UserWarning, match="running away"):
+        take_step_of_ones(model, optimizer, edges)
+    inverse = {name: optimizer.state[p]["factor"] for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        assert torch.isfinite(p).all()
+        power = 1 if rule == "PathAdam" else 2
+        expected = gauges[name].times_(torch.ones_like(p).detach(), power)
+        assert_close(inverse[name], expected)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(kept[name])
+    model(X).square().mean().backward()
+    take_step_of_ones(model, optimizer, edges)
+    assert not all(torch.equal(optimizer.state[p]["factor"], inverse[n]) for n, p in model.named_parameters())

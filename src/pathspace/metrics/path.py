@@ -28,6 +28,7 @@ from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer
@@ -169,7 +170,12 @@ class Path:
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
-            FloatingPointError: kappa is not finite; nothing is changed then.
+            FloatingPointError: kappa is not finite, at the first step or because weights or a batch are not; nothing
+                is changed then.
+
+        Warns:
+            UserWarning: kappa of finite weights is beyond float64 after the first step. Until it is within that again,
+                the metric is that of the balanced network.
         """
         self.state.update(states)
         self._check_network(states)
@@ -253,14 +259,17 @@ class Path:
         try:
             for name in names:  # so that there are never two of them in memory
                 self.state[name].pop("factor", None)
-            if self.power == 0:
-                for name in names:
-                    self.state[name]["factor"] = self._finished(name, None, 0.0)
-                return
-            kappa = self._kappa(names)
-        except BaseException:
-            self._forget(new)
-            raise
+            kappa = None if self.power == 0 else self._kappa(names)
+        except BaseException as error:
+            if new or not isinstance(error, FloatingPointError) or not self._is_beyond_all_types():
+                self._forget(new)
+                raise
+            _warn_of_range()
+            kappa = None
+        if kappa is None:
+            for name in names:
+                self.state[name]["factor"] = self._finished(name, None, 0.0)
+            return
         self._warn_of_unreached(names, kappa.measured)
         self._set_normalizers(names, new, kappa.measured)
         for name in names:
@@ -268,6 +277,14 @@ class Path:
             self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
         if not any(self._is_due_at(self.state[name]["age"] + 1) for name in names):
             self._memory.clear()  # squares are not needed until the next one
+
+    def _is_beyond_all_types(self) -> bool:
+        """Whether weights are finite and sums over their paths are not, not even in float64."""
+        near = self.near_parameters()
+        source = self.network.parameters if near is None else near
+        wide = {name: p.detach().double() for name, p in source.items()}
+        finite = all(bool(torch.isfinite(p).all()) for p in wide.values())
+        return finite and not bool(torch.isfinite(squared_path_norm(self.network, wide)))
 
     def _begun(self, names: Sequence[str]) -> list[str]:
         """States and gauges of parameters that take their first step; their names."""
@@ -368,6 +385,15 @@ class Path:
                     "trace it as it is trained and make a new optimizer",
                     stacklevel=2,
                 )
+
+
+def _warn_of_range() -> None:
+    warnings.warn(
+        "sums over the paths of the network are beyond float64 since the first step: training is running away (a lower "
+        "learning rate, clip_norm=1.0). Until they are within it, steps are those of the network balanced at the first "
+        "step, without kappa",
+        stacklevel=2,
+    )
 
 
 def _alone(t: Tensor) -> Tensor:
