@@ -1,7 +1,7 @@
-"""The balanced member of a rescaling class.
+"""The balanced member of a rescaling class: by path mass, or by the ranges that rounding depends on.
 
 Letters: c unit class, s_c its factor, gamma_in,c and gamma_out,c the path mass into and out of it
-(see ``paths.node_mass``).
+(see ``paths.node_mass``), w weight, h_c the values of a unit class on data.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
+from pathspace.rescaling.activations import STATISTICS, Statistic, log_ranges
+from pathspace.rescaling.criteria import (
+    CRITERIA,
+    Criterion,
+    activation_gap,
+    agreement,
+    range_gap,
+    rounded_edges,
+)
 from pathspace.rescaling.rescale import rescale_
 
 LARGE = 100.0
@@ -30,10 +40,16 @@ def balance_(
     network: Network,
     example_input: Any = None,
     *,
+    criterion: Criterion = "path",
+    calibration: Any = None,
+    alpha: float | None = None,
+    statistic: Statistic | None = None,
     tolerance: float | None = None,
     powers_of_two: bool = False,
 ) -> Tensor:
-    r"""Rescale a network, in place, to the member of its class with the least path mass in every unit class.
+    r"""Rescale a network, in place, to the member of its class that is balanced at every unit class.
+
+    With the criterion ``"path"`` that is the member with the least path mass in every unit class:
 
     .. code-block:: text
 
@@ -48,17 +64,35 @@ def balance_(
     any member of the rescaling class has, 2 sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other
     member reaches it. (A class that no path enters, or none leaves, has no such minimum: there the other side
     becomes 1.) Every member is brought to the same weights, so training a balanced network with SGD or Adam is the
-    baseline that any invariant method has to beat; and before quantisation it takes away differences of scale
-    between units that the function does not need.
+    baseline that any invariant method has to beat.
 
     A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
     brought to the member in which the mean path mass of each unit class is one instead. There balance would make up,
     at a gain, for whatever lies behind it, and train worse than the start.
 
+    The other criteria are those of quantisation, for any traced network:
+
+    .. code-block:: text
+
+        range         max |w entering c| = max |w leaving c|             (cross-layer equalization)
+        activations   max |h_c|^alpha = max |w leaving c|^(1 - alpha)    (what SmoothQuant does)
+
+    w counts if its parameter has two dimensions or more; where a class has such weights on one side alone (a gain on
+    the other), "range" makes their maximum 1, and scales that the criterion does not touch are those of "path".
+    Neighbouring classes depend on each other, so the scales are found step by step, from the member that "path" leads
+    to: all members are brought to the same weights, and another criterion, or "path", can follow at any time.
+
     Args:
         network: a traced network, whose model's parameters are changed; the function stays the same.
         example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
             evaluation mode, are compared before and after; the comparison runs on a copy of the model.
+        criterion: ``"path"``, ``"range"`` or ``"activations"``.
+        calibration: data for ``"activations"``, a batch as the model is called with it; of the traced shapes, but for
+            the number of examples.
+        alpha: how much of the difference of ranges ``"activations"`` takes from the values and gives to the weights, in
+            (0, 1]; at 1 the values of all classes have the range 1. By default 0.5.
+        statistic: the range of values, ``"largest"`` |h|, or the ``"mean"`` of |h|, as AWQ measures it. By default
+            ``"largest"``.
         tolerance: the largest change of an output, relative to the largest output, that passes as rounding; by
             default the square root of the type's precision (3e-4 for float32).
         powers_of_two: round the factors to powers of two, so that nothing else is rounded. The spread is then at
@@ -72,10 +106,16 @@ def balance_(
             were before.
         FloatingPointError: the path mass of a class is not finite.
         OverflowError: see :func:`rescale_`.
-        ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare.
+        ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare; an unknown
+            criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1].
+        UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
     Warns:
         UserWarning: a factor is beyond 100 or below 1/100.
+
+    Source:
+        Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
+        "SmoothQuant", 2023; Lin et al., "AWQ: Activation-aware Weight Quantization", 2024.
 
     Example:
         >>> import torch, pathspace as ps
@@ -86,8 +126,11 @@ def balance_(
     """
     if tolerance is not None and (example_input is None or not tolerance > 0):
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
+    _check_criterion(criterion, calibration, alpha, statistic)
     expect_weights(network)
-    factors = balancing_factors(network, powers_of_two=powers_of_two)
+    factors = _factors(network, criterion, calibration, alpha, statistic)
+    if powers_of_two:
+        factors = _powers(factors)
     _warn_of_large(network, factors)
     if example_input is None:
         rescale_(network, factors)
@@ -107,10 +150,53 @@ def balance_(
 
 
 def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tensor:
-    """The factors by which :func:`balance_` rescales a network, float64 ``[num_classes]``."""
+    """The factors of the criterion "path", float64 ``[num_classes]``."""
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
-    return torch.exp2(torch.log2(factors).round()) if powers_of_two else factors
+    return _powers(factors) if powers_of_two else factors
+
+
+def _powers(factors: Tensor) -> Tensor:
+    return torch.exp2(torch.log2(factors).round())
+
+
+@with_tables_on_the_cpu
+def _factors(
+    network: Network, criterion: Criterion, calibration: Any, alpha: float | None, statistic: Statistic | None
+) -> Tensor:
+    """The factors of a criterion, float64 ``[num_classes]``."""
+    factors = balancing_factors(network)
+    if criterion == "path":
+        return factors
+    edges = rounded_edges(network, factors)
+    if criterion == "range":
+        return factors * agreement(range_gap(edges), torch.zeros_like(factors))
+    # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of them changes.
+    there, inverse = log_ranges(network, calibration, "largest" if statistic is None else statistic, factors)
+    gap = activation_gap(edges, (there, inverse), 0.5 if alpha is None else alpha)
+    return factors * agreement(gap, torch.zeros_like(factors))
+
+
+def _check_criterion(criterion: Any, calibration: Any, alpha: Any, statistic: Any) -> None:
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")
+    if criterion != "activations":
+        options = {"calibration": calibration, "alpha": alpha, "statistic": statistic}
+        for name, value in options.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} is an option of criterion='activations', and criterion is {criterion!r}"
+                )
+        return
+    if calibration is None:
+        raise ValueError(
+            "criterion='activations' measures the values of units on data: give calibration, a batch as the model is "
+            "called with it, or take criterion='range', which needs none"
+        )
+    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 < alpha <= 1):
+        raise ValueError(f"alpha must be in (0, 1], got {alpha!r}; criterion='range' looks at weights alone")
+    if statistic is not None and statistic not in STATISTICS:
+        raise ValueError(f"statistic must be one of {', '.join(map(repr, STATISTICS))}, got {statistic!r}")
 
 
 def _warn_of_large(network: Network, factors: Tensor) -> None:

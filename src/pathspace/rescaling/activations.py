@@ -1,0 +1,118 @@
+"""How large the values of every unit class are on data: what a quantised network has to represent, too.
+
+Counted is what enters a weight, after its activation, where the operation says which units those are: linear layers and
+convolutions, recurrent layers step by step. A class of which no such operation reads anything (queries and keys, or
+operations like einsum) has the values of its units before their activation.
+
+Letters: c unit class, C how many, h_c its values over examples, positions and steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+from pathspace.replay.observed import Use
+from pathspace.replay.replay import Replay, replay
+from pathspace.rescaling.criteria import by_sign, note_largest_
+
+Statistic = Literal["largest", "mean"]
+STATISTICS: tuple[str, ...] = ("largest", "mean")
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_GROUPS = 6  # the place of this argument of a convolution
+
+
+def log_ranges(
+    network: Network, calibration: Any, statistic: Statistic, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log max |h_c|, or of the largest mean |h| of the units of c.
+
+    The model runs once, in float64 and in its evaluation form, on a copy.
+
+    Args:
+        network: a traced network.
+        calibration: what the model is called with; of the traced shapes, but for the number of examples.
+        statistic: ``"largest"`` or ``"mean"``.
+        factors: of a rescaling, float64 ``[C]``: the ranges are those after it, though it is not done.
+
+    Returns:
+        Of the units that have the scale of their class, and of those that have the inverse one, float64 ``[C]`` each;
+        -inf where there are none, or all values are zero.
+
+    Raises:
+        UnmatchedForwardError: the forward pass on these data is not the traced one.
+        ValueError: a value is not finite.
+    """
+    with torch.no_grad():
+        replayed = replay(network, calibration, wide=True)
+        read, units = (by_sign(of(network, replayed, statistic)) for of in (_read, _units))
+    unread = (read[0] == 0) & (read[1] == 0)
+    sizes = [torch.where(unread, one, other) for one, other in zip(units, read, strict=True)]
+    if any(bool((side.isnan() | side.isposinf()).any()) for side in sizes):
+        raise ValueError(
+            "on the calibration data a unit has values that are not finite: leave such examples out"
+        )
+    return (sizes[0] * factors).log(), (sizes[1] / factors).log()
+
+
+def _table(network: Network) -> Tensor:
+    device = next(iter(network.parameters.values())).device
+    return torch.zeros(2 * network.num_classes + 1, dtype=torch.float64, device=device)
+
+
+def _read(network: Network, replayed: Replay, statistic: Statistic) -> Tensor:
+    """By label, what enters weights."""
+    table, names = _table(network), {id(leaf): name for name, leaf in replayed.leaves.items()}
+    for use in replayed.uses:
+        name = names.get(id(use.args[1])) if len(use.args) > 1 else None
+        sizes = None if name is None or use.kwargs else _entering(use, statistic)
+        if name is not None and sizes is not None:
+            labels = network.edges[name].source.to(table.device)
+            note_largest_(table, sizes, labels)
+    return table
+
+
+def _entering(use: Use, statistic: Statistic) -> Tensor | None:
+    """The size of what multiplies each element of a weight, broadcastable to it; None for what is not known here."""
+    x, weight = use.args[0], use.args[1]
+    if not isinstance(x, Tensor):
+        return None
+    if use.name == "linear":
+        return _size(x, -1, statistic).unsqueeze(0)
+    if use.name == "matmul" and weight.dim() == 2:
+        return _size(x, -1, statistic).unsqueeze(1)
+    if use.name not in (*_CONVOLUTIONS, *_TRANSPOSED):
+        return None
+    sizes, taps = _size(x, 1 - weight.dim(), statistic), (1,) * (weight.dim() - 2)
+    if use.name in _TRANSPOSED:
+        return sizes.reshape(-1, 1, *taps)
+    groups = use.args[_GROUPS] if len(use.args) > _GROUPS else 1
+    return (
+        sizes.reshape(groups, -1)
+        .repeat_interleave(len(weight) // groups, 0)
+        .reshape(*weight.shape[:2], *taps)
+    )
+
+
+def _units(network: Network, replayed: Replay, statistic: Statistic) -> Tensor:
+    """By label, the values of units before their activation."""
+    table = _table(network)
+    for key, node in replayed.nodes.items():
+        if len(key) == 1:  # inside a recurrent layer, its weights say more
+            labels = network.program.nodes[key[0]].to(table.device)
+            sizes = node.value.abs()
+            if node.batch is not None:
+                sizes = sizes.mean(node.batch, True) if statistic == "mean" else sizes.amax(node.batch, True)
+            note_largest_(table, sizes, labels)
+    return table
+
+
+def _size(x: Tensor, channels: int, statistic: Statistic) -> Tensor:
+    """By channel, over all other dimensions."""
+    rows = x.detach().abs().movedim(channels, -1).flatten(0, -2)
+    return rows.mean(0) if statistic == "mean" else rows.amax(0)

@@ -1,0 +1,173 @@
+"""What balancing makes equal at a unit class when the weights are to be rounded: ranges in the place of path mass.
+
+    range         max |w| of what enters c = max |w| of what leaves c
+    activations   (range of the values of c)^alpha = (max |w| of what leaves c)^(1 - alpha)
+
+Multiplying what enters c by s_c > 0 and dividing what leaves it lets one side grow and the other shrink, so every class
+has one scale at which they agree when those of its neighbours are held; all of them together are found by going half of
+the way to it again and again. That map of log s moves no two points further apart (in the largest coordinate: each of
+its coordinates is a mean of maxima and minima of others plus constants), so half steps come to a point that it leaves
+alone.
+
+A weight is *rounded* if it is a parameter of two dimensions or more; gains and biases are kept as they are when a
+network is quantised, and do not count.
+
+Letters: c unit class, C how many, s_c its factor, x_c = log s_c, w_e weight of an edge e = (u -> v), alpha strength.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pathspace.network import Network
+
+Criterion = Literal["path", "range", "activations"]
+CRITERIA: tuple[str, ...] = ("path", "range", "activations")
+
+TOLERANCE = 1e-9
+"""How far from 1 a factor may be that a further step would multiply a scale by."""
+SWEEPS = 3000
+"""Steps after which the search ends; a chain of n layers takes about n^2."""
+
+Gap = Callable[[Tensor], Tensor]
+"""From log s to how far each coordinate is from the one that makes the two sides of its class agree, ``[C]`` each."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The rounded weights of one parameter.
+
+    Attributes:
+        log: log |w|, -inf for zeros; the largest along dimensions on which no label depends.
+        target: labels (see ``network.units.EdgeLabels``), with as many dimensions.
+        source: likewise.
+    """
+
+    log: Tensor
+    target: Tensor
+    source: Tensor
+
+
+def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
+    """The rounded weights as they are after a rescaling by ``factors`` (float64, ``[C]``), which is not done."""
+    found = []
+    for name, parameter in network.parameters.items():
+        if parameter.dim() < 2:
+            continue
+        device, labels = factors.device, network.edges[name]
+        scaled = parameter.detach().to(device, torch.float64) * network.edge_factors(name, factors)
+        target, source = (_of_dims(x.to(device), parameter.dim()) for x in (labels.target, labels.source))
+        free = [d for d in range(parameter.dim()) if target.shape[d] == source.shape[d] == 1]
+        size = scaled.abs().amax(free, keepdim=True) if free else scaled.abs()
+        # a weight between units of one class changes with no scale
+        found.append(Edges(size.masked_fill(target == source, 0.0).log(), target, source))
+    return found
+
+
+def range_gap(edges: Sequence[Edges]) -> Gap:
+    """Of the criterion "range". Where one side has no weight that is rounded, 1 stands for it."""
+
+    def gap(x: Tensor) -> Tensor:
+        entering, leaving = _largest(edges, x)
+        # of units that have the inverse scale, what leaves grows, and what enters shrinks
+        grows, shrinks = torch.maximum(entering[0], leaving[1]), torch.maximum(leaving[0], entering[1])
+        enters, leaves = grows.isfinite(), shrinks.isfinite()
+        difference = torch.where(leaves, shrinks, 0.0) - torch.where(enters, grows, 0.0)
+        return difference / (enters.double() + leaves.double()).clamp_min(1.0)
+
+    return gap
+
+
+def activation_gap(edges: Sequence[Edges], ranges: tuple[Tensor, Tensor], alpha: float) -> Gap:
+    """Of the criterion "activations". A class that lacks one of the sides stays where it is.
+
+    Args:
+        edges: the rounded weights.
+        ranges: log of the ranges of the values of every class, of units that have its scale and of those that have the
+            inverse one (queries and keys), float64 ``[C]`` each; -inf where there are none.
+        alpha: strength, in (0, 1].
+    """
+
+    def gap(x: Tensor) -> Tensor:
+        _, leaving = _largest(edges, x)
+        grows, slope = _larger(ranges[0] + x, leaving[1], alpha)
+        shrinks, other = _larger(ranges[1] - x, leaving[0], alpha)
+        both = grows.isfinite() & shrinks.isfinite()
+        return torch.where(both, (shrinks - grows) / (slope + other), 0.0)
+
+    return gap
+
+
+def _larger(values: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """The larger one of alpha log(range of values) and (1 - alpha) log(range of weights), and its factor."""
+    one = alpha * values
+    other = torch.where(weights.isfinite(), (1 - alpha) * weights, weights)
+    return torch.maximum(one, other), torch.where(one >= other, alpha, 1 - alpha).to(values.dtype)
+
+
+def agreement(gap: Gap, start: Tensor) -> Tensor:
+    """The factors at which the two sides of every class agree, float64 ``[C]``.
+
+    Args:
+        gap: of a criterion.
+        start: where the search begins, log s.
+
+    Warns:
+        UserWarning: they do not after ``SWEEPS`` steps.
+    """
+    x, left = start, 0.0
+    for _ in range(SWEEPS):
+        step = gap(x)
+        left = float(step.abs().amax()) if len(step) else 0.0
+        if not left > TOLERANCE:
+            return x.exp()
+        x = x + step / 2
+    warnings.warn(
+        f"after {SWEEPS} steps the two sides of some unit class still differ by {2 * left:.2g} of their ranges; the "
+        "function is kept all the same, and calling balance_ again does not help: use criterion='path'",
+        stacklevel=4,
+    )
+    return x.exp()
+
+
+def _largest(edges: Sequence[Edges], x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """log of the largest |w| that enters every class, and that leaves it; -inf where there is none.
+
+    Each of them at units that have the scale of the class, and at those that have the inverse one.
+    """
+    at = [x.new_full((2 * len(x) + 1,), -torch.inf) for _ in range(2)]
+    for edge in edges:
+        values = edge.log + log_scale(x, edge.target) - log_scale(x, edge.source)
+        for table, labels in zip(at, (edge.target, edge.source), strict=True):
+            note_largest_(table, values, labels)
+    return [by_sign(table) for table in at]
+
+
+def log_scale(x: Tensor, labels: Tensor) -> Tensor:
+    """log of the scale that each label stands for (see ``network.scale_of``)."""
+    return labels.sign() * torch.cat([x.new_zeros(1), x])[labels.abs()]
+
+
+def note_largest_(table: Tensor, values: Tensor, labels: Tensor) -> None:
+    """Put the largest value of every label -C, ..., C into a table of 2 C + 1 places, negative labels at its end."""
+    labels = _of_dims(labels, values.dim())
+    alone = [d for d in range(values.dim()) if labels.shape[d] == 1 < values.shape[d]]
+    values = values.amax(alone, keepdim=True) if alone else values
+    places = labels.expand(torch.broadcast_shapes(labels.shape, values.shape)).remainder(len(table))
+    table.scatter_reduce_(0, places.reshape(-1), values.expand(places.shape).reshape(-1), "amax")
+
+
+def by_sign(table: Tensor) -> tuple[Tensor, Tensor]:
+    """What a table of :func:`note_largest_` has for the classes, of their scales and of the inverse ones."""
+    classes = len(table) // 2
+    return table[1 : classes + 1], table[classes + 1 :].flip(0)
+
+
+def _of_dims(labels: Tensor, dims: int) -> Tensor:
+    return labels.reshape((1,) * (dims - labels.dim()) + tuple(labels.shape))
