@@ -4,19 +4,21 @@ import pytest
 import torch
 
 import pathspace as ps
+from pathspace.experiments import transformer
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import (
     MODELS,
     OF_IMAGES,
-    OF_STREAMS,
+    OF_SYMBOLS,
     RESCALABLE,
     build_model,
     check_model,
     count_weights,
 )
+from pathspace.experiments.settings import settings_from
 
 
-@pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_STREAMS}))
+@pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])
 def test_models_map_symbols_to_outputs_of_the_right_shape(name: str, output: str, embedding: int) -> None:
@@ -87,6 +89,8 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
         ("relu-rnn", {"embedding": -1}, "a whole number from 0 on"),
         ("relu-rnn", {"layers": 0}, "a whole number from 1 on"),
         ("relu-rnn", {"layers": True}, "a whole number from 1 on"),
+        ("transformer", {"gate": "relu"}, "choose from swiglu, squared-relu"),
+        ("transformer", {"output": "last"}, "answers at every step: set 'output' to 'every'"),
     ],
 )
 def test_impossible_models_are_refused(name: str, options: dict[str, Any], says: str) -> None:
@@ -101,3 +105,51 @@ def test_the_feed_forward_network_reads_each_step_by_itself() -> None:
     last.load_state_dict(every.state_dict())
     assert torch.equal(last(x), last(x[:, -1:]))
     torch.testing.assert_close(every(x)[:, -1], last(x))
+
+
+@pytest.mark.parametrize("gate", ["swiglu", "squared-relu"])
+def test_the_transformer_sees_what_comes_before_and_not_what_follows(gate: str) -> None:
+    model = build_model("transformer", 5, 4, {"hidden": 16, "layers": 2, "heads": 2, "gate": gate})
+    symbols = torch.randint(5, (2, 7), generator=torch.Generator().manual_seed(0))
+    scores = model(symbols)
+    assert scores.shape == (2, 7, 4)
+    changed = symbols.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 5
+    moved = (model(changed) - scores).abs().amax(dim=(0, 2))
+    assert not moved[:4].any()
+    assert (moved[4:] > 1e-4).all()
+
+
+@pytest.mark.parametrize("gate", ["swiglu", "squared-relu"])
+def test_the_transformer_is_rescaled_without_rounding(gate: str) -> None:
+    torch.manual_seed(0)
+    model = build_model("transformer", 5, 4, {"hidden": 16, "layers": 2, "heads": 2, "gate": gate})
+    symbols = torch.randint(5, (2, 7))
+    network, scores = ps.trace(model, symbols), model(symbols)
+    # by layer at least: queries and keys by pairs of dimensions, values, what a norm leaves (twice)
+    assert network.num_classes >= 2 * (8 + 16 + 2 * 16)
+    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True)
+    assert torch.equal(model(symbols), scores)
+
+
+def test_the_turns_of_a_rotary_embedding_see_distances_alone() -> None:
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).expand(2, 1, 1, 9, 8)
+    turns = transformer._turns(9, 4, query)
+    scores = (transformer._turned(query, turns) @ transformer._turned(key, turns).mT)[0, 0]
+    for distance in range(-8, 9):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-6, atol=1e-6)
+
+
+def test_heads_that_do_not_part_the_width_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'hidden' .* is 20: with 4 heads, .* a multiple of 8"):
+        build_model("transformer", 5, 4, {"hidden": 20, "heads": 4})
+
+
+def test_a_model_of_symbols_is_refused_other_tasks() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'transformer' reads symbols, .* set task to characters or words"
+    ):
+        settings_from(
+            ("here", {"task": "adding", "model": "transformer", "model_options": {"output": "every"}})
+        )

@@ -12,12 +12,14 @@ from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options, keyword_options
+from pathspace.experiments.transformer import Transformer
 from pathspace.nn import LanguageModel, RecurrentCNN
 
 CHOICES = {
     "output": ("last", "every"),
     "start": ("default", "identity", "identity-recurrent"),
     "tied": (True, False),
+    "gate": ("swiglu", "squared-relu"),
 }
 PROBABILITIES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
 MAY_BE_ZERO = ("embedding",)
@@ -254,13 +256,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "recurrent-cnn": RecurrentCNN,
     "language-model": StreamModel,
+    "transformer": Transformer,
 }
 # Models with a path norm; the others are trained by optimizers that need no network.
-RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model")
+RESCALABLE = ("relu-rnn", "mlp", "recurrent-cnn", "language-model", "transformer")
 # What of a model the path norm leaves out.
 OUTSIDE = {"language-model": ("embedding", "decoder")}
 # Models that carry a state from one segment of a stream to the next; the others read every sequence by itself.
 OF_STREAMS = ("language-model",)
+# Models of symbols alone, which answer at every step.
+OF_SYMBOLS = (*OF_STREAMS, "transformer")
 # Models of images (B, C, H, W); the others read sequences.
 OF_IMAGES = ("recurrent-cnn",)
 # Models whose nodes can be normalized by a batch.
@@ -311,7 +316,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
             if value not in CHOICES[option]:
                 where = f"the option {option!r} of the model {name!r}"
                 raise unknown_name("value", str(value), map(str, CHOICES[option]), where)
-            if name in OF_STREAMS and value == "last":
+            if name in OF_SYMBOLS and value == "last":
                 raise ConfigurationError(
                     f"The model {name!r} answers at every step: set {option!r} to 'every'."
                 )

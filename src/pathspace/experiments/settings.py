@@ -139,6 +139,11 @@ class Settings:
             raise ConfigurationError(
                 f"The model {model!r} cannot read the {kind} of the task {self.task!r}: choose another task or model."
             )
+        if model in models.OF_SYMBOLS and self.task not in tasks.OF_SYMBOLS:
+            raise ConfigurationError(
+                f"The model {model!r} reads symbols, and those of the task {self.task!r} are none: set task to "
+                f"{' or '.join(tasks.OF_SYMBOLS)}."
+            )
         stream = self.task_options.get("stream", False) is True
         if (model in models.OF_STREAMS) != stream:
             remedy = (

@@ -27,6 +27,7 @@ TASKS = {
     "images": "pathspace.experiments.tasks.images",
 }
 OF_IMAGES = ("images",)
+OF_SYMBOLS = ("characters", "words")
 
 
 def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir: Path | None = None) -> Task:
@@ -84,6 +85,7 @@ def _module(name: str) -> Any:
 
 __all__ = [
     "OF_IMAGES",
+    "OF_SYMBOLS",
     "TASKS",
     "ConfigurationError",
     "build_task",
