@@ -5,11 +5,13 @@ from pathspace.paths.data.node_measure import UnitMeasure, data_dependent_norm, 
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.pairs import second_term
+from pathspace.paths.listing.activations import activity_from_values
 from pathspace.paths.listing.expression import BasisExpression, express
 from pathspace.paths.listing.jacobian import dead_units, degrees_of_freedom, path_jacobian, path_rank
 from pathspace.paths.listing.listing import Paths, TooManyPathsError, enumerate_paths
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, activity, unroll
 from pathspace.paths.space.basis import basis_paths, basis_values
+from pathspace.paths.space.member import skeleton_signs, weights_from_values
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.paths.space.skeleton import Skeleton, skeleton
 from pathspace.paths.space.usage import used_edges
@@ -24,6 +26,7 @@ __all__ = [
     "UnitMeasure",
     "UnrolledGraph",
     "activity",
+    "activity_from_values",
     "basis_paths",
     "basis_values",
     "data_dependent_kappa",
@@ -38,8 +41,10 @@ __all__ = [
     "reduction_graph",
     "second_term",
     "skeleton",
+    "skeleton_signs",
     "squared_path_norm",
     "unit_measure",
     "unroll",
     "used_edges",
+    "weights_from_values",
 ]

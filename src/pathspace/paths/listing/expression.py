@@ -24,7 +24,7 @@ from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.listing.edge_list import NONE
 from pathspace.paths.listing.listing import Paths
-from pathspace.paths.space.basis import basis_paths
+from pathspace.paths.space.basis import basis_paths, check_complete
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
 
@@ -85,12 +85,7 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
     graph, classes = skeleton.graph, skeleton.num_classes
     used = used_edges(network, graph)
     ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
-    lost = [c for c in skeleton.incomplete if c + 1 in ends]
-    if lost:
-        raise ValueError(
-            f"{len(lost)} classes have no skeleton edges, the first is that of {graph.class_names[lost[0]]}: paths "
-            "through them have no basis"
-        )
+    check_complete(graph, skeleton, used)
     into, out_of = skeleton.edges[1 : 1 + classes].tolist(), set(skeleton.edges[1 + classes :].tolist())
     source = graph.source.tolist()
     kept = [e for e in used.nonzero().flatten().tolist() if e not in out_of]

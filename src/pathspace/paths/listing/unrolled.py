@@ -6,7 +6,7 @@ Letters: P paths, E weights, n examples, I inputs, G gates, O outputs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -151,13 +151,14 @@ def _example(call: Call, whole: int) -> Any:
 
 
 @with_tables_on_the_cpu
-def activity(network: Network, data: Any) -> Activity:
+def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | None = None) -> Activity:
     """Which gates of the written-out graph are open, example by example.
 
     Args:
         network: a traced network.
         data: what its model is called with, as the example input of :func:`pathspace.trace` was: as many steps and
             positions, any number of examples.
+        parameters: weights to use instead of the model's own, by name.
 
     Returns:
         Inputs, gates and outputs, in float64 on the CPU.
@@ -168,7 +169,7 @@ def activity(network: Network, data: Any) -> Activity:
     expect_network(network)
     inputs, gates, outputs = [], [], []
     for example in examples(network.call, data):
-        unroller, _, values = _run(network, example, with_edges=False)
+        unroller, _, values = _run(network, example, with_edges=False, parameters=parameters)
         none = torch.zeros(0, dtype=torch.float64)
         inputs.append(torch.cat([none, *unroller.input_values]))
         gates.append(torch.cat([none, *unroller.gates]))
@@ -229,7 +230,9 @@ def _check_sums(network: Network) -> None:
             )
 
 
-def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller, Tensor, Tensor]:
+def _run(
+    network: Network, example: Any, *, with_edges: bool, parameters: Mapping[str, Tensor] | None = None
+) -> tuple[Unroller, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
     expect_weights(network)
     current_values(network)
@@ -238,7 +241,10 @@ def _run(network: Network, example: Any, *, with_edges: bool) -> tuple[Unroller,
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
     unroller = Unroller(reduction_graph(network), with_edges=with_edges, cuts=network.program.cuts)
     for name in network.parameters:
-        unroller.bind_parameter(name, model.get_parameter(name))
+        own = model.get_parameter(name)
+        if parameters is not None:
+            own.data.copy_(parameters[name])
+        unroller.bind_parameter(name, own)
     for name in call.outside:
         module = model.get_submodule(name)
         module.forward = partial(unroller.run_outside, module.forward)  # type: ignore[method-assign]

@@ -51,7 +51,7 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
         (('0.weight', (0, 0)), ('2.weight', (0, 0)))
         (('2.bias', (0,)),)
     """
-    graph = _checked(network, skeleton)
+    graph = checked(network, skeleton)
     into: dict[int, tuple[int, ...]] = {0: ()}
     out_of: dict[int, tuple[int, ...]] = {0: ()}
     c = graph.num_classes
@@ -95,7 +95,7 @@ def basis_values(
     Raises:
         ValueError: see :func:`basis_paths`.
     """
-    graph = _checked(network, skeleton)
+    graph = checked(network, skeleton)
     source = network.parameters if parameters is None else parameters
     products = skeleton.products(source)
     products = torch.where(products == 0, torch.nan, products)
@@ -106,7 +106,13 @@ def basis_values(
     return graph.unflatten(a * weights * b)
 
 
-def _checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
+def checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
+    """The reduction graph of a skeleton that is one of this network.
+
+    Raises:
+        TypeError: it is no skeleton.
+        ValueError: it was chosen for another network, or the network has no basis made of skeleton edges.
+    """
     expect_network(network)
     if not isinstance(skeleton, Skeleton):
         raise TypeError(
@@ -122,3 +128,18 @@ def _checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
             "no basis made of skeleton edges; untie it, or leave it outside"
         )
     return graph
+
+
+def check_complete(graph: ReductionGraph, skeleton: Skeleton, used: Tensor) -> None:
+    """Refuse a skeleton without edges of some class that is on a path.
+
+    Raises:
+        ValueError: it lacks one.
+    """
+    ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
+    lost = [c for c in skeleton.incomplete if c + 1 in ends]
+    if lost:
+        raise ValueError(
+            f"{len(lost)} classes have no skeleton edges, the first is that of {graph.class_names[lost[0]]}: paths "
+            "through them have no basis"
+        )
