@@ -349,6 +349,19 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("command", [["compare", *TINY[:2]], ["reproduce", "adding"]])
+def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path: Path) -> None:
+    few = [*TINY[2:4], "--set", "batch_size=16", *TINY[6:]]
+    arguments = [*command, *few, "--methods", "sgd", "--seeds", "1", "--set", "starts=['default']", "--quiet"]
+    lost = call(*arguments, "--learning-rates", "1e20", "--output", str(tmp_path / "one"))
+    assert lost.exit_code == 1, lost.output
+    assert lost.stderr.splitlines()[-1].startswith("Error: Every run was lost, at rates of 1e+20")
+    assert (tmp_path / "one" / "report.html").exists()  # which says so, too
+    both = call(*arguments, "--learning-rates", "1e20,0.01", "--output", str(tmp_path / "two"))
+    assert (both.exit_code, both.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_is_lost_with_finite_numbers_exits_with_1_too(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--method", "sgd", "--lr", "3", "--quiet"]
     result = call(*arguments, "--output", str(tmp_path))

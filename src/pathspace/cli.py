@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -49,6 +49,7 @@ from pathspace.experiments.options import (
 from pathspace.experiments.starts import STARTS, check_start
 
 if TYPE_CHECKING:
+    from pathspace.experiments.compare import Comparison
     from pathspace.experiments.run import RunResult
 
 DIVERGED, WRONG_USE, BROKEN, INTERRUPTED = 1, 2, 70, 130
@@ -153,6 +154,8 @@ def compare(
 ) -> None:
     """Train one network by several optimizers from two starts of the same function, and report.
 
+    The exit code is 1 when every run of the table was lost, as `train` says of one.
+
     \b
     Examples:
       pathspace compare
@@ -179,7 +182,7 @@ def compare(
         around = _surroundings(
             "compare", output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
         )
-        run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))
+        _expect_survivors([run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))])
 
 
 @app.command()
@@ -276,6 +279,8 @@ def reproduce(
 ) -> None:
     """Run a published experiment and set the published numbers beside ours.
 
+    The exit code is 1 when every run of the table was lost, as `train` says of one.
+
     \b
     Examples:
       pathspace reproduce
@@ -302,7 +307,10 @@ def reproduce(
         around = _surroundings(
             name, output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
         )
-        run_reproduce(name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append))
+        comparisons = run_reproduce(
+            name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append)
+        )
+        _expect_survivors(comparisons.values())
 
 
 @app.command("check-invariance")
@@ -430,6 +438,21 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
     except KeyboardInterrupt:
         typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _expect_survivors(comparisons: Iterable[Comparison]) -> None:
+    """End the command if no run came through; a recipe without comparisons has told itself what it saw."""
+    runs = [run for comparison in comparisons for row in comparison.rows for run in row.runs]
+    if not runs or any(run.lost_at is None for run in runs):
+        return
+    rates = sorted({run.config.learning_rate for run in runs})
+    shown = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    typer.echo(
+        f"Error: Every run was lost, at rates of {shown}: its loss or a step was not finite, or it ended no better "
+        "than it began. Give lower --learning-rates, or a bound: --set clip_norm=1.",
+        err=True,
+    )
+    raise typer.Exit(DIVERGED)
 
 
 def _say_lost(run: RunResult) -> None:
