@@ -7,9 +7,11 @@ from pathspace.nn.ddp_layers import DDPConv1d, DDPConv2d, DDPConv3d, DDPLinear
 from pathspace.nn.ddp_normalize import ddp_normalize, fold
 from pathspace.nn.language_model import LanguageModel
 from pathspace.nn.recurrent_cnn import RecurrentCNN, RecurrentConvolution
+from pathspace.nn.rnn import RNN, fast_
 from pathspace.nn.stacked_rnn import StackedReLURNN
 
 __all__ = [
+    "RNN",
     "DDPConv1d",
     "DDPConv2d",
     "DDPConv3d",
@@ -19,5 +21,6 @@ __all__ = [
     "RecurrentConvolution",
     "StackedReLURNN",
     "ddp_normalize",
+    "fast_",
     "fold",
 ]

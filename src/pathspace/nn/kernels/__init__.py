@@ -1,0 +1,1 @@
+"""Compiled loops of the layers; what needs Numba stands here alone, and is imported at its first use."""

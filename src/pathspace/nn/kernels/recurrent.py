@@ -1,0 +1,211 @@
+"""The compiled recurrent layer as a function of tensors that autograd differentiates.
+
+Letters: T steps, B sequences, D inputs, H units, N rows of packed sequences.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.nn.kernels import compiled
+
+TERMS = 256
+"""About how many rows the sums of gradients take at once: they should still be in the processor's caches."""
+PER_THREAD = 2**21
+"""Multiplications that are worth another thread."""
+
+
+def instructions() -> str | None:
+    """The instructions that the kernel uses on this processor; None if it has none for it."""
+    return {64: "AVX-512", 32: "AVX2"}.get(compiled.WIDTH)
+
+
+@torch.compiler.disable  # what it calls is compiled
+def layer(
+    x: Tensor,
+    h0: Tensor | None,
+    weights: tuple[Tensor, ...],
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """One direction of one ReLU layer.
+
+    Args:
+        x: ``[T, B, D]``, or ``[N, D]`` packed.
+        h0: ``[B, H]``, zero if None.
+        weights: W_in ``[H, D]``, W_rec ``[H, H]`` and, if there are, two biases ``[H]``.
+        batch_sizes: ``[T]``, of packed sequences.
+        reverse: whether to go from the last step to the first.
+
+    Returns:
+        All states, ``[T, B, H]`` or ``[N, H]``, and the last ones, ``[B, H]``.
+    """
+    w_in, w_rec, b_in, b_rec = (*weights, None, None)[:4]
+    return _Layer.apply(x, h0, w_in, w_rec, b_in, b_rec, batch_sizes, reverse)  # type: ignore[return-value]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h0: Tensor | None, w_in: Tensor, w_rec: Tensor, b_in: Tensor | None,
+                b_rec: Tensor | None, batch_sizes: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+        steps = _Steps(x, h0, batch_sizes, reverse, len(w_rec))
+        out = x.new_empty(*x.shape[:-1], len(w_rec))
+        w_in_t, w_rec_t = w_in.t().contiguous(), w_rec.t().contiguous()
+        bias = None if b_in is None or b_rec is None else b_in + b_rec
+
+        def run(low: int, high: int, _: int) -> None:
+            compiled.forward(
+                *steps.arguments, w_in_t.data_ptr(), w_rec_t.data_ptr(), _address(bias), steps.h0, out.data_ptr(),
+                low, high,
+            )  # fmt: skip
+
+        _in_threads(run, steps.threads(), steps.sequences)
+        ctx.save_for_backward(x, h0, w_in, w_rec, b_in, b_rec, out)
+        ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
+        ctx.set_materialize_grads(False)
+        return out, _last(out, batch_sizes, reverse)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative: PyTorch's own operations, which have one
+            return _differentiable(ctx, saved[:-1], gradients)
+        g_out, g_last = gradients
+        x, h0, w_in, w_rec, b_in, _, out = saved
+        H, D = w_in.shape
+        steps = _Steps(x, h0, ctx.batch_sizes, ctx.reverse, H)
+        threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
+        if g_out is not None and g_out.stride(-1) != 1:
+            g_out = g_out.contiguous()
+        g_last = None if g_last is None else g_last.contiguous()
+        w_in, w_rec = w_in.contiguous(), w_rec.contiguous()
+        g_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
+        g_h0 = (
+            torch.empty_like(h0, memory_format=torch.contiguous_format) if ctx.needs_input_grad[1] else None
+        )  # type: ignore[arg-type]
+        sums = x.new_empty(threads, D + H + 1, H)
+        scratch = x.new_empty((chunk + 1) * steps.sequences, H)
+        one = x.new_ones(1)
+
+        def run(low: int, high: int, thread: int) -> None:
+            compiled.backward(
+                *steps.arguments, w_in.data_ptr(), w_rec.data_ptr(), steps.h0, out.data_ptr(),
+                (_address(g_out), *steps.strides(g_out)[:3]), _address(g_last), _address(g_x), _address(g_h0),
+                tuple(sums[thread, i].data_ptr() for i in (0, D, D + H)),
+                scratch[(chunk + 1) * low :].data_ptr(), chunk, one.data_ptr(), low, high,
+            )  # fmt: skip
+
+        _in_threads(run, threads, steps.sequences)
+        total = sums[0] if threads == 1 else sums.sum(0)
+        g_in, g_rec, g_bias = total[:D].t(), total[D:-1], total[-1]
+        biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
+        return g_x, g_h0, g_in, g_rec, *biases, None, None
+
+
+class _Steps:
+    """What the compiled functions must know of a call: the type, sizes, steps, inputs and first states."""
+
+    def __init__(
+        self, x: Tensor, h0: Tensor | None, batch_sizes: Tensor | None, reverse: bool, units: int
+    ) -> None:
+        self.size, self.units, self.inputs = x.element_size(), units, x.shape[-1]
+        if batch_sizes is None:
+            T, self.sequences = x.shape[:2]
+            self.rows = np.full(T, self.sequences)
+            self.first = np.arange(0, T * self.sequences, self.sequences)
+        else:
+            self.rows = batch_sizes.numpy()
+            self.sequences = int(self.rows[0])
+            self.first = np.cumsum(self.rows) - self.rows
+        self.packed = batch_sizes is not None
+        # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
+        self._start = x.new_zeros(units) if h0 is None else h0.contiguous()
+        self.h0 = (self._start.data_ptr(), 0 if h0 is None else units * self.size)
+        unit = np.float64(1) if x.dtype == torch.float64 else np.float32(1)
+        sizes = (self.size, self.inputs, units)
+        self.arguments = (
+            unit, sizes, self.rows, self.first, int(reverse), (x.data_ptr(), *self.strides(x)),
+        )  # fmt: skip
+
+    def strides(self, matrix: Tensor | None) -> tuple[int, int, int, int]:
+        """Bytes from a step, a row of the states, a sequence and a number to the next."""
+        if matrix is None:
+            return 0, 0, 0, 0
+        *steps, row, number = (self.size * stride for stride in matrix.stride())
+        return (0, row, row, number) if self.packed else (steps[0], 0, row, number)
+
+    def threads(self) -> int:
+        """How many threads are worth their start."""
+        work = int(self.rows.sum()) * self.units * (self.units + self.inputs)
+        return max(1, min(torch.get_num_threads(), self.sequences // 4, work // PER_THREAD))
+
+
+def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> Any:
+    """The gradients as PyTorch computes them from what is saved, which may be differentiated again."""
+    x, h0, w_in, w_rec, b_in, b_rec = saved
+    assert x is not None
+    assert w_rec is not None
+    H = len(w_rec)
+    rows = x.shape[1] if ctx.batch_sizes is None else int(ctx.batch_sizes[0])
+    start = x.new_zeros(rows, H) if h0 is None else h0
+    weights = [weight for weight in (w_in, w_rec, b_in, b_rec) if weight is not None]
+    both = 1 + ctx.reverse  # the direction back is the second of two
+    options = (weights * both, b_in is not None, 1, 0.0, False, ctx.reverse)
+    hx = start.expand(both, -1, -1)
+    if ctx.batch_sizes is None:
+        out, last = torch.rnn_relu(x, hx, *options, False)
+    else:
+        out, last = torch.rnn_relu(x, ctx.batch_sizes, hx, *options)
+    results = [(out[..., -H:], gradients[0]), (last[-1], gradients[1])]
+    results = [(value, gradient) for value, gradient in results if gradient is not None]
+    wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
+    found = iter(
+        torch.autograd.grad(
+            [value for value, _ in results],
+            wanted,  # type: ignore[arg-type]
+            [gradient for _, gradient in results],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None)
+
+
+def _last(out: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
+    """The last states of all sequences, copied."""
+    if batch_sizes is None:
+        return out[0 if reverse else -1].clone()
+    if reverse:
+        return out[: int(batch_sizes[0])].clone()
+    rows = batch_sizes.numpy()
+    length = np.searchsorted(-rows, -np.arange(1, rows[0] + 1), side="right")  # steps that have the sequence
+    return out[torch.from_numpy((np.cumsum(rows) - rows)[length - 1] + np.arange(rows[0]))]
+
+
+def _address(matrix: Tensor | None) -> int:
+    return 0 if matrix is None else matrix.data_ptr()
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked process needs its own
+    return ThreadPoolExecutor(threads, "pathspace-rnn")
+
+
+def _in_threads(run: Callable[[int, int, int], None], threads: int, sequences: int) -> None:
+    """Run a function on equal parts of the sequences."""
+    bounds = [sequences * i // threads for i in range(threads + 1)]
+    others = [
+        _pool(os.getpid(), torch.get_num_threads()).submit(run, bounds[i], bounds[i + 1], i)
+        for i in range(1, threads)
+    ]
+    run(bounds[0], bounds[1], 0)
+    for other in others:
+        other.result()

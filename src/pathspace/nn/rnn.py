@@ -1,0 +1,219 @@
+"""A recurrent layer that computes what ``torch.nn.RNN`` does, several times as fast on a processor.
+
+Letters: T time, B batch, D input, H hidden, l layer.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+LARGEST = 512
+"""Units above which the products of PyTorch are the faster ones."""
+
+
+class RNN(nn.RNN):
+    r"""A ``torch.nn.RNN`` whose ReLU layers run in compiled loops on a processor.
+
+    .. code-block:: text
+
+        h_t = relu(W_in x_t + b_in + W_rec h_{t-1} + b_rec)
+
+    Constructor, parameters, state dict, shapes and results are those of ``torch.nn.RNN``, results to rounding. A step
+    of all sequences is one product that stays in registers, with its biases and its ReLU, and the graph has one node
+    per layer and direction. See docs/rnn.md for what that gains, and where it gains nothing.
+
+    The loops need Numba (``pip install 'pathspace[fast]'``) and a processor with AVX2. Where they do not apply, the
+    layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
+    units, for second derivatives, and under ``torch.func``, ``torch.compile``, ``torch.export``, ``torch.jit.trace``,
+    autocast and whatever else looks at operations, as ``pathspace.trace`` does. :attr:`kernel` says which it was.
+
+    States are saved for the gradient as they are returned: to change them in place before the gradient is computed
+    (``nn.Dropout(inplace=True)``) is refused by autograd.
+
+    Args:
+        *args: as of ``torch.nn.RNN``; mind that its ``nonlinearity`` is tanh unless it is given.
+        **kwargs: the same.
+
+    Raises:
+        ValueError: as ``torch.nn.RNN`` does.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> rnn = ps.nn.RNN(4, 8, nonlinearity="relu", batch_first=True)
+        >>> states, last = rnn(torch.randn(2, 5, 4))
+        >>> states.shape, last.shape
+        (torch.Size([2, 5, 8]), torch.Size([1, 2, 8]))
+        >>> ps.nn.RNN(4, 8).kernel
+        'torch.nn.RNN: the nonlinearity is tanh'
+    """
+
+    _ran: str | None = None
+
+    @property
+    def kernel(self) -> str:
+        """What the latest call ran, or before any what calls may run: compiled loops, or ``torch.nn.RNN`` and why."""
+        reason = self._refusal() if self._ran is None else self._ran
+        return f"compiled, {_loops().instructions()}" if not reason else f"torch.nn.RNN: {reason}"
+
+    def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None):  # type: ignore[override] - as nn.RNN
+        """Run the layers; see ``torch.nn.RNN``.
+
+        Args:
+            input: ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, ``[T, D]``, or packed sequences.
+            hx: where the layers start, ``[layers * directions, B, H]`` or ``[layers * directions, H]``; zero if None.
+
+        Returns:
+            The states of the last layer, in the form of the input, and the last state of every layer.
+        """
+        if torch.compiler.is_compiling():
+            return super().forward(input, hx)
+        self._update_flat_weights()
+        x, batch_sizes = (
+            (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
+        )
+        reason = self._refusal() or _looked_at() or self._unfit(x, hx, batch_sizes)
+        self.__dict__["_ran"] = reason or ""  # past the checks that modules do
+        if reason:
+            return super().forward(input, hx)
+        if isinstance(input, PackedSequence):
+            start = None if hx is None else self.permute_hidden(hx, input.sorted_indices)
+            states, last = self._layers(x, start, input.batch_sizes)
+            packed = PackedSequence(states, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+            return packed, self.permute_hidden(last, input.unsorted_indices)
+        if x.dim() == 2:
+            states, last = self._layers(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), None)
+            return states.squeeze(1), last.squeeze(1)
+        if not self.batch_first:
+            return self._layers(x, hx, None)
+        states, last = self._layers(x.transpose(0, 1), hx, None)
+        return states.transpose(0, 1), last
+
+    def _layers(self, x: Tensor, start: Tensor | None, batch_sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All layers on ``[T, B, D]`` or packed ``[N, D]``, from ``[layers * directions, B, H]``."""
+        run, directions, size = _loops().layer, 1 + self.bidirectional, 2 + 2 * self.bias
+        weights, last = self._flat_weights, []
+        for layer in range(self.num_layers):
+            states = []
+            for i in range(directions * layer, directions * (layer + 1)):
+                own = tuple(weights[size * i : size * (i + 1)])
+                begin = None if start is None else start[i]
+                every, end = run(x, begin, own, batch_sizes, i % directions == 1)  # type: ignore[arg-type]
+                states.append(every)
+                last.append(end)
+            x = torch.cat(states, -1) if self.bidirectional else states[0]
+            if self.dropout and layer + 1 < self.num_layers:
+                x = F.dropout(x, self.dropout, self.training)
+        return x, torch.stack(last)
+
+    def _refusal(self) -> str | None:
+        """Why no call of this layer may run in the compiled loops."""
+        if self.mode != "RNN_RELU":
+            return f"the nonlinearity is {self.nonlinearity}"
+        if self.hidden_size > LARGEST:
+            return f"{self.hidden_size} units, and PyTorch is faster above {LARGEST}"
+        weight = self._flat_weights[0]
+        if weight is None or type(weight) not in (Tensor, nn.Parameter):
+            return "weights are not plain tensors"
+        if weight.device.type != "cpu":
+            return f"parameters are on {weight.device}"
+        if weight.dtype not in (torch.float32, torch.float64):
+            return f"parameters are of {weight.dtype}"
+        return _missing()
+
+    def _unfit(self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None) -> str | None:
+        """Why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
+        weights, start = self._flat_weights, () if hx is None else (hx,)
+        if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (x, *start, *weights)):
+            return "an argument or a parameter is not a plain tensor"
+        kind = (x.dtype, x.device, torch.strided)
+        if any((t.dtype, t.device, t.layout) != kind for t in (*start, *weights)):  # type: ignore[union-attr]
+            return "inputs and parameters differ in type or device"
+        if [t.shape for t in weights] != self._shapes():  # type: ignore[union-attr]
+            return "the parameters have other shapes than they began with"
+        if batch_sizes is not None:
+            fits, rows = x.dim() == 2 and batch_sizes.sum() == len(x), (int(batch_sizes[0]),)
+        else:
+            fits, rows = x.dim() in (2, 3), x.shape[1 - self.batch_first :][: x.dim() - 2]
+        if not fits or x.shape[-1] != self.input_size or 0 in x.shape:
+            return f"the input has the shape {list(x.shape)}"
+        if start and start[0].shape != (self.num_layers * (1 + self.bidirectional), *rows, self.hidden_size):
+            return f"the first states have the shape {list(start[0].shape)}"
+        return None
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of all parameters."""
+        H, shapes = self.hidden_size, []
+        for layer in range(self.num_layers):
+            inputs = H * (1 + self.bidirectional) if layer else self.input_size
+            shapes += [(H, inputs), (H, H), *[(H,)] * (2 * self.bias)] * (1 + self.bidirectional)
+        return shapes
+
+
+def fast_(model: nn.Module) -> list[str]:
+    """Make every ReLU ``torch.nn.RNN`` of a model a :class:`RNN`, in place.
+
+    Layers stay the same objects, with their parameters, hooks and modes; subclasses of ``torch.nn.RNN`` and layers
+    with tanh are left as they are.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The names of these layers in the model; that of the model itself is "".
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.RNN(4, 8, nonlinearity="relu"), torch.nn.RNN(8, 8))
+        >>> ps.nn.fast_(model)
+        ['0']
+    """
+    names = [
+        name for name, layer in model.named_modules() if type(layer) is nn.RNN and layer.mode == "RNN_RELU"
+    ]
+    for name in names:
+        model.get_submodule(name).__class__ = RNN
+    return names
+
+
+def _looked_at() -> str | None:
+    """Why the operations of a call must be PyTorch's: something looks at them."""
+    if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+        return "a torch function mode looks at operations"
+    if torch._C._len_torch_dispatch_stack():
+        return "a dispatch mode looks at operations"
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+        return "torch.func transforms operations"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return "torch.jit traces operations"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast"
+    return None
+
+
+@cache
+def _missing() -> str | None:
+    """What the compiled loops lack on this machine."""
+    if find_spec("numba") is None:
+        return "Numba is not installed (pip install 'pathspace[fast]')"
+    try:
+        instructions = _loops().instructions()
+    except Exception as error:  # an installation that does not work must not keep the layer from doing so
+        return f"Numba does not work here ({type(error).__name__}: {error})"
+    return None if instructions else "the loops need a processor with AVX2 and fused multiplication"
+
+
+def _loops() -> ModuleType:
+    from pathspace.nn.kernels import recurrent
+
+    return recurrent
