@@ -1,6 +1,7 @@
 """Sums over paths: the path norm and kappa, the metric of Path-SGD; and the graph that all paths run through."""
 
 from pathspace.paths.data.data_dependent import data_dependent_kappa
+from pathspace.paths.data.fisher import fisher, natural_gradient
 from pathspace.paths.data.node_measure import UnitMeasure, data_dependent_norm, unit_measure
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import squared_path_norm
@@ -35,7 +36,9 @@ __all__ = [
     "degrees_of_freedom",
     "enumerate_paths",
     "express",
+    "fisher",
     "kappa",
+    "natural_gradient",
     "path_jacobian",
     "path_rank",
     "reduction_graph",

@@ -7,14 +7,18 @@ takes as many paths as a basis of path space.
 d_G(w), the degrees of freedom at w, is the rank of the derivative of the network's outputs over the data in the
 weights, df/dw = (df/dv) J. It is at most the rank of J, reaches it in typical networks on enough data, and drops with
 dead units. (The two biases of an ``nn.RNN`` are two paths of which the function sees the sum: one degree less for each
-pair.)
+pair.) It is the rank of the Fisher information of a Gaussian output. Where the outputs are the logits of a softmax, the
+divergence KL(p_w || p_w') takes its place: its second derivative at w is the Fisher information of the softmax (see
+``fisher``), which does not see what is added to all logits of an example alike, so its rank is that of df/dw with the
+mean over the K logits taken away.
 
-Letters: P paths, E weights, n examples, K outputs.
+Letters: P paths (or places of an output), E weights, n examples, K outputs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +34,8 @@ from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
 from pathspace.paths.space.usage import used_edges
 from pathspace.squared.precision import AtLeast
+
+Output = Literal["gaussian", "softmax"]
 
 
 @with_tables_on_the_cpu
@@ -96,7 +102,9 @@ def path_rank(jacobian: Tensor) -> int:
 
 
 @with_tables_on_the_cpu
-def degrees_of_freedom(network: Network, data: Any = None) -> int:
+def degrees_of_freedom(
+    network: Network, data: Any = None, *, output: Output = "gaussian", dim: int = -1
+) -> int:
     """How many directions of weight space change the network's function.
 
     Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
@@ -107,12 +115,17 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
         network: a traced network.
         data: examples, as the example input of :func:`pathspace.trace` was; None for the generic number. The derivative
             is a matrix of (examples x outputs) x weights in float64, so take small networks.
+        output: what the outputs are: ``"gaussian"``, means of a Gaussian, or ``"softmax"``, logits of one, for which
+            the number is that of the directions that change the Kullback-Leibler divergence. Without data it is
+            that of a Gaussian.
+        dim: the dimension of the outputs along which the softmax runs.
 
     Returns:
         The number of degrees of freedom.
 
     Raises:
-        ValueError: the data are not of the form of the example input, or the outputs on them are not finite.
+        ValueError: the data are not of the form of the example input, or the outputs on them are not finite; or there
+            is no such ``output``.
 
     Example:
         >>> import torch, pathspace as ps
@@ -123,10 +136,16 @@ def degrees_of_freedom(network: Network, data: Any = None) -> int:
         >>> _ = torch.nn.init.constant_(model[0].bias, -100.0)  # all units dead: the two output biases remain
         >>> ps.paths.degrees_of_freedom(network, torch.randn(50, 2))
         2
+        >>> ps.paths.degrees_of_freedom(network, torch.randn(50, 2), output="softmax")  # their difference
+        1
     """
+    check_output(output)
     current_values(network)
     if data is not None:
-        return path_rank(_output_jacobian(network, data))
+        found = [J for example in derivatives(network, data, dim) for _, J in example]
+        if output == "softmax":
+            found = [J - J.mean(1, keepdim=True) for J in found]
+        return path_rank(torch.cat([J.flatten(0, 1) for J in found]))
     graph = reduction_graph(network)
     used = used_edges(network, graph)
     ends = torch.cat([graph.source[used].abs(), graph.target[used].abs()])
@@ -159,7 +178,7 @@ def dead_units(network: Network, data: Any) -> Tensor:
         tensor([ True, False, False])
     """
     graph = reduction_graph(network)
-    outputs, parameters = _outputs(network, data)
+    outputs, parameters = outputs_on(network, data)
     # random weights for the outputs of every example: what flows cancels with probability zero
     generator = torch.Generator().manual_seed(0)
     total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
@@ -171,21 +190,45 @@ def dead_units(network: Network, data: Any) -> Tensor:
     return ~alive[1:]
 
 
-def _output_jacobian(network: Network, data: Any) -> Tensor:
-    """df/dw over the data: ``[examples x outputs, E]``, float64."""
+def check_output(output: str) -> None:
+    """Refuse a distribution that is not known.
+
+    Raises:
+        ValueError: it is none of ``"gaussian"`` and ``"softmax"``.
+    """
+    if output not in ("gaussian", "softmax"):
+        raise ValueError(f"output must be 'gaussian' or 'softmax', got {output!r}")
+
+
+def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Outputs and their derivative in the weights, example by example.
+
+    Args:
+        network: a traced network.
+        data: examples, as the example input of :func:`pathspace.trace` was.
+        dim: the dimension of the outputs that is put last.
+
+    Yields:
+        For every tensor that the network returns the outputs ``[P, K]`` at P places, K along ``dim``, and df/dw
+        ``[P, K, E]``; float64 on the CPU.
+    """
     graph = reduction_graph(network)
-    rows = []
     for example in examples(network.call, data):  # a backward pass of one example is the cheapest
-        outputs, parameters = _outputs(network, example)
-        for value in torch.cat([o.reshape(-1) for o in outputs]).unbind():
-            gradients = torch.autograd.grad(
-                value, list(parameters.values()), retain_graph=True, materialize_grads=True
-            )
-            rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
-    return torch.stack(rows) if rows else torch.zeros(0, graph.num_edges, dtype=torch.float64)
+        outputs, parameters = outputs_on(network, example)
+        weights = list(parameters.values())
+        result = []
+        for tensor in outputs:
+            f = tensor.movedim(dim, -1)
+            rows = []
+            for value in f.reshape(-1).unbind():
+                gradients = torch.autograd.grad(value, weights, retain_graph=True, materialize_grads=True)
+                rows.append(graph.flatten(dict(zip(parameters, gradients, strict=True))))
+            places = f.detach().reshape(-1, f.shape[-1])
+            result.append((places, torch.stack(rows).reshape(*places.shape, -1)))
+        yield result
 
 
-def _outputs(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+def outputs_on(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs of a float64 copy of the model in evaluation form, and the copy's parameters."""
     expect_weights(network)
     current_values(network)
