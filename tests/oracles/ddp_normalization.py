@@ -30,30 +30,42 @@ def predecessors(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return rows, layer.weight.flatten(1)
 
 
-def measured(
-    rows: Tensor, alpha: float, statistic: str, d: Tensor, *, with_bias: bool
-) -> tuple[Tensor, Tensor]:
-    """R of one node, with the bias node as its last predecessor, and the rows themselves."""
+def measured(rows: Tensor, alpha: float, statistic: str, d: Tensor, *, with_bias: bool) -> Tensor:
+    """R of one node, with the bias node as its last predecessor."""
     if with_bias:
         rows = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
         d = torch.cat([d, torch.ones_like(d[:1])])
     centre = rows.mean(0) if statistic == "covariance" else torch.zeros_like(rows[0])
     s = (rows - centre).T @ (rows - centre) / len(rows)
-    return alpha * s + (1 - alpha) * torch.diag(d), rows
+    return alpha * s + (1 - alpha) * torch.diag(d)
 
 
-def normalized(layer: nn.Module, x: Tensor, alpha: float, statistic: str, centred: bool, d: Tensor) -> Tensor:
-    """The node values ``[n, out]`` of a layer; ``d`` is the path measure of its predecessors ``[in]``."""
-    groups, weight = predecessors(layer, x)
+def normalized(
+    layer: nn.Module,
+    x: Tensor,
+    alpha: float,
+    statistic: str,
+    centred: bool,
+    d: Tensor,
+    sample: Tensor | None = None,
+) -> Tensor:
+    """The node values ``[n, out]`` of a layer; ``d`` is the path measure of its predecessors ``[in]``.
+
+    A sample takes the place of the batch in R and in the mean.
+    """
+    values, weight = predecessors(layer, x)
+    groups = values if sample is None else predecessors(layer, sample)[0]
     per_group = weight.shape[0] // len(groups)
     columns = []
     for v in range(weight.shape[0]):
         w = weight[v]
         if layer.bias is not None:
             w = torch.cat([w, layer.bias[v : v + 1]])
-        r, rows = measured(groups[v // per_group], alpha, statistic, d, with_bias=layer.bias is not None)
+        r = measured(groups[v // per_group], alpha, statistic, d, with_bias=layer.bias is not None)
         gamma = (w @ r @ w).sqrt()
-        z = rows @ w
+        z = values[v // per_group] @ weight[v]
+        if layer.bias is not None:
+            z = z + layer.bias[v]
         if centred:
             z = z - (groups[v // per_group] @ weight[v]).mean()
         columns.append(z / gamma)

@@ -5,6 +5,7 @@
 
 from pathspace.nn.ddp_layers import DDPConv1d, DDPConv2d, DDPConv3d, DDPLinear
 from pathspace.nn.ddp_normalize import ddp_normalize, fold
+from pathspace.nn.ddp_sample import measured_on
 from pathspace.nn.language_model import LanguageModel
 from pathspace.nn.recurrent_cnn import RecurrentCNN, RecurrentConvolution
 from pathspace.nn.rnn import RNN, fast_
@@ -23,4 +24,5 @@ __all__ = [
     "ddp_normalize",
     "fast_",
     "fold",
+    "measured_on",
 ]

@@ -117,13 +117,21 @@ def normalized_by_autograd(
     x: Tensor, weight: Tensor, bias: Tensor | None, measure: Tensor, product: Product, rule: Rule
 ) -> Tensor:
     """Z in plain differentiable operations; what second derivatives are taken of."""
+    return normalized_apart(x, weight, bias, measure, product, rule, len(x))[0]
+
+
+def normalized_apart(
+    x: Tensor, weight: Tensor, bias: Tensor | None, measure: Tensor, product: Product, rule: Rule, last: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Z of all rows, with the mean of a and the statistic S of the last ones alone; differentiable, S too."""
     a = product(x, weight)
-    variance, mean = torch.var_mean(a, [0, *range(2, a.dim())], correction=0)
-    gamma2 = squared_gamma(rule, statistic_of(rule, mean, variance, bias), weight, bias, measure)
+    variance, mean = torch.var_mean(a[len(a) - last :], [0, *range(2, a.dim())], correction=0)
+    statistic = statistic_of(rule, mean, variance, bias)
+    gamma2 = squared_gamma(rule, statistic, weight, bias, measure)
     shift = torch.zeros_like(gamma2) if bias is None else bias
     if rule.centred:
         shift = shift - mean
-    return (a + per_channel(a, shift)) * per_channel(a, gamma2.rsqrt())
+    return (a + per_channel(a, shift)) * per_channel(a, gamma2.rsqrt()), mean, statistic
 
 
 class Normalized(torch.autograd.Function):

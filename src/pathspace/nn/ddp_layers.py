@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from pathspace.nn.ddp_function import Normalized, Product, Rule, squared_gamma
+from pathspace.nn.ddp_function import Normalized, Product, Rule, normalized_apart, squared_gamma
 
 if TYPE_CHECKING:
     _Base, _Convolution = nn.Module, nn.modules.conv._ConvNd
@@ -33,6 +33,9 @@ class _DDPNormalized(_Base):
     num_batches_tracked: Tensor | None
     ddp_rule: Rule
     momentum: float | None
+    _sample: tuple[int, int] | None = (
+        None  # examples, and how many of them, the last ones, are measured; None: all
+    )
 
     def _normalize(self, rule: Rule, measure: Tensor, momentum: float | None) -> None:
         """Turn a plain layer, whose class was replaced by this one, into a normalized layer."""
@@ -58,7 +61,8 @@ class _DDPNormalized(_Base):
             if not x.numel():  # torch's kernel would say less
                 self._check_count(0, x)
             z, mean, statistic = self._batch(x)
-            self._track(mean, statistic, z.numel() // len(mean), x)
+            n = z.numel() // len(mean)
+            self._track(mean, statistic, n if self._sample is None else self._last(n), x)
             return z
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
@@ -82,10 +86,24 @@ class _DDPNormalized(_Base):
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
         """The autograd function on a batch ``[n, in, ...]``."""
+        if self._sample is not None:
+            last = self._last(len(x))
+            return normalized_apart(x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule, last)
         z, mean, statistic = Normalized.apply(  # pyright: ignore[reportGeneralTypeIssues]
             x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule
         )
         return z, mean, statistic
+
+    def _last(self, n: int) -> int:
+        """How many of n values belong to the examples that are measured."""
+        assert self._sample is not None
+        examples, last = self._sample
+        if n % examples:
+            raise ValueError(
+                f"{type(self).__name__} reads {n} rows of {examples} examples: statistics of another sample need the "
+                "examples in the first dimension of whatever a layer reads"
+            )
+        return n // examples * last
 
     def _check_count(self, n: int, x: Tensor) -> None:
         """Refuse a batch that is too small for the statistics."""
