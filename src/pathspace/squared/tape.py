@@ -7,6 +7,7 @@ gamma_net^2. It is recorded once, while tracing, and replayed whenever parameter
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,15 @@ class Tape:
                 data = live(leaf.name) if leaf.data is None else leaf.data
                 slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
         return slots
+
+    @cached_property
+    def maps(self) -> Mapping[str, tuple[int, int]]:
+        """Parameter that is the matrix of a linear map, and read by nothing else -> slots that enter and leave it."""
+        names = {leaf.slot: leaf.name for leaf in self.leaves if leaf.kind == "parameter"}
+        read = [*(slot for i in self.instructions for slot in i.inputs), *self.outputs]
+        uses = Counter(names[slot] for slot in read if slot in names)
+        linear = [(names.get(i.inputs[1], ""), i) for i in self.instructions if i.form == "linear"]
+        return {name: (i.inputs[0], i.outputs[0]) for name, i in linear if uses[name] == 1}
 
     @cached_property
     def filled(self) -> frozenset[int]:

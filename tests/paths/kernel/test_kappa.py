@@ -15,6 +15,8 @@ from cases import BY_NAME, ZOO, HandLoop, Recurrent, mlp, oracle, traced
 from fixture_nets import Loop, loop_entry
 from oracles import graph
 from oracles.squared import Oracle
+from pathspace.paths.kernel.kappa import squared_gradients
+from pathspace.squared.squares import Outer, dense
 
 
 @functools.cache
@@ -471,3 +473,28 @@ def test_second_term_does_not_lose_digits_to_the_scales_of_weights(build, expone
     for name, after in ps.paths.kappa(network, second_term=True).items():
         undone = after.double() * network.edge_factors(name, factors).square()
         assert torch.equal(undone, before[name].double()), name
+
+
+class Twice(nn.Module):
+    """A matrix used twice, one that several positions enter, and one used once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.row = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+        self.once = nn.Linear(15, 2, bias=False)
+
+    def forward(self, x):
+        h = torch.relu(self.tied(torch.relu(self.tied(x))))
+        return self.once(torch.relu(self.row(h)).flatten(1))
+
+
+def test_first_term_of_a_matrix_that_one_vector_enters_once_stays_a_product():
+    torch.manual_seed(0)
+    example = torch.randn(1, 5, 4, dtype=torch.float64)
+    network = ps.trace(Twice().double(), example)
+    values = squared_gradients(network)
+    assert {name for name, value in values.items() if isinstance(value, Outer)} == {"once.weight"}
+    q = {name: p.detach().square().requires_grad_() for name, p in network.parameters.items()}
+    expected = torch.autograd.grad(network.squared(q), list(q.values()))
+    for (name, value), g in zip(values.items(), expected, strict=True):
+        assert_close(dense(value), g, rtol=1e-12, atol=0, msg=name)

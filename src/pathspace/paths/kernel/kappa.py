@@ -24,7 +24,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
 from pathspace.paths.kernel.safe_type import Measure, Surveyed, Values, in_safe_type
-from pathspace.squared.squares import dense
+from pathspace.squared.squares import Outer, dense
 
 
 def kappa(
@@ -80,7 +80,7 @@ def surveyed_kappa(
     def compute(source: Mapping[str, Tensor]) -> Values:
         first = squared_gradients(network, source, names)
         second = pairs_term(network, source) if second_term else {}
-        return {name: value + second[name] if name in second else value for name, value in first.items()}
+        return {n: dense(value) + second[n] if n in second else value for n, value in first.items()}
 
     return in_safe_type(network, parameters, compute, measure, seen)
 
@@ -100,7 +100,8 @@ def first_term(
     Returns:
         Parameter name -> tensor of the parameter's shape; inf where the type overflows.
     """
-    return own_memory(squared_gradients(network, parameters, names))
+    values = squared_gradients(network, parameters, names)
+    return own_memory({name: dense(value) for name, value in values.items()})
 
 
 @in_full_precision
@@ -108,16 +109,27 @@ def squared_gradients(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
     names: Iterable[str] | None = None,
-) -> dict[str, Tensor]:
-    """:func:`first_term` in tensors that may share memory."""
+) -> Values:
+    """:func:`first_term` in tensors that may share memory, and as products delta_v h_u where a matrix is used once."""
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters if names is None else names)
     with torch.inference_mode(False), torch.enable_grad():
         wide = all_widened(source, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
-        total, _ = network.tape.run(q, network.live)
-        gradients = torch.autograd.grad(total, [q[name] for name in names], materialize_grads=True)
-    return dict(zip(names, gradients, strict=True))
+        maps = {name: ends for name, ends in network.tape.maps.items() if name in names}
+        total, values = network.tape.run(q, network.live, [slot for ends in maps.values() for slot in ends])
+        h = dict(zip(maps, values[::2], strict=True))
+        # what leaves a matrix: the matrix itself where more than one vector enters
+        leaves = {
+            name: q[name] if h[name].numel() != q[name].shape[1] else y
+            for name, y in zip(maps, values[1::2], strict=True)
+        }
+        ends = [leaves.get(name, q[name]) for name in names]
+        gradients = torch.autograd.grad(total, ends, materialize_grads=True)
+    return {
+        name: g if end is q[name] else Outer(g.reshape(-1), h[name].detach().reshape(-1))
+        for name, g, end in zip(names, gradients, ends, strict=True)
+    }
 
 
 def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
