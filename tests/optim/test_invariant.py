@@ -304,3 +304,49 @@ def test_options_of_the_metric_are_sent_to_the_metric():
     network = trace(case, model)
     with pytest.raises(TypeError, match=r"write metric=pathspace.metrics.Path\(damping=0.1, power=0.5\)"):
         ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+        (torch.optim.RMSprop, {"lr": 0.01}),
+        (torch.optim.Adafactor, {"lr": 0.01}),  # sees the coordinates
+        (torch.optim.ASGD, {"lr": 0.01}),  # keeps a point
+    ],
+    ids=lambda rule: getattr(rule, "__name__", None),
+)
+def test_parameters_step_one_after_the_other_as_they_do_together(rule, options, monkeypatch):
+    from pathspace.optim.base import coordinates
+
+    case = BY_NAME["mlp"]
+
+    def make(params, network):
+        params = list(params)
+        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.02}]
+        return ps.optim.Invariant(groups, network, rule, clip_norm=0.1, **options)
+
+    together = run(case, make)
+    monkeypatch.setattr(coordinates, "_TOGETHER", 1)
+    apart = run(case, make)
+    assert alike(apart, together)
+    parts = {entry.part for entry in apart[2]._kept_entries.values()}
+    assert len(parts) == len(apart[1])
+    assert len({part.memory for part in parts}) == 1
+    assert [p for group in apart[2].param_groups for p in group["params"]] == list(apart[2]._shadows)
+
+
+def test_a_rule_that_may_look_at_all_parameters_gets_them_at_once(monkeypatch):
+    from pathspace.optim.base import coordinates
+
+    monkeypatch.setattr(coordinates, "_TOGETHER", 1)
+    seen = []
+
+    class Counting(torch.optim.AdamW):
+        def step(self, closure=None):
+            seen.append(sum(p.grad is not None for group in self.param_groups for p in group["params"]))
+            return super().step(closure)
+
+    case = BY_NAME["mlp"]
+    run(case, lambda params, network: ps.optim.Invariant(params, network, Counting, points=(), lr=0.01))
+    assert set(seen) == {len(list(case.model().parameters()))}

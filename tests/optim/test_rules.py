@@ -1,4 +1,4 @@
-"""The plain rules that torch does not have, or not as one: SOAP, and Muon with AdamW."""
+"""The plain rules that torch does not have, or not as one (SOAP, Muon with AdamW), and RMSprop in one pass."""
 
 import copy
 
@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
 
 
@@ -94,3 +95,40 @@ def test_rules_resume_exactly(rule):
                 m(inputs).square().mean().backward()
                 o.step()
     assert_close(list(model.parameters()), list(other.parameters()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"alpha": 0.0}, {"momentum": 0.9}, {"centered": True}, {"weight_decay": 0.1}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_rmsprop_is_torchs(options, maximize):
+    model, inputs = network()
+    one, other = (
+        trained(model, inputs, lambda m, kind=kind: kind(m.parameters(), 0.01, maximize=maximize, **options))
+        for kind in (RMSprop, torch.optim.RMSprop)
+    )
+    for p, q, start in zip(one, other, model.parameters(), strict=True):
+        assert_close(p, q, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(p, start)
+
+
+def test_rmsprop_goes_on_from_torchs_state():
+    model, inputs = network()
+    kinds, weights = [torch.optim.RMSprop, RMSprop], []
+    for first in kinds:
+        for second in kinds:
+            m = copy.deepcopy(model)
+            before, after = first(m.parameters(), 0.01), second(m.parameters(), 0.01)
+            for step in range(8):
+                optimizer = before if step < 4 else after
+                if step == 4:
+                    after.load_state_dict(before.state_dict())
+                optimizer.zero_grad()
+                m(inputs).square().mean().backward()
+                optimizer.step()
+            assert {float(state["step"]) for state in after.state.values()} == {8}
+            weights.append(list(m.parameters()))
+    for other in weights[1:]:
+        assert_close(other, weights[0], rtol=1e-12, atol=1e-12)

@@ -20,20 +20,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from pathspace.metrics import Path
 from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.network.sharded import expect_whole
-from pathspace.optim.base.coordinates import Entry, as_shadow, seen_from_zero, squared_norm, through
+from pathspace.optim.base.coordinates import (
+    Entry,
+    as_shadow,
+    entries_of,
+    handed,
+    in_turn,
+    seen_from_zero,
+    through,
+    type_of_shadow,
+)
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters, evaluated
 from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.base.points import frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
-from pathspace.paths.kernel.norm import widened
+from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.squared.precision import full_precision
 
 _SIGNS = frozenset(
@@ -109,7 +118,7 @@ class Invariant(MetricOptimizer):
         self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
-        self.rule = rule(groups, **_with_fused_kernels(rule, options))
+        self.rule = _in_few_passes(rule, groups, options)
         self._points = points_of(self.rule, points)
         if self._points is None:
             self.metric.frozen = True
@@ -200,7 +209,7 @@ class Invariant(MetricOptimizer):
         self.network.check_current()
         if not self._active():
             evaluated(closure)  # which parameters have gradients
-        entries = self._entries(self._steps())
+        entries = self._entries([(step.p, step.factor) for step in self._steps()])
         if not entries:
             return None
         with full_precision(entries[0].p), self._rule_at_work() as rule:
@@ -222,29 +231,35 @@ class Invariant(MetricOptimizer):
         return steps
 
     def _advance(self, steps: list[Descent]) -> None:
-        entries = self._entries(steps)
-        with full_precision(entries[0].p), self._rule_at_work() as rule:
-            masked = type(rule).__name__ in _SIGNS
-            for entry in entries:
-                entry.read_gradient(masked=masked)
+        entries = self._entries([(step.p, step.factor) for step in steps])
+        with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
+            masked, factor = type(rule).__name__ in _SIGNS, 1.0
+            parts = in_turn(rule, entries)
             if self.clip_norm is not None:
-                factor = clip_factor(squared_norm(entries), self.clip_norm)
-                for entry in entries if factor != 1 else ():
-                    assert entry.shadow.grad is not None
-                    entry.shadow.grad.mul_(factor)
-            with seen_from_zero(rule) as decay:
-                for entry in entries:
+                factor = clip_factor(_squared_norm(parts, masked=masked), self.clip_norm)
+            for part in parts:
+                for entry in part:
+                    entry.read_gradient(masked=masked, factor=factor)
+                if decay is not None:
+                    part[0].part.clear()
+                for entry in part:
                     if decay is None:
                         entry.put()
                     else:
                         entry.put_zero(decay(entry.shadow))
-                rule.step()
-            for entry in entries:
-                entry.map_back(from_zero=decay is not None)
+                with handed(rule, part):
+                    rule.step()
+                for entry in part:
+                    entry.map_back(from_zero=decay is not None)
 
-    def _entries(self, steps: list[Descent]) -> list[Entry]:
-        """The parameters with a gradient; the rule finds no gradient of the others."""
-        entries = [self._entry(step.p, step.factor) for step in steps]
+    def _entries(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[Entry]:
+        """The parameters that take part, with their r; the rule finds no gradient of the others."""
+        kept = self._kept_entries
+        if len(kept) < len(self._shadows) or not all(entry.is_current for entry in kept.values()):
+            kept = self._kept_entries = self._new_entries()
+        entries = [kept[p] for p, _ in factors]
+        for entry, (p, r) in zip(entries, factors, strict=True):
+            entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
         if len(entries) < len(self._shadows):
             moved = {id(entry.shadow) for entry in entries}
             for shadow in self._shadows.values():
@@ -252,24 +267,18 @@ class Invariant(MetricOptimizer):
                     shadow.grad = None
         return entries
 
-    def _entry(self, p: Tensor, r: Tensor | None) -> Entry:
-        entry = self._kept_entries.get(p)
-        if entry is None or not entry.is_current:
-            entry = self._kept_entries[p] = Entry(p, self._converted(p))
-        entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
-        return entry
-
-    def _converted(self, p: Tensor) -> nn.Parameter:
-        """The coordinates of a parameter in its present type, and what the rule keeps of them."""
+    def _new_entries(self) -> dict[Tensor, Entry]:
+        """Coordinates of all parameters in their present types, and what the rule keeps of them."""
         assert self.rule is not None
-        shadow, dtype = self._shadows[p], widened(p).dtype
-        if shadow.dtype != dtype:
-            state = self.rule.state.get(shadow, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
-                    state[key] = value.to(dtype)
-            shadow.grad, shadow.data = None, shadow.data.to(dtype)
-        return shadow
+        for p, shadow in self._shadows.items():
+            dtype = type_of_shadow(p)
+            if shadow.dtype != dtype:
+                state = self.rule.state.get(shadow, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.dim() and value.dtype == shadow.dtype:
+                        state[key] = value.to(dtype)
+                shadow.grad, shadow.data = None, shadow.data.to(dtype)
+        return entries_of(self.rule, self._shadows)
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         return {} if name == "_kept_entries" else super()._copied(name, value, memo)
@@ -290,7 +299,7 @@ class Invariant(MetricOptimizer):
             return
         factors = [(p, self.state[p].get("factor")) for p in self._shadows]
         names = self.network.names_by_id
-        entries = [self._entry(p, r) for p, r in factors if r is not None or id(p) not in names]
+        entries = self._entries([(p, r) for p, r in factors if r is not None or id(p) not in names])
         for entry in entries:
             entry.put()
         with self._rule_at_work() as rule:
@@ -338,14 +347,29 @@ class Invariant(MetricOptimizer):
         self._share_states()
 
 
+def _squared_norm(parts: Sequence[Sequence[Entry]], *, masked: bool) -> float:
+    """The squared norm of all h, which are read for it, for each part takes the memory of the one before."""
+    squares = []
+    for part in parts:
+        for entry in part:
+            entry.read_gradient(masked=masked)
+            squares.append(entry.squared_norm())
+    return float(torch.stack(squares).sum())
+
+
 _OURS = "metric_"
 
 
-def _with_fused_kernels(rule: Callable[..., Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a rule of torch that has kernels for whole steps: these take them, unless others were asked for."""
-    has_kernels = rule in (Adam, AdamW, SGD)
-    asked = options.keys() & {"fused", "foreach", "capturable", "differentiable"}
-    return {**options, "fused": True} if has_kernels and not asked else options
+def _in_few_passes(
+    rule: Callable[..., Optimizer], groups: Sequence[dict[str, Any]], options: dict[str, Any]
+) -> Optimizer:
+    """The rule, with kernels for whole steps where torch has them and no others were asked for."""
+    if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
+        return rule(groups, **options)
+    on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+    if rule in (Adam, AdamW, SGD) or (rule is Adagrad and on_cpu):
+        return rule(groups, **options, fused=True)
+    return (RMSprop if rule is torch.optim.RMSprop else rule)(groups, **options)
 
 
 def _expect_options_of(rule: Callable[..., Optimizer], options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cases import mlp
+from pathspace.optim.base import coordinates
 
 
 @pytest.mark.parametrize("refresh_every", [1, 3])
@@ -22,6 +23,29 @@ def test_path_sgd_keeps_at_most_two_copies_of_the_parameters(build, refresh_ever
     most, parameters = peak_bytes(case, "PathSGD", {"refresh_every": refresh_every}, "cpu")
     least, _ = peak_bytes(case, "PathSGD", {}, "cpu", plain=True)
     assert (most - least) / parameters < 2.2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "most"), [("PathSGD", 1.15), ("PathAdam", 1.2), ("Invariant-RMSprop", 1.6)]
+)
+def test_a_refresh_takes_one_copy_of_the_parameters_and_coordinates_two_of_the_largest(
+    optimizer, most, monkeypatch
+):
+    """Squares, and then 1 / D in their place; for a rule in coordinates these and their gradients."""
+    sys.path.insert(0, "benchmarks")
+    from step_cost import Case, LiveBytes, trial
+
+    monkeypatch.setattr(coordinates, "_TOGETHER", 1)
+    case, peaks = Case(lambda: mlp(64, 128, 128, 128, 8), (4, 64), 8, 1), []
+    for plain in (True, False):
+        measured = trial(case, optimizer, {"refresh_every": 3}, "cpu", "eager", plain=plain)
+        with LiveBytes() as counted:
+            measured.step()  # which measures the gauge, in float64
+            counted.peak = 0
+            for _ in range(4):
+                measured.step()
+        peaks.append(counted.peak / measured.parameters)
+    assert peaks[1] - peaks[0] < most
 
 
 class Convolutions(nn.Module):

@@ -4,13 +4,19 @@ The rule finds u and h, takes its step du, and w becomes w + r du. Most rules do
 of gradients, and a decay that is a factor of u. These are given u = 0, which saves four passes over the parameters (of
 `Invariant` with AdamW on an MLP of 2 million weights: see docs/optim.md) and the rounding of u + du.
 
+Most rules treat every parameter by itself, too. They are handed one part of the parameters after the other, u and h in
+the same memory, which is no larger than the largest part and has not left the cache when the step is mapped back.
+
 Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g, q the coordinates before the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,25 +25,34 @@ from torch.optim import Optimizer
 
 from pathspace.optim.base.network_optimizer import evaluated
 from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
-from pathspace.paths.kernel.norm import widened
 
 # by class, not by name: others have rules of these names that decay in other ways
 _DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
 _BLIND = (
     *_DECOUPLED, optim.SGD, optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.RMSprop,
-    optim.Adadelta, optim.Rprop,
+    optim.Adadelta, optim.Rprop, RMSprop,
 )  # fmt: skip
+_SEPARATE = (*_BLIND, optim.Adafactor, optim.ASGD)  # what they do to a parameter depends on no other
+# elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
+_TOGETHER = 2**18
+_ALIGNED = 16  # elements, a line of the cache
 _NOTHING = (
     2.0**-80
 )  # beside the largest entry: digits lost near zero, which depend on the scales of the weights
 
 
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
-    """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without values."""
-    shape = (p.shape[0], -1) if matrix and p.dim() > 2 else p.shape
-    like = torch.zeros_like(widened(p.detach()), memory_format=torch.contiguous_format)
-    return nn.Parameter(like.reshape(shape), requires_grad=p.requires_grad)
+    """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without memory."""
+    shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
+    zero = torch.zeros((), dtype=type_of_shadow(p), device=p.device)
+    return nn.Parameter(zero.expand(shape), requires_grad=p.requires_grad)
+
+
+def type_of_shadow(p: Tensor) -> torch.dtype:
+    """The type of a parameter's coordinates."""
+    return torch.promote_types(p.dtype, torch.float32)
 
 
 @contextmanager
@@ -68,36 +83,68 @@ def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None
                 group["weight_decay"] = decay
 
 
+class Memory:
+    """Memory of one type on one device for coordinates u, their gradients h, and u before the step."""
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.u, self.h = torch.zeros(2, size, device=device, dtype=dtype)
+
+    @cached_property
+    def q(self) -> Tensor:
+        """The coordinates before the step, which only rules that see them need."""
+        return torch.empty_like(self.u)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """Parameters that a rule steps together: where their coordinates are, which other parts use after them."""
+
+    memory: Memory
+    size: int
+
+    def clear(self) -> None:
+        """u = 0."""
+        self.memory.u[: self.size].zero_()
+
+
 class Entry:
     """One parameter, and what the rule trains in its place.
 
     Args:
         p: the parameter w.
         shadow: u, with h as its gradient; of p's size.
+        part: where their memory is.
+        start: from where on.
 
     Attributes:
         r: 1 / sqrt(D); None outside the network.
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_q", "_u", "has_zeros", "p", "r", "shadow")
+    __slots__ = ("_h", "_place", "_shaped", "_u", "has_zeros", "p", "part", "r", "shadow")
 
-    def __init__(self, p: Tensor, shadow: nn.Parameter) -> None:
-        self.p, self.shadow = p, shadow
+    def __init__(self, p: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
+        self.p, self.shadow, self.part = p, shadow, part
         self.r: Tensor | None = None
         self.has_zeros = False
-        if shadow.device != p.device:  # the model was moved
-            shadow.data = shadow.data.to(p.device)
-        self._u = shadow.detach().view(p.shape)
-        self._h, self._q = torch.empty_like(self._u), None
+        self._place = slice(start, start + p.numel())
+        memory = part.memory
+        self._u, self._h = memory.u[self._place].view(p.shape), memory.h[self._place].view(p.shape)
+        shadow.grad, shadow.data = None, self._u.view(shadow.shape)
+        self._shaped = self._h.view(shadow.shape)
 
     @property
     def is_current(self) -> bool:
         """Whether the parameter is where it was, in the type that it had."""
-        return self._u.device == self.p.device and self._u.dtype == widened(self.p).dtype
+        return self._u.device == self.p.device and self._u.dtype == type_of_shadow(self.p)
 
-    def read_gradient(self, *, masked: bool) -> None:
-        """h = r g, without a change of the user's own; ``masked``: what is nothing beside the largest becomes zero."""
+    def read_gradient(self, *, masked: bool, factor: float = 1.0) -> None:
+        """h = factor r g, without a change of the user's own.
+
+        Args:
+            masked: what is nothing beside the largest becomes zero.
+            factor: what clips all gradients.
+        """
         g, r, h = self.p.grad, self.r, self._h
         assert g is not None
         if r is None:
@@ -108,33 +155,37 @@ class Entry:
             h.copy_(g * r)
         if masked and h.numel():
             h.masked_fill_(h.abs() < _NOTHING * h.abs().amax(), 0.0)
-        self.shadow.grad = h if h.shape == self.shadow.shape else h.view(self.shadow.shape)
+        if factor != 1:
+            h.mul_(factor)
+        self.shadow.grad = self._shaped
 
     def put(self) -> None:
         """u = q = w / r."""
-        q = self._q = torch.empty_like(self._u) if self._q is None else self._q
-        q.copy_(self.p if self.r is None else self.p / self.r)
+        q, r = self._q, self.r
+        if r is None:
+            q.copy_(self.p)
+        elif self.p.dtype == r.dtype == q.dtype:
+            torch.div(self.p, r, out=q)
+        else:
+            q.copy_(self.p / r)
         if self.has_zeros:
-            q.masked_fill_(self.r == 0, 0.0)
+            q.masked_fill_(r == 0, 0.0)
         self._u.copy_(q)
 
     def put_zero(self, decay: float) -> None:
-        """u = 0, w = decay w; the weight itself outside the network."""
+        """w = decay w, where all u of the part are 0; the weight itself outside the network."""
         if decay != 1:
             self.p.mul_(decay)
         if self.r is None:
             self._u.copy_(self.p)
-        else:
-            self._u.zero_()
 
     def map_back(self, *, from_zero: bool) -> None:
-        """w = w + r (u - q)."""
-        u, r = self._u, self.r
+        """w = w + r (u - q); r is let go of, so that there are never two of them in memory."""
+        u, r, self.r = self._u, self.r, None
         if r is None:
             self.p.copy_(u)
             return
         if not from_zero:
-            assert self._q is not None
             u.sub_(self._q)
         if self.p.dtype == u.dtype == r.dtype:
             self.p.addcmul_(u, r)
@@ -143,14 +194,73 @@ class Entry:
 
     def move_to(self, start: Tensor) -> None:
         """w = start + r (u - q), with u kept."""
-        assert self._q is not None
         self.p.copy_(self._u if self.r is None else start + (self._u - self._q) * self.r)
 
+    def squared_norm(self) -> Tensor:
+        """That of h, 0-dim."""
+        h = self._h.view(-1)
+        return torch.dot(h, h)
 
-def squared_norm(entries: Sequence[Entry]) -> float:
-    """The squared norm of all h."""
-    flat = [h.reshape(-1) for e in entries if (h := e.shadow.grad) is not None]
-    return float(torch.stack([torch.dot(h, h) for h in flat]).sum()) if flat else 0.0
+    @property
+    def _q(self) -> Tensor:
+        return self.part.memory.q[self._place].view(self.p.shape)
+
+
+def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, Entry]:
+    """The entries of all parameters.
+
+    Args:
+        rule: what trains the shadows; if it treats each by itself, it may be handed one part after the other.
+        shadows: of each parameter, in its type.
+    """
+    together = _TOGETHER if type(rule) in _SEPARATE else sys.maxsize
+    parts: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
+    for p, shadow in shadows.items():
+        alike = parts.setdefault((p.device, shadow.dtype), [[]])
+        if p.device.type == "cpu" and alike[-1] and _size([*alike[-1], p]) > together:
+            alike.append([])
+        alike[-1].append(p)
+    result = {}
+    for kind, alike in parts.items():
+        memory = Memory(max(_size(part) for part in alike), *kind)
+        for parameters in alike:
+            part, start = Part(memory, _size(parameters)), 0
+            for p in parameters:
+                result[p] = Entry(p, shadows[p], part, start)
+                start += _size([p])
+    return result
+
+
+def in_turn(rule: Optimizer, entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries that a rule is to be handed one after the other."""
+    if type(rule) not in _SEPARATE:
+        return [list(entries)]
+    parts: dict[Part, list[Entry]] = {}
+    for entry in entries:
+        parts.setdefault(entry.part, []).append(entry)
+    return list(parts.values())
+
+
+@contextmanager
+def handed(rule: Optimizer, entries: Sequence[Entry]) -> Iterator[None]:
+    """A context in which a rule's groups hold some parameters only."""
+    whole = [group["params"] for group in rule.param_groups]
+    if sum(map(len, whole)) == len(entries):
+        yield
+        return
+    some = {id(entry.shadow) for entry in entries}
+    try:
+        for group, params in zip(rule.param_groups, whole, strict=True):
+            group["params"] = [p for p in params if id(p) in some]
+        yield
+    finally:
+        for group, params in zip(rule.param_groups, whole, strict=True):
+            group["params"] = params
+
+
+def _size(parameters: Sequence[Tensor]) -> int:
+    """Elements, with each parameter at the start of a line of the cache."""
+    return sum(-(-p.numel() // _ALIGNED) * _ALIGNED for p in parameters)
 
 
 def through(
