@@ -614,6 +614,26 @@ class TiedAutoencoder(nn.Module):
         return functional.linear(self.encoder(x).relu(), self.encoder.weight.t(), self.bias)
 
 
+class Gated(nn.Module):
+    """ReGLU beside a residual stream, whose units are products too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.skip = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.gate, self.up, self.down = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 4)
+        self.other, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.start(x)
+        x = self.skip(x) * self.other(x).relu() + self.down(self.gate(x).relu() * self.up(x))
+        return self.out(x)
+
+
+class SquaredReLU(nn.Module):
+    def forward(self, x):
+        return x.relu().square()
+
+
 def _normal(*shape: int) -> Callable[[int], Tensor]:
     return lambda batch: torch.randn(batch, *shape)
 
@@ -841,5 +861,11 @@ ZOO: list[Case] = [
     Case("tied characters", TiedCharacterModel, _characters(4), 3, tags=_tags("invariance")),
 ]
 
-BY_NAME = {case.name: case for case in ZOO}
+PRODUCTS: list[Case] = [
+    Case("gated", Gated, _normal(3), 4 + 4 + 4 + 5 + 5),
+    Case("squared relu", lambda: mlp(3, 4, 2, activation=SquaredReLU), _normal(3), 4),
+]
+"""Networks that multiply activations: they have no paths, and optimizers in path space refuse them."""
+
+BY_NAME = {case.name: case for case in [*ZOO, *PRODUCTS]}
 INVARIANCE = [case for case in ZOO if "invariance" in case.tags]

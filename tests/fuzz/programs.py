@@ -270,7 +270,7 @@ class Real(Moves):
         return self[i] * gate if self.form % 2 else gate * self[i]
 
     def divided(self, i: int, j: int) -> Tensor:
-        by = 1 + (2 * self[j]).square() if self.form % 2 else 1 + (2 * self[j]).abs().exp().log1p()
+        by = 1 + (2 * self[j]).exp() if self.form % 2 else 1 + (2 * self[j]).abs().exp().log1p()
         return self[i] / by
 
     def mixed(self, i: int) -> Tensor:

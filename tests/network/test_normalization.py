@@ -238,7 +238,7 @@ def test_what_only_looks_like_one_is_refused(way):
         ps.trace(model, torch.zeros(1, 3), strict=True)
 
 
-def test_a_mean_square_that_is_returned_has_what_it_is_of_for_an_output():
+def test_a_mean_square_that_is_returned_is_a_product():
     class Energy(nn.Module):
         def __init__(self):
             super().__init__()
@@ -252,7 +252,7 @@ def test_a_mean_square_that_is_returned_has_what_it_is_of_for_an_output():
     network = ps.trace(model, torch.zeros(1, 3).double())
     assert network.num_classes == 0
     h = model.first.weight.square().sum(1) + model.first.bias.square()
-    expected = h.sum() + (model.second.weight.square() @ h + model.second.bias.square()).sum()
+    expected = h.square().sum() / 16 + (model.second.weight.square() @ h + model.second.bias.square()).sum()
     assert squared_path_norm(network).item() == pytest.approx(expected.item())
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, INVARIANCE, ZOO, call, mlp, trace
+from cases import BY_NAME, INVARIANCE, PRODUCTS, ZOO, call, mlp, trace
 from conformance import (
     REGISTRY,
     Entry,
@@ -27,6 +27,7 @@ CONTROLS = [
 INVARIANT = [entry for entry in REGISTRY if entry.invariant]
 DEPENDENT = [entry for entry in REGISTRY if not entry.invariant]
 THOROUGH = [entry for entry in INVARIANT if entry.thorough]
+IN_PATH_SPACE = ("GSGD", "GAdam")  # which refuse products of activations
 SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
 
 # Of every class, the rule as it is and one with most of its options at once: what an option adds is in the latter too,
@@ -47,6 +48,7 @@ def on_networks(entries):
     """
     known = [*THOROUGH, *FULL]
     pairs = [(e, case) for e in entries for case in INVARIANCE if e in known or case in SMALL]
+    pairs += [(e, case) for e in entries for case in PRODUCTS if e in known and e.kind not in IN_PATH_SPACE]
     return pytest.mark.parametrize(("entry", "case"), pairs, ids=str)
 
 
@@ -77,7 +79,15 @@ def test_stays_bitwise_invariant_in_long_runs(name):
 
 @pytest.mark.parametrize(
     ("entry", "case"),
-    [(e, c) for e in INVARIANT for c in INVARIANCE if e in THOROUGH or c.name in ("mlp", "tied characters")],
+    [
+        *(
+            (e, c)
+            for e in INVARIANT
+            for c in INVARIANCE
+            if e in THOROUGH or c.name in ("mlp", "tied characters")
+        ),
+        *((e, c) for e in THOROUGH for c in PRODUCTS if e.kind not in IN_PATH_SPACE),
+    ],
     ids=str,
 )
 def test_is_invariant_to_rounding_under_any_factors(entry, case):
@@ -87,7 +97,7 @@ def test_is_invariant_to_rounding_under_any_factors(entry, case):
     assert apart.weights <= entry.rounding
 
 
-@pytest.mark.parametrize("case", [case for case in ZOO if case.classes], ids=str)
+@pytest.mark.parametrize("case", [case for case in [*ZOO, *PRODUCTS] if case.classes], ids=str)
 def test_default_is_bitwise_invariant_on_the_whole_zoo(case):
     apart = difference(REGISTRY[0], case, torch.float32, power_of_two_factors(case.classes), steps=20)
     assert apart.finite

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.network import scale_of
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.squares import Outer
 
@@ -135,7 +134,7 @@ def gauges(
         parameter, labels = network.parameters[name], network.edges[name]
         rows, columns = near.new_ones(1, 1), near.new_ones(1, 1)
         for end, power in ((labels.target, 1), (labels.source, -1)):
-            factor = scale_of(near, end).pow(power)
+            factor = network.scale_of(near, end).pow(power)
             shape = (1,) * (parameter.dim() - factor.dim()) + tuple(factor.shape)
             if all(n == 1 for n in shape[1:]):  # varies from row to row only
                 rows = rows * factor.reshape(-1, 1)

@@ -58,6 +58,8 @@ class Network:
         edges: name -> the unit classes at the two ends of every element.
         num_classes: how many unit classes there are.
         class_names: where each was made.
+        monomials: where activations are multiplied, products of scales: row k has the labels of the factors of label
+            1 + C + k, the k-th beyond the C classes; int64 ``[K, n]``, padded with zeros.
         tape: the squared network.
         nodes: unit values on the tape, for measures of a unit class as a whole.
         returned: from what the model returns to the tensors in it that rescaling leaves alone.
@@ -71,6 +73,7 @@ class Network:
     edges: Mapping[str, EdgeLabels] = field(repr=False)
     num_classes: int
     class_names: tuple[str, ...] = field(repr=False)
+    monomials: Tensor = field(repr=False)
     tape: Tape = field(repr=False)
     nodes: tuple[NodeLabels, ...] = field(repr=False)
     returned: Callable[[Any], list[Tensor]] = field(repr=False)
@@ -81,7 +84,10 @@ class Network:
     def unit_classes(self) -> tuple[UnitClass, ...]:
         """The unit classes, in the order in which the network makes them."""
         shapes = MappingProxyType({name: p.shape for name, p in self.parameters.items()})
-        return tuple(UnitClass(i, name, self.edges, shapes) for i, name in enumerate(self.class_names))
+        return tuple(
+            UnitClass(i, name, self.edges, shapes, self.monomials, self.num_classes)
+            for i, name in enumerate(self.class_names)
+        )
 
     @cached_property
     def names_by_id(self) -> Mapping[int, str]:
@@ -126,7 +132,23 @@ class Network:
             A tensor broadcastable to the parameter's shape.
         """
         edges = self.edges[name]
-        return scale_of(factors, edges.target) / scale_of(factors, edges.source)
+        return self.scale_of(factors, edges.target) / self.scale_of(factors, edges.source)
+
+    def scale_of(self, scales: Tensor, labels: Tensor) -> Tensor:
+        """The scale that each label of an :class:`EdgeLabels` stands for.
+
+        Args:
+            scales: one positive scale per unit class, shape ``[num_classes]``.
+            labels: labels of any shape.
+
+        Returns:
+            1, a scale, a product of scales, or the inverse of one, of the shape of ``labels``.
+        """
+        labels = labels.to(scales.device)
+        table = torch.cat([scales.new_ones(1), scales])
+        if self.monomials.numel():
+            table = torch.cat([table, _at(table, self.monomials.to(scales.device)).prod(-1)])
+        return _at(table, labels)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         model = copy.deepcopy(self.model, memo)
@@ -176,16 +198,7 @@ def current_values(network: Network, parameters: Mapping[str, Tensor] | None = N
     return parameters
 
 
-def scale_of(scales: Tensor, labels: Tensor) -> Tensor:
-    """The scale that each label of an :class:`EdgeLabels` stands for.
-
-    Args:
-        scales: one positive scale per unit class, shape ``[num_classes]``.
-        labels: labels of any shape.
-
-    Returns:
-        1, a scale, or the inverse of one, of the shape of ``labels``.
-    """
-    labels = labels.to(scales.device)
-    scale = torch.cat([scales.new_ones(1), scales])[labels.abs()]
+def _at(table: Tensor, labels: Tensor) -> Tensor:
+    """The scales of signed labels, from those of labels."""
+    scale = table[labels.abs()]
     return torch.where(labels < 0, scale.reciprocal(), scale)

@@ -94,7 +94,9 @@ def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, las
     first, bias, end = (0.0, middle), (0.0, height - 0.2), (float(last), middle)
     lines: dict[tuple[Place, Place], str] = {}
     loops: set[Place] = set()
-    for number, (u, v) in enumerate(zip(graph.source.tolist(), graph.target.tolist(), strict=True)):
+    # an edge at a product of activations is drawn from, or to, the first of its factors
+    sources, targets = (graph.factors(nodes)[0].tolist() for nodes in (graph.source, graph.target))
+    for number, (u, v) in enumerate(zip(sources, targets, strict=True)):
         start = (bias if graph.bias[number] else first) if u == 0 else places.get(abs(u) - 1)
         stop = end if v == 0 else places.get(abs(v) - 1)
         if start is None or stop is None:

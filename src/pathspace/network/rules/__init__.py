@@ -26,6 +26,7 @@ from pathspace.network.rules import (
     order,
     packed,
     pooling,
+    products,
     recurrent,
     scale_free,
     selection,
@@ -35,6 +36,7 @@ from pathspace.network.rules import (
 RULES: dict[str, Callable[..., Any]] = {
     **movement.RULES,
     **elementwise.RULES,
+    **products.RULES,
     **linear.RULES,
     **contraction.RULES,
     **attention.RULES,

@@ -150,7 +150,7 @@ def _value(
     """An input of the network; a tail where the trace is strict, or where nobody knows where the examples are."""
     slot, labels = recorder.new_slot(), torch.tensor(FIXED).expand(shape)
     batch, examples, certain = _examples(recorder, known, shape)
-    lost = any(v is not None and v.kind == "tail" and v.statistic is None for v in known)
+    lost = any(v is not None and v.kind == "tail" for v in known)
     if certain and not lost and not recorder.strict:
         recorder.leaves.append(Leaf(slot, "input", "", tuple(shape)))
         return Value(slot, labels, "input", "", batch, examples=examples)

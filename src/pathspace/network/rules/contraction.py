@@ -10,6 +10,7 @@ Letters: those of the einsum. A letter of both operands is *summed* where the re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -21,7 +22,7 @@ from torch import Tensor
 from pathspace.network.rules.pooling import pooled_labels
 from pathspace.network.trace.reasons import GATED
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import FIXED, WILD, without_repeats
+from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value
 
 Letters = list[int]
@@ -205,25 +206,38 @@ def _by_fixed_edges(
 def _by_activations(
     recorder: Recorder, name: str, x: Value, y: Value, form: Form, dtype: torch.dtype
 ) -> Tensor:
-    """A sum of products of activations, of scale 1: by what one of them is multiplied, the other is divided.
+    """A sum of products of activations, which have one scale: what one factor has more, the other has less.
 
-    So are queries and keys, by the dimension of a head. In the squared network it is what it is: masses multiply.
+    Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the dimension of a head. In
+    the squared network it is what it is: masses multiply.
     """
     common = [n for n in form.first if n in form.second]
     batches = {letters[v.batch] for v, letters in ((x, form.first), (y, form.second)) if v.batch is not None}
-    if recorder.strict or x.slot == y.slot or len(batches) > 1 or not batches <= {*common, *form.out}:
+    if recorder.strict or len(batches) > 1 or not batches <= {*form.out}:
         recorder.no_rule(name, GATED)
-    if not all(n in form.out for n in batches):
-        recorder.no_rule(name, GATED)
-    unify_over = recorder.scales.unify_over
-    ours = unify_over(x.labels, tuple(form.first.index(n) for n in common))
-    theirs = unify_over(y.labels, tuple(form.second.index(n) for n in common))
-    recorder.scales.unify(ours, torch.where(theirs == WILD, WILD, -theirs))
     size = dict(zip([*form.first, *form.second], [*x.shape, *y.shape], strict=True))
-    labels = torch.tensor(FIXED).expand([size[n] for n in form.out])
+    summed = [n for n in size if n not in form.out]
+    pairs = ((x, form.first), (y, form.second))
+    order = [*form.out, *summed]
+    distinct = [_laid_out(recorder.scales.distinct(v.labels), side, order) for v, side in pairs]
+    if math.prod(max(sizes) for sizes in zip(*(t.shape for t in distinct), strict=True)) > _MOST:
+        kept = [tuple(side.index(n) for n in common) for _, side in pairs]
+        distinct = [
+            _laid_out(recorder.scales.unify_over(v.labels, keep), common, order)
+            for (v, _), keep in zip(pairs, kept, strict=True)
+        ]
+    labels = recorder.scales.product(distinct[0], distinct[1], recorder.where(name))
+    if summed:
+        dims = range(-len(summed), 0)
+        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(tuple(dims)))
+    labels = labels.expand([size[n] for n in form.out])
     batch = form.out.index(batches.pop()) if batches else None
     product = recorder.emit(form, [x, y], labels, name=name, dtype=dtype, batch=batch, form="product")
     return recorder.note_linear(product)
+
+
+_MOST = 2**16
+"""Products of different scales in one contraction; beyond them those share one that are no factors of one sum."""
 
 
 def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operations on single elements: ReLUs, sums, differences and products.
+"""Operations on single elements: ReLUs, sums and differences.
 
 Every ReLU is read as the identity in the squared network: gamma^2 counts all paths, active or not. A difference is a
 sum with a fixed edge of weight -1, whose square is that of +1: like a negative weight it changes the sign of a path's
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.trace.functions import CLAMPS
-from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
+from pathspace.network.trace.reasons import BOUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value, apart, common_kind
@@ -24,10 +24,10 @@ _INPLACE_ARGUMENT = {
     "leaky_relu": 1,
     "rrelu": 3,
 }  # where ``inplace`` stands after the input; after p, training
-_IN_PLACE = frozenset(
+IN_PLACE = frozenset(
     [
         *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "neg_"),
-        *("index_add_", "scatter_add_"),
+        *("index_add_", "scatter_add_", "pow_", "__ipow__", "square_"),
     ]
 )
 
@@ -142,101 +142,6 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
     return recorder.scales.resolve(target).expand(labels.shape)
 
 
-def multiply(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    x: Any,
-    y: Any,
-    *,
-    rounding_mode: str | None = None,
-) -> Tensor:
-    """A product with a constant (a fixed weight) or with a parameter (one edge per element)."""
-    if rounding_mode is not None:
-        recorder.no_rule(name, ROUNDED)
-    a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
-    if "div" in name:
-        if b is not None and a is not None and b.kind == "input":
-            return _by_input(recorder, name, (x, y), a, b)
-        if b is not None:
-            advice = "Multiply by a parameter" if b.kind == "parameter" else None
-            recorder.no_rule(
-                name, "it divides by a traced tensor, which is not positively homogeneous", advice
-            )
-        return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
-    if a is None or b is None:
-        traced, constant = (x, y) if a is not None else (y, x)
-        constant = constant if isinstance(constant, Tensor) else number(constant)
-        weighs = recorder.value(traced).kind == "parameter" and name not in _IN_PLACE
-        if (
-            weighs and constant.numel() > 1 and not bool(constant.any())
-        ):  # a gain at the start of a recurrence
-            return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
-        return scaled(recorder, name, traced, (x, y), constant)
-    kinds = {a.kind, b.kind}
-    if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(func, (x, y), {}, [a, b])
-    if "parameter" in kinds and kinds != {"parameter"}:
-        weight, other = (a, b) if a.kind == "parameter" else (b, a)
-        if other.kind == "buffer":
-            labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
-        return learned_scale(recorder, name, (x, y), other, weight)
-    if "buffer" in kinds:
-        activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
-        labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
-    if "input" in kinds:
-        return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
-    if kinds == {"parameter"}:
-        recorder.no_rule(
-            name,
-            "it multiplies two parameters: what they make is no parameter, so no set of edges",
-            "Apply them to the activations one after the other",
-        )
-    return recorder.no_rule(name, GATED)
-
-
-def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor: Value) -> Tensor:
-    """A factor that depends on data alone, such as a mask, counts as one: all paths that it might open count."""
-    shape = torch.broadcast_shapes(value.shape, factor.shape)
-
-    def squared(t: Tensor, _: Tensor) -> Tensor:
-        return t.expand(shape)
-
-    labels = value.labels.expand(shape)
-    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind)
-
-
-def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
-    """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
-    value = recorder.value(traced)
-    square = constant.detach().double().square()
-
-    def squared(t: Tensor) -> Tensor:
-        return t * square.to(dtype=t.dtype, device=t.device)
-
-    labels = value.labels
-    if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
-        labels = torch.tensor(WILD)
-    labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
-
-
-def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
-    """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
-    shape = torch.broadcast_shapes(other.shape, weight.shape)
-    n, own = len(shape), weight.labels.dim()
-    keep = tuple(d for d in range(n) if d >= n - own and weight.shape[d - n] == shape[d])
-    source = recorder.scales.unify_over(other.labels.expand(shape), keep)
-    target = recorder.scales.fresh(source.numel(), recorder.where(name))
-    full = [shape[d] if d in keep else 1 for d in range(n)]
-    source, target = source.reshape(full), target.reshape(full)
-    recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
-    labels = recorder.scales.resolve(target).expand(shape)
-    return recorder.note_linear(finish(recorder, name, torch.mul, operands, (other, weight), labels))
-
-
 def finish(
     recorder: Recorder,
     name: str,
@@ -245,6 +150,7 @@ def finish(
     values: Sequence[Value],
     labels: Tensor,
     kind: str | None = None,
+    form: Any = None,
 ) -> Tensor:
     """Emit the result of an operation on two operands, in place where its name says so."""
     batch = None
@@ -261,9 +167,17 @@ def finish(
     dtype = torch.promote_types(types[0], types[-1])
     parameter = values[0].name if kind == "parameter" else ""
     out = recorder.emit(
-        squared, values, labels, name=name, dtype=dtype, batch=batch, kind=kind, parameter=parameter
+        squared,
+        values,
+        labels,
+        name=name,
+        dtype=dtype,
+        batch=batch,
+        kind=kind,
+        parameter=parameter,
+        form=form,
     )
-    return recorder.write(operands[0], out) if name in _IN_PLACE else out
+    return recorder.write(operands[0], out) if name in IN_PLACE else out
 
 
 _COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"
@@ -281,20 +195,4 @@ RULES: dict[str, Callable[..., Any]] = {
     "prelu": prelu,
     **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
     **dict.fromkeys(["sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__", "__isub__"], add),
-    **dict.fromkeys(
-        [
-            "mul",
-            "mul_",
-            "multiply",
-            "__mul__",
-            "__rmul__",
-            "__imul__",
-            "div",
-            "div_",
-            "true_divide",
-            "__truediv__",
-            "__itruediv__",
-        ],
-        multiply,
-    ),
 }

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import finish, scaled
+from pathspace.network.rules.elementwise import finish
+from pathspace.network.rules.products import scaled
 from pathspace.network.trace.recorder import Recorder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.network.network import Call, Network, NodeLabels
 from pathspace.network.program import Program
+from pathspace.network.trace.lattice import Monomial
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD, Scales, without_repeats
 from pathspace.network.trace.values import Value
@@ -56,12 +57,11 @@ def assemble(
         for labels in (labels for use in uses for labels in (use.target, use.source)):
             # on no path to an output, or left outside: the plain rule trains it, so the units at its ends stay put
             scales.unify(labels, torch.zeros_like(labels))
+    products = scales.solve()
     resolved = {name: _edge_labels(recorder, name, p.shape) for name, p in inside.items()}
     parts = [without_repeats(t).abs().flatten() for pair in resolved.values() for t in pair]
     roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
-    roots = roots[roots > WILD]
-    number = torch.zeros(int(roots.max()) + 1 if roots.numel() else 2, dtype=torch.long)
-    number[roots] = torch.arange(1, roots.numel() + 1)
+    classes, number, monomials = _numbered(roots[roots > WILD], products)
 
     def renumber(labels: Tensor) -> Tensor:
         small = scales.resolve(without_repeats(labels))
@@ -73,7 +73,7 @@ def assemble(
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
     }
-    names = _class_names(scales.origin(r) for r in roots.tolist())
+    names = _class_names(scales.origin(c) for c in classes.tolist())
     network = Network(
         model=model,
         parameters=MappingProxyType(inside),
@@ -81,6 +81,7 @@ def assemble(
         edges=MappingProxyType(edges),
         num_classes=len(names),
         class_names=names,
+        monomials=monomials,
         tape=tape,
         nodes=_nodes(recorder, renumber, live, len(names)),
         returned=returned,
@@ -89,6 +90,35 @@ def assemble(
     )
     network.check_current()  # looks where everything stands now
     return network
+
+
+def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, Tensor, Tensor]:
+    """The unit classes: the scales at the ends of edges, without those that are monomials of others.
+
+    Returns:
+        The variables that stand for the classes; the label of every variable (see ``EdgeLabels``); and of every label
+        beyond the classes the signed labels of its factors.
+    """
+    made = [v for v in roots.tolist() if v in products] if products else []
+    classes = roots
+    if made:
+        generators = torch.tensor([g for v in made for g in products[v]], dtype=torch.long)
+        classes = torch.cat([roots[~torch.isin(roots, torch.tensor(made))], generators]).unique()
+    largest = max((int(t.max()) for t in (roots, classes) if t.numel()), default=WILD)
+    number = torch.zeros(largest + 1, dtype=torch.long)
+    number[classes] = torch.arange(1, classes.numel() + 1)
+    rows: dict[tuple[int, ...], int] = {}
+    for v in made:
+        factors = [(int(number[g]), n) for g, n in sorted(products[v].items())]
+        sign = -1 if factors and factors[0][1] < 0 else 1  # one label for a monomial and its inverse
+        row = tuple(c if sign * n > 0 else -c for c, n in factors for _ in range(abs(n)))
+        if len(row) < 2:
+            number[v] = sign * row[0] if row else FIXED
+        else:
+            number[v] = sign * (1 + len(classes) + rows.setdefault(row, len(rows)))
+    width = max(map(len, rows), default=1)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return classes, number, torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
 
 
 def _class_names(origins: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -130,6 +160,7 @@ def _nodes(
         for value in values:
             if value.slot in live and value.slot not in nodes:
                 labels = without_repeats(renumber(value.labels))
+                labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
                 missing = (labels != 0) & ~seen[labels.abs()]
                 if bool(missing.any()):
                     kept = torch.where(missing, labels, 0).expand(value.shape)

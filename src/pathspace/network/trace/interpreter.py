@@ -9,6 +9,7 @@ which hands it to its rule (see ``rules``), or cuts the network there (see ``rul
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,15 +87,27 @@ class Interpreter(TorchFunctionMode):
             [None if v is None else v.batch for v in known]
         )  # now: a rule may rebind its arguments
         if any(v.statistic is not None for v in values):
-            result = root_mean_square.continued(recorder, name, func, args, kwargs, values)
+            result = root_mean_square.by_its_root(recorder, name, args, kwargs)
             if result is not None:
                 self._note_operation(name, batches, result, args)
                 return result
-            if not recorder.strict:
-                for t in tensors:
-                    root_mean_square.released(recorder, t)
-                known = [recorder.known(t) for t in tensors]
-                values = [v for v in known if v is not None]
+        statistic = root_mean_square.statistic_of(name, args, kwargs, values)
+        result = self._followed(name, func, args, kwargs, known, batches)
+        if statistic is not None:
+            recorder.bind(result, replace(recorder.value(result), statistic=statistic))
+        return result
+
+    def _followed(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        known: list[Value | None],
+        batches: tuple[int | None, ...],
+    ) -> Any:
+        """The result of a function of tensors that have values."""
+        recorder, values = self.recorder, [v for v in known if v is not None]
         kinds = {v.kind for v in values}
         if kinds & {"tail", "indices"}:
             result = self._after_the_end(name, func, args, kwargs, values)
@@ -109,7 +122,7 @@ class Interpreter(TorchFunctionMode):
         try:
             result = self._by_rule(name, func, args, kwargs, kinds, known)
         except NoRule as refusal:
-            result = self._without_rule(name, func, args, kwargs, kinds, values, refusal)
+            result = self._without_rule(name, func, args, kwargs, kinds, refusal)
         self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
@@ -147,15 +160,13 @@ class Interpreter(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         kinds: set[str],
-        values: list[Value],
         refusal: NoRule,
     ) -> Any:
         """Cut the network; a strict trace refuses to, or puts it off until a parameter comes after the operation."""
         recorder = self.recorder
         if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
             raise refusal
-        result = root_mean_square.begun(recorder, name, func, args, kwargs, values, refusal)
-        return boundary.cut(recorder, name, func, args, kwargs, refusal) if result is None else result
+        return boundary.cut(recorder, name, func, args, kwargs, refusal)
 
     def _note_operation(
         self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
@@ -265,7 +276,6 @@ class Interpreter(TorchFunctionMode):
         recorder = self.recorder
         batch, entering = None, []
         for tensor in pytree.tree_leaves((args, kwargs)):
-            root_mean_square.released(recorder, tensor)
             value = recorder.known(tensor)
             if value is not None:
                 recorder.roots.append(value.slot)

@@ -9,6 +9,9 @@ unit a *label*, an integer that stands for a scale:
 
 Labels travel in int64 tensors of the shape of the activation, so that an operation which only moves values moves
 their labels in the same way.
+
+A product of two values has a variable of its own, and the equation that says of what: its scale is the product of
+theirs. What the equations leave free is found when all are there (see ``lattice``).
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from bisect import bisect_right
 
 import torch
 from torch import Tensor
+
+from pathspace.network.trace.lattice import Monomial, solved
 
 FIXED = 0
 WILD = 1
@@ -32,6 +37,10 @@ class Scales:
         self._signed: Tensor | None = None  # the same for labels of both signs, once somebody asks
         self._firsts: list[int] = []  # first variable of each batch of fresh ones
         self._origins: list[str] = []  # where that batch was made
+        self._equations: list[
+            Tensor
+        ] = []  # columns v, a, b: v is the scale of a product, those of its factors
+        self._products: dict[bytes, Tensor] = {}  # by factors: a loop multiplies the same ones at every step
 
     def fresh(self, count: int, origin: str) -> Tensor:
         """``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
@@ -67,6 +76,48 @@ class Scales:
             self._merge(a[clash], b[clash])
             a, b = self.resolve(a), self.resolve(b)
         return torch.where(a == WILD, b, a).expand(shape)
+
+    def product(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
+        """The labels of what two broadcastable arrays of labels make when their values are multiplied."""
+        shape = a.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)
+        a, b = torch.broadcast_tensors(*(self.resolve(without_repeats(t)) for t in (a, b)))
+        result = torch.where(a == FIXED, b, torch.where(b == FIXED, a, FIXED))
+        result = result.masked_fill((a == WILD) | (b == WILD), WILD)
+        both = (result == FIXED) & (a != -b)
+        if bool(both.any()):
+            result[both] = self._multiplied(a[both], b[both], origin)
+        return result.expand(shape)
+
+    def distinct(self, labels: Tensor) -> Tensor:
+        """The same labels, one of each along dimensions in which they are all alike."""
+        return without_repeats(compressed(self.resolve(without_repeats(labels))))
+
+    def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
+        """Variables for the products of representatives, one for each pair of them."""
+        pairs, place = torch.stack([torch.minimum(a, b), torch.maximum(a, b)]).unique(
+            dim=1, return_inverse=True
+        )
+        key = pairs.numpy().tobytes()
+        if key not in self._products:
+            self._products[key] = self.fresh(pairs.shape[1], origin)
+            self._equations.append(torch.cat([self._products[key][None], pairs]))
+        return self.resolve(self._products[key])[place]
+
+    def solve(self) -> dict[int, Monomial]:
+        """What the equations of products leave free: for each representative that is not, what it is made of.
+
+        The others are generators: their scales may be anything, and with them every scale has a value.
+        """
+        if not self._equations:
+            return {}
+        equations = torch.cat(self._equations, 1)
+        while True:  # an equation with a one in it is one of two variables, like any other
+            v, a, b = now = self.resolve(equations)
+            self.unify(a, torch.where(v == FIXED, -b, a))
+            self.unify(v, torch.where(a == FIXED, b, torch.where(b == FIXED, a, v)))
+            if torch.equal(self.resolve(equations), now):
+                break
+        return solved(now[:, (now != FIXED).all(0)].t().tolist())
 
     def _merge(self, a: Tensor, b: Tensor) -> None:
         """Make each pair of representatives equal, none of them WILD: all pairs at once, until none is left."""

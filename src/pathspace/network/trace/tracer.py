@@ -41,7 +41,7 @@ def trace(
 ) -> Network:
     """Trace a model into a graph of unit classes.
 
-    An operation that path geometry has no rule for (a softmax, a GELU, a product of activations) is a boundary: what
+    An operation that path geometry has no rule for (a softmax, a GELU, a quotient of activations) is a boundary: what
     enters it counts as an output of the network, what leaves it as an input. That loses symmetry and is never wrong;
     ``print(network)`` says where it happened.
 

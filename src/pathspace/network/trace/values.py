@@ -129,7 +129,7 @@ class Value:
         order: True for a permutation of the examples, an input.
         refusal: for a tail, the error to raise if a parameter comes after it.
         examples: the example at every place of the dimension ``batch``; None where there is one each. See ``examples``.
-        statistic: for a tail that is kept back, what it is of another value (see ``rules.root_mean_square``).
+        statistic: what it is of another value, if it may become its root mean square (see ``rules.root_mean_square``).
     """
 
     slot: int
@@ -155,7 +155,7 @@ class Value:
 
 def apart(value: Value) -> Value:
     """The same in memory of its own."""
-    return replace(value, memory=Memory(), view=whole, version=0)
+    return replace(value, memory=Memory(), view=whole, version=0, statistic=None)
 
 
 def common_kind(values: Sequence[Value]) -> str:

@@ -211,6 +211,7 @@ def unit_measure(
             inside = recurrent.get(key[:2])
             labels = network.edges[inside].target.reshape(-1) if inside else network.program.nodes[key[0]]
             flat = labels.expand(value.shape).reshape(-1).abs().to(total.device)
+            flat = torch.where(flat > network.num_classes, 0, flat)  # a unit of a product of classes
             total.index_add_(0, flat, value.reshape(-1))
             count.index_add_(0, flat, torch.ones_like(value.reshape(-1)))
     layers: dict[str, list[int]] = {}

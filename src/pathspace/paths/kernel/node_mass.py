@@ -99,7 +99,8 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
     into = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=total.device)
     out_of, count = torch.zeros_like(into), torch.zeros_like(into)
     for (labels, value, _), delta in zip(masses, deltas, strict=True):
-        flat = labels.to(into.device).expand(value.shape).reshape(-1)
+        single = torch.where(labels.abs() > network.num_classes, 0, labels)  # no product of classes
+        flat = single.to(into.device).expand(value.shape).reshape(-1)
         h, d = value.detach().reshape(-1), delta.reshape(-1)
         inverse = flat < 0  # a unit with the inverse scale of its class: its two masses change places
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))

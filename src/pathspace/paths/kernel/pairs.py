@@ -63,6 +63,7 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
     """:func:`second_term` in the type of the given parameters, overflow or not; without those that have none."""
     with torch.inference_mode(False), torch.enable_grad():
         uses = parameter_uses(network)
+        uses.update(_in_both_factors(network))
         wide = all_widened(source, network.parameters)
         q = {n: p.detach().square().requires_grad_() for n, p in wide.items()}
         # q = q_0 f at f = 1: derivatives in the factor f have no scale, where d^2G/dq^2 may leave the type though q
@@ -106,6 +107,25 @@ def parameter_uses(network: Network) -> Counter[str]:
                 else:
                     count[names[slot]] += 1
     return count
+
+
+def _in_both_factors(network: Network) -> set[str]:
+    """The parameters that a path may meet twice because activations are multiplied that both depend on them."""
+    if not network.tape.product:
+        return set()
+    names = [leaf.name for leaf in network.tape.leaves if leaf.kind == "parameter"]
+    before = {
+        leaf.slot: 1 << names.index(leaf.name) for leaf in network.tape.leaves if leaf.kind == "parameter"
+    }
+    both = 0  # sets of parameters, as the bits of a number
+    for instruction in network.tape.instructions:
+        first, *others = [before.get(slot, 0) for slot in instruction.inputs]
+        if instruction.form == "product":
+            both |= first & others[0] if others else first
+        for other in others:
+            first |= other
+        before.update(dict.fromkeys(instruction.outputs, first))
+    return {name for i, name in enumerate(names) if both >> i & 1}
 
 
 def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor | None:

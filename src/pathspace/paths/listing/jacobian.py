@@ -148,7 +148,7 @@ def degrees_of_freedom(
         return path_rank(torch.cat([J.flatten(0, 1) for J in found]))
     graph = reduction_graph(network)
     used = used_edges(network, graph)
-    ends = torch.cat([graph.source[used].abs(), graph.target[used].abs()])
+    ends = graph.factors(torch.cat([graph.source[used], graph.target[used]])).abs().flatten()
     return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
 
 
@@ -185,8 +185,8 @@ def dead_units(network: Network, data: Any) -> Tensor:
     gradients = torch.autograd.grad(torch.as_tensor(total), list(parameters.values()), materialize_grads=True)
     flows = graph.flatten(dict(zip(parameters, gradients, strict=True))) != 0
     alive = torch.zeros(graph.num_classes + 1, dtype=torch.bool)
-    leaving = torch.cat([graph.source[flows].clamp(min=0), (-graph.target[flows]).clamp(min=0)])
-    alive[leaving] = True
+    leaving = torch.cat([graph.factors(graph.source[flows]), graph.factors(-graph.target[flows])], -1)
+    alive[leaving.clamp(min=0)] = True
     return ~alive[1:]
 
 

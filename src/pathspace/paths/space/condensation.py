@@ -11,11 +11,12 @@ Letters: C number of unit classes, c one of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from pathspace.network import EdgeLabels, Network
+from pathspace.network import Network
 
 
 def cover(nodes: Tensor, num_classes: int) -> Tensor:
@@ -41,7 +42,9 @@ def condensation(network: Network) -> tuple[Tensor, Tensor]:
     successors: list[list[int]] = [[] for _ in range(size)]
     for labels in network.edges.values():
         if not labels.bias:
-            _add_edges(successors, labels, network.num_classes)
+            sources, targets = (_factors(network, t.cpu()) for t in (labels.source, labels.target))
+            for source, target in product(sources, targets):
+                _add_edges(successors, source, target, network.num_classes)
     component = _components(successors)
     # components are numbered in an order in which every edge leads to a smaller number
     level = [0] * (max(component) + 1)
@@ -57,8 +60,17 @@ def condensation(network: Network) -> tuple[Tensor, Tensor]:
     return of_node, levels
 
 
-def _add_edges(successors: list[list[int]], labels: EdgeLabels, num_classes: int) -> None:
-    source, target = labels.source.cpu(), labels.target.cpu()
+def _factors(network: Network, labels: Tensor) -> list[Tensor]:
+    """The labels of the classes whose scales are multiplied, one after the other; 0 where there are no more."""
+    count, table = network.num_classes, network.monomials.cpu()
+    beyond = labels.abs() > count
+    result = [torch.where(beyond, 0, labels)]
+    for column in table.t() if bool(beyond.any()) else ():
+        result.append(torch.where(beyond, column[(labels.abs() - 1 - count).clamp(min=0)] * labels.sign(), 0))
+    return result
+
+
+def _add_edges(successors: list[list[int]], source: Tensor, target: Tensor, num_classes: int) -> None:
     varying = [{d for d, n in enumerate(reversed(t.shape)) if n > 1} for t in (source, target)]
     for start, end in ((source, target), (-target, -source)):
         start, end = cover(start, num_classes), cover(end, num_classes)

@@ -35,11 +35,12 @@ class ReductionGraph:
         names: the parameters, in the order in which their elements are numbered.
         shapes: their shapes.
         source: node at the start of every edge, int64 ``[E]``: 0 fixed, 1 + c class c, -(1 + c) a unit whose scale is
-            the inverse of that of class c (only where one matrix is used both ways round).
+            the inverse of that of class c (where one matrix is used both ways round, and of queries and keys).
         target: node at the end of every edge, likewise.
         bias: which edges come from the bias node, bool ``[E]``.
         num_classes: how many unit classes there are.
         class_names: where each was made.
+        monomials: the factors of the scales of products, nodes 1 + C + k with C classes (see :class:`Network`).
     """
 
     names: tuple[str, ...]
@@ -49,6 +50,7 @@ class ReductionGraph:
     bias: Tensor
     num_classes: int
     class_names: tuple[str, ...]
+    monomials: Tensor
 
     @property
     def num_edges(self) -> int:
@@ -111,11 +113,15 @@ class ReductionGraph:
 
     def entering(self, unit_class: int) -> Tensor:
         """Numbers of the edges whose weight is multiplied by the scale of a class; self-loops too."""
-        return ((self.target == unit_class + 1) | (self.source == -unit_class - 1)).nonzero().flatten()
+        into = (self.factors(self.target) == unit_class + 1) | (self.factors(self.source) == -unit_class - 1)
+        return into.any(0).nonzero().flatten()
 
     def leaving(self, unit_class: int) -> Tensor:
         """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
-        return ((self.source == unit_class + 1) | (self.target == -unit_class - 1)).nonzero().flatten()
+        out_of = (self.factors(self.source) == unit_class + 1) | (
+            self.factors(self.target) == -unit_class - 1
+        )
+        return out_of.any(0).nonzero().flatten()
 
     @with_tables_on_the_cpu
     def exponents(self) -> Tensor:
@@ -125,9 +131,22 @@ class ReductionGraph:
         """
         result = torch.zeros(self.num_edges, self.num_classes + 1, dtype=torch.float64)
         edges = torch.arange(self.num_edges)
-        for node, sign in ((self.target, 1.0), (self.source, -1.0)):
-            result.index_put_((edges, node.abs()), sign * node.sign().double(), accumulate=True)
+        for nodes, sign in ((self.target, 1.0), (self.source, -1.0)):
+            for node in self.factors(nodes):
+                result.index_put_((edges, node.abs()), sign * node.sign().double(), accumulate=True)
         return result[:, 1:]
+
+    @cached_property
+    def single(self) -> Tensor:
+        """Which edges have one class, or none, at either end, and no product of them, bool ``[E]``."""
+        return torch.maximum(self.source.abs(), self.target.abs()) <= self.num_classes
+
+    def factors(self, nodes: Tensor) -> Tensor:
+        """The classes whose scales make those of nodes, as nodes, padded with 0; int64 ``[n, *nodes.shape]``."""
+        single = torch.zeros(self.num_classes + 1, self.monomials.shape[1], dtype=torch.long)
+        single[:, 0] = torch.arange(self.num_classes + 1)
+        table = torch.cat([single, self.monomials])
+        return (table[nodes.abs()] * nodes.sign()[..., None]).movedim(-1, 0)
 
 
 @with_tables_on_the_cpu
@@ -164,4 +183,5 @@ def reduction_graph(network: Network) -> ReductionGraph:
         bias=torch.cat(biases),
         num_classes=network.num_classes,
         class_names=network.class_names,
+        monomials=network.monomials.cpu(),
     )

@@ -110,7 +110,7 @@ class Skeleton:
                 raise ValueError(f"skeleton edge {edge} is on no path from an input to an output")
             ends = graph.source[number], graph.target[number]
             for start, end in (ends, (-ends[1], -ends[0])):
-                if int(cover(end, c)) == node:
+                if graph.single[number] and int(cover(end, c)) == node:
                     edges[node], starts[node] = number, cover(start, c)
             if edges[node] < 0:
                 way, name = ("enter", "incoming") if node <= c else ("leave", "outgoing")
@@ -147,7 +147,8 @@ class Skeleton:
     def tied(self) -> Tensor:
         """Which classes have units of the inverse scale, bool ``[C]``: no pair of forests serves both directions."""
         tied = torch.zeros(self.num_classes + 1, dtype=torch.bool)
-        for ends in (self.graph.source, self.graph.target):
+        for nodes in (self.graph.source, self.graph.target):
+            ends = self.graph.factors(nodes)
             tied[-ends[ends < 0]] = True
         return tied[1:]
 
@@ -210,9 +211,9 @@ def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generato
         A_c = w_e A_u  for e = I(c) = (u -> c),   A = 1 at inputs
         B_c = w_e B_v  for e = O(c) = (c -> v),   B = 1 at outputs
 
-    Zero weights, weights on no path (see :func:`used_edges`), biases, and recurrent edges (between classes of one
-    cycle) are never taken. Residual blocks are cycles of the stream that they read and add to; classes of such a cycle
-    that no edge joins to the outside take an edge of it.
+    Zero weights, weights on no path (see :func:`used_edges`), biases, recurrent edges (between classes of one cycle),
+    and edges at units whose scale is a product of scales are never taken. Residual blocks are cycles of the stream that
+    they read and add to; classes of such a cycle that no edge joins to the outside take an edge of it.
 
     - ``"largest"`` maximizes the sizes of A_c and B_c for every class at once. All products that lead to a
       class change by its own scale under node-wise rescaling, so this choice, unlike that of the largest weight, does
@@ -279,9 +280,10 @@ class _Arcs:
     @staticmethod
     def of(graph: ReductionGraph, network: Network) -> _Arcs:
         component, level = condensation(network)
-        ways = [(graph.source, graph.target), (-graph.target, -graph.source)]
+        source, target = (torch.where(graph.single, nodes, 0) for nodes in (graph.source, graph.target))
+        ways = [(source, target), (-target, -source)]
         start, end = (torch.cat([cover(w[i], graph.num_classes) for w in ways]) for i in (0, 1))
-        usable = used_edges(network, graph) & ~graph.bias
+        usable = used_edges(network, graph) & ~graph.bias & graph.single
         number = ((end > 0) & (start != end) & usable.repeat(2)).nonzero().flatten()
         inside = component[start] == component[end]
         # an edge inside a cycle serves only classes that none from outside reaches

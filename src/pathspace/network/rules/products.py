@@ -1,0 +1,170 @@
+"""Products of single elements: with a constant, an input or a parameter, and of two activations.
+
+The scale of a product of activations is the product of their scales, s_y = s_a s_b, and so is its path mass,
+gamma_y^2 = gamma_a^2 gamma_b^2: a path of the product is a path of each factor, and its value the product of theirs.
+Powers are products of a value with itself. Where neither factor has a scale, as in a loss written out, nothing would be
+won: the network is cut.
+
+kappa = dG/dp^2 stays equivariant. With y = a b, whose mass transforms by s_a^2 s_b^2, the derivative of G in gamma_y^2
+transforms by 1 / (s_a s_b)^2, and that in gamma_a^2, which is gamma_b^2 times as large, by 1 / s_a^2, as for any unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.rules.elementwise import IN_PLACE, finish, number
+from pathspace.network.trace.lattice import DEGREE
+from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import WILD, without_repeats
+from pathspace.network.trace.values import Value
+
+
+def multiply(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    x: Any,
+    y: Any,
+    *,
+    rounding_mode: str | None = None,
+) -> Tensor:
+    """A product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
+    if rounding_mode is not None:
+        recorder.no_rule(name, ROUNDED)
+    a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
+    if "div" in name:
+        if b is not None and a is not None and b.kind == "input":
+            return _by_input(recorder, name, (x, y), a, b)
+        if b is not None:
+            advice = "Multiply by a parameter" if b.kind == "parameter" else None
+            recorder.no_rule(
+                name, "it divides by a traced tensor, which is not positively homogeneous", advice
+            )
+        return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
+    if a is None or b is None:
+        traced, constant = (x, y) if a is not None else (y, x)
+        constant = constant if isinstance(constant, Tensor) else number(constant)
+        weighs = recorder.value(traced).kind == "parameter" and name not in IN_PLACE
+        if (
+            weighs and constant.numel() > 1 and not bool(constant.any())
+        ):  # a gain at the start of a recurrence
+            return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
+        return scaled(recorder, name, traced, (x, y), constant)
+    kinds = {a.kind, b.kind}
+    if kinds <= {"input", "buffer"}:
+        return recorder.preprocess(func, (x, y), {}, [a, b])
+    if "parameter" in kinds and kinds != {"parameter"}:
+        weight, other = (a, b) if a.kind == "parameter" else (b, a)
+        if other.kind == "buffer":
+            labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+            return finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
+        return learned_scale(recorder, name, (x, y), other, weight)
+    if "buffer" in kinds:
+        activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
+        labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
+        return finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
+    if "input" in kinds:
+        return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
+    if kinds == {"parameter"}:
+        recorder.no_rule(
+            name,
+            "it multiplies two parameters: what they make is no parameter, so no set of edges",
+            "Apply them to the activations one after the other",
+        )
+    if recorder.strict or not (_has_scale(recorder, a) or _has_scale(recorder, b)):
+        recorder.no_rule(name, GATED)
+    labels = recorder.scales.product(a.labels, b.labels, recorder.where(name))
+    return finish(recorder, name, torch.mul, (x, y), (a, b), labels, form="product")
+
+
+def power(
+    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, exponent: Any = 2
+) -> Tensor:
+    """``x ** k`` of an activation, k a positive whole number."""
+    del func
+    value, whole = (
+        recorder.value(input),
+        isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1),
+    )
+    if value.kind != "hidden" or not whole or recorder.strict or not _has_scale(recorder, value):
+        recorder.no_rule(name, BOUNDED)
+    count, labels = int(exponent), value.labels
+    for _ in range(count - 1):
+        labels = recorder.scales.product(labels, value.labels, recorder.where(name))
+
+    def squared(h: Tensor) -> Tensor:
+        return math.prod([h] * (count - 1), start=h)
+
+    return finish(recorder, name, squared, (input,), (value,), labels, form="product" if count > 1 else None)
+
+
+def _has_scale(recorder: Recorder, value: Value) -> bool:
+    return bool(recorder.scales.resolve(without_repeats(value.labels)).any())
+
+
+def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor: Value) -> Tensor:
+    """A factor that depends on data alone, such as a mask, counts as one: all paths that it might open count."""
+    shape = torch.broadcast_shapes(value.shape, factor.shape)
+
+    def squared(t: Tensor, _: Tensor) -> Tensor:
+        return t.expand(shape)
+
+    labels = value.labels.expand(shape)
+    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind)
+
+
+def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
+    """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
+    value = recorder.value(traced)
+    square = constant.detach().double().square()
+
+    def squared(t: Tensor) -> Tensor:
+        return t * square.to(dtype=t.dtype, device=t.device)
+
+    labels = value.labels
+    if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
+        labels = torch.tensor(WILD)
+    labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
+    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
+
+
+def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
+    """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
+    shape = torch.broadcast_shapes(other.shape, weight.shape)
+    n, own = len(shape), weight.labels.dim()
+    keep = tuple(d for d in range(n) if d >= n - own and weight.shape[d - n] == shape[d])
+    source = recorder.scales.unify_over(other.labels.expand(shape), keep)
+    target = recorder.scales.fresh(source.numel(), recorder.where(name))
+    full = [shape[d] if d in keep else 1 for d in range(n)]
+    source, target = source.reshape(full), target.reshape(full)
+    recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
+    labels = recorder.scales.resolve(target).expand(shape)
+    return recorder.note_linear(finish(recorder, name, torch.mul, operands, (other, weight), labels))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
+    **dict.fromkeys(
+        [
+            "mul",
+            "mul_",
+            "multiply",
+            "__mul__",
+            "__rmul__",
+            "__imul__",
+            "div",
+            "div_",
+            "true_divide",
+            "__truediv__",
+            "__itruediv__",
+        ],
+        multiply,
+    ),
+}
