@@ -79,12 +79,41 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
             assert torch.equal(parameter, default[name])
 
 
+@pytest.mark.parametrize("name", ["relu-rnn", "tanh-rnn", "lstm"])
+def test_the_uniform_start_fills_its_range(name: str) -> None:
+    model = build_model(name, 2, 3, {"hidden": 40, "start": "uniform", "start_limit": 0.3})
+    for key, parameter in model.named_parameters():
+        if "bias" in key:
+            assert not parameter.any()
+        else:
+            assert parameter.abs().max().item() == pytest.approx(0.3, rel=0.1)
+            assert parameter.abs().max() <= 0.3
+            assert parameter.std().item() == pytest.approx(0.3 / 3**0.5, rel=0.2)
+
+
+def test_the_orthogonal_start_is_orthogonal_for_every_gate() -> None:
+    model = build_model("lstm", 2, 3, {"hidden": 6, "layers": 2, "start": "orthogonal"})
+    for key, parameter in model.named_parameters():
+        if "weight_hh" in key:
+            assert len(parameter.split(6)) == 4
+            for gate in parameter.split(6):
+                torch.testing.assert_close(gate @ gate.T, torch.eye(6))
+        assert bool(parameter.any()) is ("bias" not in key)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
         ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
-        ("lstm", {"start": "identity"}, "Unknown option 'start'"),
-        ("relu-rnn", {"start": "zero"}, "choose from default, identity, identity-recurrent"),
+        ("lstm", {"start": "identity"}, "choose from default, orthogonal, uniform"),
+        ("tanh-rnn", {"start": "identity"}, "choose from default, uniform"),
+        ("mlp", {"start": "uniform"}, "Unknown option 'start'"),
+        ("relu-rnn", {"start": "zero"}, "choose from default, identity, identity-recurrent, uniform"),
+        (
+            "lstm",
+            {"start": "uniform", "start_limit": 0},
+            "'start_limit' of the model 'lstm' is 0: give a positive",
+        ),
         ("relu-rnn", {"output": 1}, "choose from last, every"),
         ("relu-rnn", {"embedding": -1}, "a whole number from 0 on"),
         ("relu-rnn", {"layers": 0}, "a whole number from 1 on"),

@@ -4,6 +4,7 @@ import pytest
 
 from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import preset
 
@@ -45,9 +46,30 @@ def test_methods_bring_their_own_models_along() -> None:
     ]
 
 
+def test_a_method_may_have_options_of_its_own() -> None:
+    own = {"lstm-adam": {"hidden": 3, "start": "orthogonal"}, "tanh-adam": {"hidden": 9}}
+    settings = settings_from(
+        ("a recipe", {"methods": ["adam", "lstm-adam"], "starts": ["default"], "method_options": own}),
+        ("another", {"model_options": {"hidden": 7, "start": "uniform", "start_limit": 0.2}}),
+    )
+    assert settings.model_of("adam") == ("relu-rnn", {"hidden": 7, "start": "uniform", "start_limit": 0.2})
+    assert settings.model_of("lstm-adam") == ("lstm", {"hidden": 3, "start": "orthogonal"})
+
+
+@pytest.mark.parametrize("size", ["paper-ptb", "paper-text8"])
+def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
+    settings = settings_from(*load_recipe("char-lm").layers(size))
+    hidden = {name: settings.model_of(name)[1]["hidden"] for name in settings.methods}
+    assert hidden.pop("lstm-adam") == 1024
+    assert set(hidden.values()) == {2048}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"method_options": {"lstm": {}}}, "Unknown method 'lstm' in the setting 'method_options'"),
+        ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
+        ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
         ({"epoch": 3}, "Unknown setting 'epoch' in a test: choose from task, task_options"),
         ({"epochs": 0}, "'epochs' is 0: give a whole number from 1 on"),
         ({"seeds": 2.0}, "'seeds' is 2.0: give a whole number"),
@@ -88,7 +110,7 @@ def test_methods_bring_their_own_models_along() -> None:
                 "starts": ["default"],
                 "model_options": {"start": "identity"},
             },
-            "Unknown option 'start' in model_options of the model 'tanh-rnn'",
+            "Unknown value 'identity' in the option 'start' of the model 'tanh-rnn': choose from default, uniform",
         ),
         (
             {"methods": ["lstm-sgd"], "starts": ["default"], "model_options": {"width": 3}},

@@ -34,7 +34,8 @@ def test_the_recipe_has_a_method_for_every_cell() -> None:
     assert wanted <= set(METHODS)
     for size in recipe.sizes:
         settings = settings_from(*recipe.layers(size))
-        assert wanted == set(settings.methods)
+        left_out = set() if size == "small" else {"natural"}  # which is affordable on a small network
+        assert wanted - left_out == set(settings.methods)
         assert settings.starts == ("balanced", "rescaled")
 
 

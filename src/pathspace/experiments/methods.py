@@ -110,6 +110,34 @@ def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
     return MuonAdamW(model.parameters(), hyper.learning_rate, weight_decay=hyper.weight_decay)
 
 
+def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+    from pathspace.experiments.natural import NaturalGradient
+
+    return NaturalGradient(
+        model,
+        network,
+        hyper.learning_rate,
+        hyper.momentum,
+        hyper.weight_decay,
+        hyper.damping,
+        hyper.clip_norm,
+    )
+
+
+def _as_printed(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+    """Return the builder of an optimizer with a paper's rule: of the settings it takes rate and decay alone."""
+
+    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+        import pathspace.optim
+
+        rate, decay = hyper.learning_rate, hyper.weight_decay
+        return getattr(pathspace.optim, name)(
+            model.parameters(), network, lr=rate, weight_decay=decay, **options
+        )
+
+    return build
+
+
 def _in_path_space(
     name: str, *, least_damping: float = 0.0, clips: str = "clip_norm", **options: Any
 ) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
@@ -171,6 +199,11 @@ def _path(label: str, about: str, name: str, learning_rate: float, **options: An
         invariant=True,
         learning_rate=learning_rate,
     )
+
+
+def _published(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
+    build = _as_printed(name, **options)
+    return Method(label, about, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
 
 
 def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> Method:
@@ -257,6 +290,35 @@ _BASIS = {
         learning_rate=0.003,
     ),
 }
+_RAW_KAPPA: dict[str, Any] = {"normalization": "none", "refresh_every": 1, "damping": 0.0}
+_RAW_PATHS: dict[str, Any] = {"skeleton": "cyclic", "units": "none", "clamp": None}
+_PUBLISHED = {  # beside the rows above: what fails, and why ours differ
+    "path-sgd-published": _published(
+        "Path-SGD, as printed",
+        "g / kappa with kappa as it is, fresh at every step",
+        "PathSGD",
+        0.001,
+        **_RAW_KAPPA,
+    ),
+    "path-sgd-published-both": _published(
+        "Path-SGD, both terms, as printed",
+        "the same, with the second term of kappa",
+        "PathSGD",
+        0.001,
+        **_RAW_KAPPA,
+        second_term=True,
+    ),
+    "g-sgd-published": _published(
+        "G-SGD, as printed",
+        "the cyclic skeleton, no units, no bound on R",
+        "GSGD",
+        1e-6,
+        **_RAW_PATHS,
+    ),
+    "g-adam-published": _published(
+        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, **_RAW_PATHS
+    ),
+}
 _BALANCED = {
     "balanced-sgd": _balanced("SGD", _sgd, 0.1, "sgd"),
     "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
@@ -307,12 +369,21 @@ _DATA = {
         0.03,
         least_damping=0.01,
     ),
+    "natural": Method(
+        "natural gradient",
+        "along M whole, by conjugate gradients; fifty times a step of SGD",
+        _natural,
+        clips_itself=True,
+        invariant=True,
+        learning_rate=0.03,
+    ),
 }
 
 GROUPS: dict[str, dict[str, Method]] = {
     "On the weights as they are; none is blind to scales": _PLAIN,
     "In the path metric; blind to scales": _PATH,
     "On basis paths; blind to scales": _BASIS,
+    "The papers' rules as printed: no momentum, no damping, no clipping; blind to scales": _PUBLISHED,
     "Balanced once, then on the weights; blind to the scales of the start": _BALANCED,
     "On other models and starts that papers compare with": _OTHER_MODELS,
     "SGD on the network normalized by a measure of its nodes; for feed-forward models": _NORMALIZED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,9 +18,13 @@ from pathspace.nn import LanguageModel, RecurrentCNN
 
 CHOICES = {
     "output": ("last", "every"),
-    "start": ("default", "identity", "identity-recurrent"),
     "tied": (True, False),
     "gate": ("swiglu", "squared-relu"),
+}
+STARTS = {  # of the models that have the option
+    "relu-rnn": ("default", "identity", "identity-recurrent", "uniform"),
+    "tanh-rnn": ("default", "uniform"),
+    "lstm": ("default", "orthogonal", "uniform"),
 }
 PROBABILITIES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
 MAY_BE_ZERO = ("embedding",)
@@ -51,6 +56,29 @@ class Recurrent(nn.Module):
         self.rnn = layers(embedding or input_size)
         self.readout = nn.Linear(self.rnn.hidden_size, output_size)
 
+    @torch.no_grad()
+    def start_at(self, start: str, limit: float) -> None:
+        """Replace PyTorch's initialisation.
+
+        Args:
+            start: `"default"` keeps it; `"uniform"`: U[-limit, limit] for weights, zero for biases; `"orthogonal"`:
+                every recurrent matrix of a gate orthogonal, biases zero, the rest as it is; for the others see
+                `ReluRNN`.
+            limit: Of the uniform start.
+        """
+        if start == "default":
+            return
+        for name, parameter in self.named_parameters():
+            if "bias" in name:
+                parameter.zero_()
+            elif start == "uniform":
+                parameter.uniform_(-limit, limit)
+            elif "weight_hh" in name:
+                for gate in parameter.split(parameter.shape[1]):
+                    gate.copy_(torch.eye(len(gate))) if start != "orthogonal" else nn.init.orthogonal_(gate)
+            elif start == "identity" and not name.startswith("embedding"):
+                parameter.normal_(0.0, IDENTITY_DEVIATION)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
         if self.embedding is not None:
@@ -73,7 +101,9 @@ class ReluRNN(Recurrent):
         output: Whether the last step is read or every one.
         start: PyTorch's initialisation, or the identity for recurrent weights, zero for biases and N(0, 0.001^2) for
             all others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015). Or `"identity-recurrent"`: the identity and
-            zero biases, and input and output weights as PyTorch initialises them.
+            zero biases, and input and output weights as PyTorch initialises them. Or `"uniform"`: U[-r, r] for
+            weights, zero for biases.
+        start_limit: r of the uniform start.
     """
 
     def __init__(
@@ -85,7 +115,8 @@ class ReluRNN(Recurrent):
         layers: int = 1,
         embedding: int = 0,
         output: Literal["last", "every"] = "last",
-        start: Literal["default", "identity", "identity-recurrent"] = "default",
+        start: Literal["default", "identity", "identity-recurrent", "uniform"] = "default",
+        start_limit: float = 0.1,
     ) -> None:
         super().__init__(
             lambda size: nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True),
@@ -94,18 +125,7 @@ class ReluRNN(Recurrent):
             embedding,
             output,
         )
-        if start != "default":
-            self._start_at_identity(small=start == "identity")
-
-    @torch.no_grad()
-    def _start_at_identity(self, *, small: bool) -> None:
-        for name, parameter in self.named_parameters():
-            if "weight_hh" in name:
-                parameter.copy_(torch.eye(len(parameter)))
-            elif "bias" in name:
-                parameter.zero_()
-            elif small and not name.startswith("embedding"):
-                parameter.normal_(0.0, IDENTITY_DEVIATION)
+        self.start_at(start, start_limit)
 
 
 class TanhRNN(Recurrent):
@@ -120,6 +140,8 @@ class TanhRNN(Recurrent):
         layers: int = 1,
         embedding: int = 0,
         output: Literal["last", "every"] = "last",
+        start: Literal["default", "uniform"] = "default",
+        start_limit: float = 0.1,
     ) -> None:
         super().__init__(
             lambda size: nn.RNN(size, hidden, layers, nonlinearity="tanh", batch_first=True),
@@ -128,12 +150,14 @@ class TanhRNN(Recurrent):
             embedding,
             output,
         )
+        self.start_at(start, start_limit)
 
 
 class LSTM(Recurrent):
     """An LSTM, which cannot be rescaled; for `hidden` and the others see `ReluRNN`.
 
-    It has four times the recurrent weights of an RNN with as many units.
+    It has four times the recurrent weights of an RNN with as many units. The start may be `"orthogonal"`, in the
+    recurrent weights of every gate, with zero biases, or `"uniform"`.
     """
 
     def __init__(
@@ -145,6 +169,8 @@ class LSTM(Recurrent):
         layers: int = 1,
         embedding: int = 0,
         output: Literal["last", "every"] = "last",
+        start: Literal["default", "orthogonal", "uniform"] = "default",
+        start_limit: float = 0.1,
     ) -> None:
         super().__init__(
             lambda size: nn.LSTM(size, hidden, layers, batch_first=True),
@@ -153,6 +179,7 @@ class LSTM(Recurrent):
             embedding,
             output,
         )
+        self.start_at(start, start_limit)
 
 
 class MLP(nn.Module):
@@ -312,13 +339,20 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
         raise unknown_name("model", name, MODELS, "the setting 'model'")
     check_options(MODELS[name], options, f"model_options of the model {name!r}")
     for option, value in options.items():
-        if option in CHOICES:
-            if value not in CHOICES[option]:
+        choices = STARTS[name] if option == "start" else CHOICES.get(option)
+        if choices is not None:
+            if value not in choices:
                 where = f"the option {option!r} of the model {name!r}"
-                raise unknown_name("value", str(value), map(str, CHOICES[option]), where)
+                raise unknown_name("value", str(value), map(str, choices), where)
             if name in OF_SYMBOLS and value == "last":
                 raise ConfigurationError(
                     f"The model {name!r} answers at every step: set {option!r} to 'every'."
+                )
+            continue
+        if option == "start_limit":
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise ConfigurationError(
+                    f"The option {option!r} of the model {name!r} is {value!r}: give a positive number."
                 )
             continue
         if option in PROBABILITIES:

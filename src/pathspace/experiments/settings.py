@@ -35,6 +35,7 @@ class Settings:
         task_options: What the task's `build` takes.
         model: A name in `models.MODELS`.
         model_options: What the model takes.
+        method_options: By name of a method, options of the model for this method alone, laid over `model_options`.
         methods: Names in `methods.METHODS`, in the order of the table.
         starts: Names in `starts.STARTS`; differences are measured against the first one.
         shared_rates: Whether another start, where it prefers a rate of its own, runs at the first start's rate too.
@@ -72,6 +73,7 @@ class Settings:
     task_options: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu-rnn"
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     methods: tuple[str, ...] = MAIN_METHODS
     starts: tuple[str, ...] = ("balanced", "rescaled")
     shared_rates: bool = True
@@ -107,6 +109,10 @@ class Settings:
             raise _wrong("baselines", self.baselines, "some of the methods")
         for name in self.methods:
             method(name)
+        for name, options in self.method_options.items():
+            method(name, "the setting 'method_options'")
+            if not isinstance(options, Mapping):
+                raise _wrong("method_options", options, f"a table of model options for {name!r}")
         if self.clip_step and not any(method(name).clips_steps for name in self.methods):
             raise ConfigurationError(
                 f"None of the methods {', '.join(self.methods)} has a bound clip_step (the option --clip-step): leave "
@@ -123,14 +129,15 @@ class Settings:
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the model that a method trains, and its options.
 
-        A model that the method brings along gets those options of the settings that it takes: `start` is one of ReLU
-        networks, and says nothing to an LSTM beside them.
+        A model that the method brings along gets those options of the settings that it takes; but for `start`, which is
+        one of the settings' own model: the identity says nothing to an LSTM beside ReLU networks.
         """
         chosen = method(name)
         model, common = chosen.model or self.model, dict(self.model_options)
         if model != self.model:
-            common = {option: value for option, value in common.items() if option in options_of(model)}
-        return model, {**common, **chosen.model_options}
+            kept = set(options_of(model)) - {"start", "start_limit"}
+            common = {option: value for option, value in common.items() if option in kept}
+        return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
 
     def _check_model_of(self, name: str) -> None:
         model, options = self.model_of(name)

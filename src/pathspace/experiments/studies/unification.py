@@ -40,6 +40,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "(D + C) / 2": ("ddp-norm-centred", "ddp-sgd-centred"),
     "M": ("moment-norm", "diagonal-natural"),
     "M, quasi-diagonal": ("", "quasi-diagonal"),
+    "M, whole": ("", "natural"),
     "C": ("batch-norm", "covariance-sgd"),
 }
 
