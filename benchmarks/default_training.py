@@ -108,17 +108,21 @@ def finished(path: Path, steps: int) -> dict[tuple[str, str, int], dict[str, Any
 
 
 def table(runs: list[dict[str, Any]], tasks: list[str]) -> str:
-    """First and last losses in Markdown; a run that was lost stands in bold."""
-    cells: dict[str, dict[str, str]] = {}
+    """First and last losses of every seed in Markdown; a run that was lost stands in bold."""
+    cells: dict[str, dict[str, list[str]]] = {}
     for one in runs:
-        cell = f"{one['first']} to {one['last']}"
-        lost = one["lost_at"]
-        cells.setdefault(one["method"], {})[one["task"]] = (
-            cell if lost is None else f"**lost at {lost}: {cell}**"
-        )
+        cell, lost = f"{one['first']} to {one['last']}", one["lost_at"]
+        shown = cell if lost is None else f"**lost at {lost}: {cell}**"
+        cells.setdefault(one["method"], {}).setdefault(one["task"], []).append(shown)
     lines = ["| method | " + " | ".join(tasks) + " |", "| --- " * (len(tasks) + 1) + "|"]
     return "\n".join(
-        [*lines, *(f"| {m} | " + " | ".join(c.get(t, "") for t in tasks) + " |" for m, c in cells.items())]
+        [
+            *lines,
+            *(
+                f"| {m} | " + " | ".join("; ".join(c.get(t, ())) for t in tasks) + " |"
+                for m, c in cells.items()
+            ),
+        ]
     )
 
 

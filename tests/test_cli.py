@@ -390,6 +390,18 @@ def test_a_bound_on_the_step_mends_a_rate_that_diverges_and_is_what_the_error_pr
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("name", ["path-sgd-short", "diagonal-natural"])
+def test_a_bound_on_the_step_stands_in_the_place_of_the_clipping_norm(name: str, tmp_path: Path) -> None:
+    """Of methods whose steps the clipping norm bounds."""
+    arguments = ["train", *TINY, "--method", name, "--quiet"]
+    for where, more in {"plain": [], "long": ["--clip-step", "1"], "short": ["--clip-step", "1e-9"]}.items():
+        result = call(*arguments, *more, "--output", str(tmp_path / where))
+        assert (result.exit_code, result.stderr) == (0, "")
+    plain, long, short = ((tmp_path / w / "curves.csv").read_text() for w in ("plain", "long", "short"))
+    assert plain == long != short  # the task's clipping norm is 1
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
     result = call("train", *TINY, "--quiet", "--output", str(tmp_path))
     assert (result.exit_code, result.stderr) == (0, "")

@@ -23,7 +23,8 @@ class Hyperparameters:
 
     Attributes:
         learning_rate: From the grid.
-        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates.
+        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates, and the
+            quasi-diagonal natural gradient takes none.
         clip_norm: Largest norm of a step's gradient; None does not clip.
         clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; None sets no bound.
         weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
@@ -149,7 +150,8 @@ def _in_path_space(
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
         import pathspace.optim
 
-        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD", "QuasiDiagonal") else {}
+        # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
+        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
         return getattr(pathspace.optim, name)(
             model.parameters(),
             network,
@@ -157,8 +159,9 @@ def _in_path_space(
             weight_decay=hyper.weight_decay,
             refresh_every=hyper.refresh_every,
             damping=max(hyper.damping, least_damping),
-            **{clips: hyper.clip_norm},
-            **({} if hyper.clip_step is None else {"clip_step": hyper.clip_step}),
+            **(
+                {clips: hyper.clip_norm} | ({} if hyper.clip_step is None else {"clip_step": hyper.clip_step})
+            ),
             **momentum,
             **options,
         )
@@ -357,14 +360,28 @@ _DATA = {
         "DDP-SGD, C and D", "along half C, half D", "DDPSGD", 0.1, alpha=0.5, **_COVARIANCE
     ),
     "diagonal-natural": _path(
-        "diagonal natural gradient", "along M alone", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_MOMENT
+        "diagonal natural gradient",
+        "along M alone",
+        "DDPSGD",
+        0.1,
+        alpha=1.0,
+        least_damping=0.01,
+        clips="clip_step",
+        **_MOMENT,
     ),
     "covariance-sgd": _path(
-        "descent along C", "along C alone", "DDPSGD", 0.1, alpha=1.0, least_damping=0.01, **_COVARIANCE
+        "descent along C",
+        "along C alone",
+        "DDPSGD",
+        0.1,
+        alpha=1.0,
+        least_damping=0.01,
+        clips="clip_step",
+        **_COVARIANCE,
     ),
     "quasi-diagonal": _path(
         "quasi-diagonal natural gradient",
-        "along M, with the column of the bias beside its diagonal",
+        "along M, with the column of the bias beside its diagonal; without momentum",
         "QuasiDiagonal",
         0.03,
         least_damping=0.01,
