@@ -22,6 +22,11 @@ if ps.nn.RNN(1, 1, nonlinearity="relu").kernel.startswith("torch"):
     pytest.skip("no loops for this processor", allow_module_level=True)
 
 
+@pytest.fixture(autouse=True)
+def _any_number_of_steps(monkeypatch):
+    monkeypatch.setattr("pathspace.nn.rnn.FEWEST", 1)
+
+
 def pair(*sizes: int, **options) -> tuple[ps.nn.RNN, nn.RNN]:
     """A layer, and PyTorch's with the same parameters."""
     fast = ps.nn.RNN(*sizes, nonlinearity="relu", **options)
@@ -327,7 +332,7 @@ def test_refuses_what_pytorch_refuses():
         assert messages[0] == messages[1]
 
 
-def test_tells_why_it_runs_as_pytorch():
+def test_tells_why_it_runs_as_pytorch(monkeypatch):
     x = torch.randn(4, 2, 3)
     assert "tanh" in ps.nn.RNN(3, 4).kernel
     assert "bfloat16" in ps.nn.RNN(3, 4, nonlinearity="relu", dtype=torch.bfloat16).kernel

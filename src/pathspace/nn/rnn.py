@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-LARGEST = 512
-"""Units above which the products of PyTorch are the faster ones."""
+FEWEST, LARGEST = 6, 512
+"""Steps below which, and units above which PyTorch is the faster one."""
 
 
 class RNN(nn.RNN):
@@ -33,8 +33,9 @@ class RNN(nn.RNN):
 
     The loops need Numba (``pip install 'pathspace[fast]'``) and a processor with AVX2. Where they do not apply, the
     layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
-    units, for second derivatives, and under ``torch.func``, ``torch.compile``, ``torch.export``, ``torch.jit.trace``,
-    autocast and whatever else looks at operations, as ``pathspace.trace`` does. :attr:`kernel` says which it was.
+    units or fewer than 6 steps, for second derivatives, and under ``torch.func``, ``torch.compile``, ``torch.export``,
+    ``torch.jit.trace``, autocast and whatever else looks at operations, as ``pathspace.trace`` does. :attr:`kernel`
+    says which it was.
 
     States are saved for the gradient as they are returned: to change them in place before the gradient is computed
     (``nn.Dropout(inplace=True)``) is refused by autograd.
@@ -112,7 +113,7 @@ class RNN(nn.RNN):
             x = torch.cat(states, -1) if self.bidirectional else states[0]
             if self.dropout and layer + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout, self.training)
-        return x, torch.stack(last)
+        return x, torch.cat(last) if len(last) > 1 else last[0]
 
     def _refusal(self) -> str | None:
         """Why no call of this layer may run in the compiled loops."""
@@ -140,14 +141,19 @@ class RNN(nn.RNN):
         if [t.shape for t in weights] != self._shapes():  # type: ignore[union-attr]
             return "the parameters have other shapes than they began with"
         if batch_sizes is not None:
-            fits, rows = x.dim() == 2 and batch_sizes.sum() == len(x), (int(batch_sizes[0]),)
+            fits, steps, rows = (
+                x.dim() == 2 and batch_sizes.sum() == len(x),
+                len(batch_sizes),
+                (int(batch_sizes[0]),),
+            )
         else:
+            steps = x.shape[x.dim() == 3 and self.batch_first]
             fits, rows = x.dim() in (2, 3), x.shape[1 - self.batch_first :][: x.dim() - 2]
         if not fits or x.shape[-1] != self.input_size or 0 in x.shape:
             return f"the input has the shape {list(x.shape)}"
         if start and start[0].shape != (self.num_layers * (1 + self.bidirectional), *rows, self.hidden_size):
             return f"the first states have the shape {list(start[0].shape)}"
-        return None
+        return None if steps >= FEWEST else f"{steps} steps, and PyTorch is faster below {FEWEST}"
 
     def _shapes(self) -> list[tuple[int, ...]]:
         """The shapes of all parameters."""

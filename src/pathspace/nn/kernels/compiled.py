@@ -20,9 +20,9 @@ from pathspace.nn.kernels.tile import HEAD, PRODUCT, on_its_own, tile, vector_by
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
 """Bytes of a vector on this processor; 0 if it has none that the kernel can use."""
 
-# Blocks of 6 x 4 vectors fill the 32 registers of AVX-512, 6 x 2 the 16 of AVX2.
+# Blocks of 8 x 3 vectors fit the 32 registers of AVX-512, of 6 x 2 the 16 of AVX2.
 _WIDTH = WIDTH or 32
-_VECTORS = 4 if _WIDTH == 64 else 2
+_ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (6, 2, 2)
 
 
 def _panel(vectors):
@@ -32,20 +32,20 @@ def _panel(vectors):
     def panel(unit, job, rows, column, last):
         on_its_own()  # type: ignore[call-arg]
         row = 0
-        while row + 6 <= rows:
-            tile(6, vectors, _WIDTH, unit, job, row, column, last)
-            row += 6
-        while row + 2 <= rows:
-            tile(2, vectors, _WIDTH, unit, job, row, column, last)
-            row += 2
-        if row < rows:
+        while row + _ROWS <= rows:
+            tile(_ROWS, vectors, _WIDTH, unit, job, row, column, last)
+            row += _ROWS
+        while row + _FEWER <= rows:
+            tile(_FEWER, vectors, _WIDTH, unit, job, row, column, last)
+            row += _FEWER
+        while row < rows:
             tile(1, vectors, _WIDTH, unit, job, row, column, last)
+            row += 1
 
     return panel
 
 
-_panel1, _panel2 = _panel(1), _panel(2)
-_panel3, _panel4 = (_panel(3), _panel(4)) if _VECTORS == 4 else (_panel2, _panel2)
+_panel1, _panel2, _panel3 = _panel(1), _panel(2), _panel(_VECTORS)
 
 
 @njit(error_model="numpy")
@@ -66,10 +66,8 @@ def _do(unit, size, job, rows, columns):
             _panel1(unit, address, rows, column, last)
         elif n == 2:
             _panel2(unit, address, rows, column, last)
-        elif n == 3:
-            _panel3(unit, address, rows, column, last)
         else:
-            _panel4(unit, address, rows, column, last)
+            _panel3(unit, address, rows, column, last)
         begin += n
 
 

@@ -46,7 +46,7 @@ def layer(
         reverse: whether to go from the last step to the first.
 
     Returns:
-        All states, ``[T, B, H]`` or ``[N, H]``, and the last ones, ``[B, H]``.
+        All states, ``[T, B, H]`` or ``[N, H]``, and the last ones, ``[1, B, H]``.
     """
     w_in, w_rec, b_in, b_rec = (*weights, None, None)[:4]
     return _Layer.apply(x, h0, w_in, w_rec, b_in, b_rec, batch_sizes, reverse)  # type: ignore[return-value]
@@ -164,7 +164,7 @@ def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple
         out, last = torch.rnn_relu(x, hx, *options, False)
     else:
         out, last = torch.rnn_relu(x, ctx.batch_sizes, hx, *options)
-    results = [(out[..., -H:], gradients[0]), (last[-1], gradients[1])]
+    results = [(out[..., -H:], gradients[0]), (last[-1:], gradients[1])]
     results = [(value, gradient) for value, gradient in results if gradient is not None]
     wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
     found = iter(
@@ -180,14 +180,14 @@ def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple
 
 
 def _last(out: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
-    """The last states of all sequences, copied."""
+    """The last states of all sequences, copied, ``[1, B, H]``."""
     if batch_sizes is None:
-        return out[0 if reverse else -1].clone()
+        return (out[:1] if reverse else out[-1:]).clone()
     if reverse:
-        return out[: int(batch_sizes[0])].clone()
+        return out[None, : int(batch_sizes[0])].clone()
     rows = batch_sizes.numpy()
     length = np.searchsorted(-rows, -np.arange(1, rows[0] + 1), side="right")  # steps that have the sequence
-    return out[torch.from_numpy((np.cumsum(rows) - rows)[length - 1] + np.arange(rows[0]))]
+    return out[None, torch.from_numpy((np.cumsum(rows) - rows)[length - 1] + np.arange(rows[0]))]
 
 
 def _address(matrix: Tensor | None) -> int:

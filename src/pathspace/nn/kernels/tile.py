@@ -59,7 +59,8 @@ class Block:
     def __init__(
         self, builder: Any, rows: int, vectors: int, double: bool, width: int, last: ir.Value
     ) -> None:
-        self.builder, self.rows, self.vectors, self.width = builder, rows, vectors, width
+        self.builder, self.rows, self.vectors = builder, rows, vectors
+        self.width, self.last = width, last
         self.number = ir.DoubleType() if double else ir.FloatType()
         lanes = width // (8 if double else 4)
         self.vector, self.lanes = ir.VectorType(self.number, lanes), lanes
@@ -157,7 +158,13 @@ class Block:
             b.store(value, place, align=self.number_bytes)
             return
         kind = ir.FunctionType(ir.VoidType(), [self.vector, _POINTER, _I32, self.mask.type])
-        b.call(self._function("masked.store", kind), [value, place, _I32(self.number_bytes), self.mask])
+        # a store under a mask takes a processor with AVX2 tens of cycles
+        with b.if_else(b.icmp_signed("==", self.last, ir.Constant(_I64, self.lanes))) as (whole, part):
+            with whole:
+                b.store(value, place, align=self.number_bytes)
+            with part:
+                masked = self._function("masked.store", kind)
+                b.call(masked, [value, place, _I32(self.number_bytes), self.mask])
 
 
 @intrinsic
