@@ -1,4 +1,4 @@
-"""Rounding weights to int8, one step size for each tensor: bad scales ruin it, balancing mends that."""
+"""Rounding weights to int8 and int4, one step size for each tensor: bad scales ruin it, balancing mends that."""
 
 import copy
 
@@ -50,17 +50,17 @@ for _ in range(300):
 
 model.eval()
 network = ps.trace(model, x)
-print("                        test errors of 397    change of the scores")
-print("                         float    int8          by rounding")
-scores = model(x_test)
-for title in ("as trained", "badly scaled", "balanced"):
+print("                          test errors of 397      change of the scores, %")
+print("                         float   int8   int4          int8      int4")
+scores = model(x_test).detach()
+for title in ("as trained", "badly scaled", "path", "range"):
     if title == "badly scaled":
         ps.rescaling.random_rescale_(
             network, 1 / 16, 16, powers_of_two=True, generator=torch.Generator().manual_seed(0)
         )
-    if title == "balanced":
-        ps.rescaling.balance_(network, x_test)  # raises if a score moves
-    rounded = quantized(model)(x_test)
-    wrong = [int((s.argmax(1) != y_test).sum()) for s in (model(x_test), rounded)]
-    change = (rounded - scores).norm() / scores.norm()
-    print(f"{title:22s} {wrong[0]:7d} {wrong[1]:7d} {100 * change:19.1f} %")
+    elif title != "as trained":
+        ps.rescaling.balance_(network, x_test, criterion=title)  # raises if a score moves
+    members = [model(x_test).detach(), *(quantized(model, bits)(x_test).detach() for bits in (8, 4))]
+    wrong = [int((s.argmax(1) != y_test).sum()) for s in members]
+    change = [100 * float((s - scores).norm() / scores.norm()) for s in members]
+    print(f"{title:22s} {wrong[0]:7d}{wrong[1]:7d}{wrong[2]:7d}{change[1]:14.1f}{change[2]:10.1f}")

@@ -56,6 +56,15 @@ TINY_TASKS = {
         "task_options.test_size": 200,
         "model_options.hidden": 8,
     },
+    "reproduce transformer": {
+        "task_options.length": 8,
+        "task_options.train_size": 200,
+        "task_options.validation_size": 100,
+        "task_options.test_size": 100,
+        "model_options.hidden": 8,
+        "methods": '["adamw", "path-muon"]',
+        "baselines": '["adamw"]',
+    },
     "reproduce cost": {
         "task_options.train_size": 64,
         "task_options.validation_size": 32,

@@ -9,9 +9,12 @@ from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
+from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.settings import settings_from
 from pathspace.experiments.starts import balance_once_, move_to_start
 from pathspace.experiments.symmetry import check_symmetry, representative, run_distinct
+from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
 
 Config = Callable[..., RunConfig]
@@ -36,6 +39,33 @@ def test_a_representative_is_the_same_computation(
     assert (stands == config) == (
         not (chosen.invariant and start == "rescaled") and not chosen.balances_first
     )
+
+
+@pytest.mark.parametrize("gate", ["swiglu", "squared-relu"])
+@pytest.mark.parametrize("method", load_recipe("transformer").settings["methods"])
+def test_a_transformer_trains_the_same_from_a_rescaled_start(method: str, gate: str) -> None:
+    """Every method of the recipe but the rules on the weights, to the last bit."""
+    text = torch.randint(5, (3, 200), generator=torch.Generator().manual_seed(0))
+    sizes = dict.fromkeys(("train_size", "validation_size", "test_size"), 0)
+    task = next_symbol(
+        "characters",
+        list(text),
+        Cutting(8, 0, False, sizes),
+        title="noise",
+        symbols=5,
+        kinds="symbols",
+        metric="bits per character",
+    )
+    small = {"model_options": {"hidden": 8, "layers": 2, "heads": 2, "gate": gate}, "epochs": 3}
+    settings = settings_from(*load_recipe("transformer").layers("small"), ("a test", small))
+    one, other = (
+        run(settings.run_config(method, start, 0.01, 0, evaluate_test=False), task)
+        for start in ("balanced", "rescaled")
+    )
+    assert one.diverged_at is None
+    plain = method in ("adamw", "muon")
+    assert (one.losses == other.losses) == (not plain)
+    assert one.losses[0] == other.losses[0]
 
 
 def test_factors_that_round_and_other_starts_have_no_representative(tiny_config: Config) -> None:
