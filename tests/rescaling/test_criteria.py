@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, traced
+from pathspace.rescaling.criteria import agreement, range_gap, rounded_edges
 
 CRITERIA = ["range", "activations"]
 
@@ -228,6 +229,19 @@ def test_the_sum_of_ranges_is_least_in_a_shallow_network_and_near_it_in_others(n
     ours = torch.cat(Ranges(network)(torch.zeros_like(least))).exp().sum().item()
     reached = torch.cat(at(least)).exp().sum().item()
     assert ours == pytest.approx(reached, rel=1e-3 if name == "deep" else 0.1)
+
+
+@pytest.mark.parametrize("name", ["deep", "skip"])
+def test_a_feed_forward_network_has_one_member_of_equal_ranges(name):
+    build, shape = MODELS[name]
+    torch.manual_seed(3)
+    network = scrambled(build().double(), torch.randn(*shape, dtype=torch.float64))
+    ones = torch.ones(network.num_classes, dtype=torch.float64)
+    gap = range_gap(rounded_edges(network, ones))
+    first = agreement(gap, torch.zeros_like(ones))
+    for seed in range(5):
+        start = 5 * torch.randn(len(ones), dtype=torch.float64, generator=generator(seed))
+        assert_close(agreement(gap, start), first, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["deep", "skip"])

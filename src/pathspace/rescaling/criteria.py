@@ -7,7 +7,9 @@ Multiplying what enters c by s_c > 0 and dividing what leaves it lets one side g
 has one scale at which they agree when those of its neighbours are held; all of them together are found by going half of
 the way to it again and again. That map of log s moves no two points further apart (in the largest coordinate: each of
 its coordinates is a mean of maxima and minima of others plus constants), so half steps come to a point that it leaves
-alone.
+alone. "activations" has one such point, since there distances shrink by 1 - alpha. So has "range" in a feed-forward
+network: where two differ most, the heaviest edge leads to a class at which they differ as much, and so on to an output,
+where they do not differ. Recurrences, and layers between two gains, can have several.
 
 A weight is *rounded* if it is a parameter of two dimensions or more; gains and biases are kept as they are when a
 network is quantised, and do not count.
