@@ -22,24 +22,15 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from pathspace.experiments.xor.cells import wrong_lines
 from pathspace.sequences import PCNN, SequenceModel, load, merge
 from pathspace.sequences.ensembles import fit_blend
 from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.merging import merge_parameters
 from pathspace.sequences.passes import forward
-from pathspace.sequences.tasks import TASKS, regret, xor
+from pathspace.sequences.tasks import TASKS, regret
 from pathspace.sequences.tasks.music import slips_of
 from pathspace.sequences.text import Corpus
-
-
-def xor_error(model: SequenceModel, text: str) -> float:
-    """Return the share of lines whose bit after "=" is predicted wrongly."""
-    x = model.alphabet_.encode(text)
-    corpus = Corpus.of([x], len(model.alphabet_), [xor.mask(text)])
-    bits = model.alphabet_.encode("01")
-    with threadpool_limits(1):
-        pi = forward(model.parameters_, corpus).pi
-    return xor.error_rate(pi[:, bits], (corpus.expected == bits[1]).astype(int))
 
 
 def music_slips(model: SequenceModel, bars: int, texts: int) -> list[int]:
@@ -158,7 +149,7 @@ def main() -> None:
         "settings": {name: str(value) for name, value in vars(arguments).items()},
     }
     if arguments.task == "xor":
-        figure["test_error"] = xor_error(model, test)
+        figure["test_error"] = wrong_lines(model, test)
     if arguments.task == "music":
         figure["slips_in_64_generated_bars_of_16_texts"] = music_slips(model, 64, 16)
     print(json.dumps(figure), flush=True)

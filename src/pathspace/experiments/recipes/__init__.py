@@ -49,6 +49,7 @@ NAMES = {str: "string", dict: "table", list: "list"}
 ENGINES = {
     "long-memory": "pathspace.experiments.long_memory",
     "symbols": "pathspace.experiments.symbols",
+    "xor": "pathspace.experiments.xor",
 }
 
 

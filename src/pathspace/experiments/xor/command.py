@@ -1,0 +1,94 @@
+"""`pathspace reproduce xor`: every network once, in parallel, continued where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.configuration import versions
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.published import load_published
+from pathspace.experiments.report.table import print_table
+from pathspace.experiments.storage import make_folder
+from pathspace.experiments.stored_cells import all_results, table_folder
+from pathspace.experiments.terminal import output_console
+from pathspace.experiments.xor.cells import Result, cells, compute
+from pathspace.experiments.xor.protocol import protocol_from
+from pathspace.experiments.xor.report import PAGE, as_json, write_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.recipes import Recipe
+
+NETWORKS = "networks"  # in the folder of the table, until all are done
+
+
+def reproduce(
+    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
+) -> list[Result]:
+    """Train all networks and report.
+
+    Args:
+        recipe: Its title, and its settings by size.
+        size: A size of the recipe; empty for the first one.
+        options: Settings of the command line, laid over the recipe's.
+        around: Where to write, how many processes, and whether to continue.
+
+    Raises:
+        ConfigurationError: A setting is impossible, a package is missing, or the folder holds something else.
+        KeyboardInterrupt: The user stopped; the same command continues.
+    """
+    if find_spec("numba") is None:
+        raise ConfigurationError("The package 'numba' is missing: pip install 'pathspace[sequences]'.")
+    size = size or next(iter(recipe.sizes), "")
+    protocol = protocol_from(*recipe.layers(size), options)
+    configuration = {
+        "command": "reproduce",
+        "recipe": recipe.name,
+        "size": size,
+        "protocol": protocol.as_dict(),
+        "versions": versions(),
+    }
+    with table_folder(configuration, PAGE, around) as output:
+        kept = make_folder(output / NETWORKS)
+        if around.fresh:
+            _clear(kept)
+        results = all_results(
+            cells(protocol),
+            partial(compute, protocol=protocol, folder=kept),
+            output,
+            around.processes,
+            read=Result.from_dict,
+            told=_told,
+            quiet=around.quiet,
+        )
+        published = load_published(recipe.name)
+        table = write_report(
+            protocol, results, output, title=recipe.title, configuration=configuration, published=published
+        )
+        _clear(kept)
+    if around.as_json:
+        print(json.dumps(as_json(protocol, results, configuration), indent=2, allow_nan=False))
+    else:
+        console = output_console()
+        print_table(table, console, published)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+    return results
+
+
+def _clear(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def _told(result: Result) -> str:
+    last = result.looks[-1]
+    return (
+        f"{result.cell.steps} steps, seed {result.cell.seed}: {last.wrong:.2%} wrong after {last.passes} passes, "
+        f"{result.seconds:.0f} s"
+    )

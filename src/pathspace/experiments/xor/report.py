@@ -1,0 +1,131 @@
+"""The XOR table in words, its picture after the paper's Fig. 3, and its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow
+from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.xor.cells import Result, passes_needed
+from pathspace.experiments.xor.protocol import STEPS, Protocol
+
+PAGE, FIGURE = "report.html", "xor.png"
+COLUMNS = ("steps", "seed", "learned after", "lines wrong", "on the third text", "seconds")
+
+
+def build_table(protocol: Protocol, results: Sequence[Result]) -> Table:
+    """Put the results into words, a row for each network and one for all of the same steps."""
+    rows = []
+    for steps in protocol.steps:
+        found = [result for result in results if result.cell.steps == steps]
+        for number, result in enumerate(found):
+            needed = passes_needed(result, protocol)
+            cells = (
+                steps,
+                str(result.cell.seed),
+                NOTHING if math.isinf(needed) else f"{needed:,.0f} passes",
+                f"{result.looks[-1].wrong:.2%}",
+                f"{result.test:.2%}",
+                f"{result.seconds:.0f}",
+            )
+            rows.append(TableRow(cells, {}, number == 0))
+        learned = sum(result.learned(protocol) for result in found)
+        seconds = f"{sum(result.seconds for result in found):.0f}"
+        rows.append(TableRow((steps, "all", f"{learned} of {len(found)}", "", "", seconds), {}, False))
+    title = f"Distant XOR, T = {protocol.length}: learned within {protocol.passes:,} passes"
+    return Table(title, COLUMNS, tuple(rows), notes(protocol))
+
+
+def notes(protocol: Protocol) -> tuple[str, ...]:
+    """Say what a reader has to know in order to trust the table."""
+    options = "; ".join(
+        f"{name}: {', '.join(f'{key} {value:g}' for key, value in STEPS[name].items())}"
+        for name in protocol.steps
+    )
+    return (
+        f"PCNN of {protocol.units} units, each joined to all, QDH+RBP, from {len(protocol.seeds)} seeds that were "
+        f"fixed beforehand. {options}.",
+        f"Three texts of {protocol.lines:,} lines. Learned: at a look every {protocol.every} passes less than "
+        f"{100 * protocol.passed:g} % of the lines of the second text are predicted wrongly; training ends there. The "
+        "third text decided nothing. Seconds: of training.",
+    )
+
+
+def draw(protocol: Protocol, results: Sequence[Result]) -> tuple[bytes, str]:
+    """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed; as PNG and as SVG."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+        figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
+        for axis, steps in zip(axes, protocol.steps, strict=True):
+            for result in results:
+                if result.cell.steps == steps:
+                    passes = [0, *(look.passes for look in result.looks)]
+                    wrong = [50.0, *(100 * look.wrong for look in result.looks)]  # a start knows nothing
+                    axis.plot(passes, wrong, linewidth=1.2, label=str(result.cell.seed))
+            axis.axhline(100 * protocol.passed, color="black", linewidth=1, linestyle=(0, (3, 2)))
+            axis.set(title=f"{steps} steps", xlabel="pass", ylim=(0, 55), xlim=(0, protocol.passes))
+            axis.grid(alpha=0.25)
+        axes[0].set_ylabel("lines wrong, %")
+        axes[-1].legend(frameon=False, title="seed", fontsize=7)
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=160)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    drawn = svg.getvalue()
+    return png.getvalue(), drawn[drawn.index("<svg") :]
+
+
+def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]) -> dict[str, Any]:
+    """Return all numbers as plain values."""
+    return {
+        "learned": {
+            steps: sum(r.learned(protocol) for r in results if r.cell.steps == steps)
+            for steps in protocol.steps
+        },
+        "networks": [result.as_dict() for result in results],
+        "configuration": configuration,
+    }
+
+
+def write_report(
+    protocol: Protocol,
+    results: Sequence[Result],
+    output: Path,
+    *,
+    title: str,
+    configuration: dict[str, Any],
+    published: Published | None,
+) -> Table:
+    """Write `xor.png`, `table.csv`, `looks.csv`, `results.json` and `report.html`; returns the table."""
+    table = build_table(protocol, results)
+    png, svg = draw(protocol, results)
+    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_text(output / "table.csv", _csv(table.columns, [row.cells for row in table.rows]))
+    looks = [
+        (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
+        for result in results
+        for look in result.looks
+    ]
+    write_text(output / "looks.csv", _csv(("steps", "seed", "passes", "wrong", "nats_a_line"), looks))
+    write_json(output / "results.json", as_json(protocol, results, configuration))
+    # The page last: who finds it finds the rest.
+    write_text(output / PAGE, render(title, [Section("Results", table, svg)], configuration, published))
+    return table
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return lines.getvalue()

@@ -1,0 +1,155 @@
+"""The XOR table: what is learned, that a stopped training goes on as if nothing had been, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.published import load_published
+from pathspace.experiments.recipes import load_recipe
+from pathspace.experiments.xor import protocol_from
+from pathspace.experiments.xor.protocol import STEPS
+
+pytest.importorskip("numba")
+
+from pathspace.experiments.xor.cells import Cell, Look, Result, cells, compute, passes_needed, wrong_lines
+from pathspace.experiments.xor.report import build_table
+from pathspace.sequences import PCNN
+from pathspace.sequences.tasks import xor
+
+TINY: dict[str, Any] = {"lines": 30, "length": 10, "units": 3, "passes": 9, "every": 3, "seeds": [5, 6]}
+COMMAND = ["reproduce", "xor", "--workers", "1"]
+COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, [*COMMAND, *words])
+
+
+def test_the_paper_s_size_is_the_paper_s() -> None:
+    protocol = protocol_from(*load_recipe("xor").layers("paper"))
+    assert (protocol.lines, protocol.length, protocol.units, protocol.passes) == (10_000, 100, 10, 2000)
+    assert len(protocol.seeds) == 8
+    assert STEPS["published"] == {"damping": 1.0}
+    assert len(cells(protocol)) == 16
+    published = load_published("xor")
+    assert published is not None
+    assert [result.value for result in published.results] == [6]
+    assert protocol_from(("an option", {"seeds": 3})).seeds == (1000, 1001, 1002)
+
+
+def test_the_steps_are_those_of_the_network(tmp_path: Path) -> None:
+    protocol = protocol_from(("a test", TINY))
+    results = {steps: compute(Cell(steps, 5), protocol, tmp_path) for steps in protocol.steps}
+    texts = [xor.generate(np.random.default_rng([21, k]), 30, 10) for k in (1, 2, 3)]
+    for steps, result in results.items():
+        model = PCNN(3, None, seed=5, metric="rbp", passes=9, **STEPS[steps])
+        model.fit(texts[0], mask=xor.mask(texts[0]), passes=9)
+        assert result.looks[-1].wrong == wrong_lines(model, texts[1])
+        assert result.looks[-1].nats == pytest.approx(-model.training_.log_likelihood / 30, rel=1e-12)
+        assert result.test == wrong_lines(model, texts[2])
+        assert [look.passes for look in result.looks] == [3, 6, 9]
+    assert results["published"].looks != results["ours"].looks
+
+
+def test_wrong_lines_are_counted() -> None:
+    text = xor.generate(np.random.default_rng(0), 40, 10)
+    model = PCNN(3, None, seed=1, passes=2).fit(text, mask=xor.mask(text))
+    # by the definition: what is more probable, of 0 and 1, after each "="
+    lines = text.splitlines(keepends=True)
+    wrong, before = 0, ""
+    for line in lines:
+        head, bit = line.split("=")
+        before += head + "="
+        bits = [model.bits(before + guess) for guess in "01"]
+        wrong += "01"[bits[1] < bits[0]] != bit[0]
+        before += bit
+    assert wrong_lines(model, text) == wrong / len(lines)
+
+
+def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = protocol_from(("a test", TINY))
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+    whole = compute(Cell("ours", 6), protocol, tmp_path / "a")
+    folder, save, saved = tmp_path / "b", PCNN.save, []
+
+    def stops(model: PCNN, path: Any) -> None:
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+        saved.append(path)
+        save(model, path)
+
+    monkeypatch.setattr(PCNN, "save", stops)
+    with pytest.raises(KeyboardInterrupt):  # when the second look is written, and its network is not
+        compute(Cell("ours", 6), protocol, folder)
+    monkeypatch.setattr(PCNN, "save", save)
+    assert len(json.loads((folder / "ours-6.json").read_text())) == 2
+    again = compute(Cell("ours", 6), protocol, folder)
+    assert (again.looks, again.test) == (whole.looks, whole.test)
+    assert Result.from_dict(json.loads(json.dumps(again.as_dict()))) == again
+
+
+def test_training_ends_when_the_text_is_learned(tmp_path: Path) -> None:
+    protocol = protocol_from(("a test", {**TINY, "passed": 1.0}))
+    result = compute(Cell("published", 5), protocol, tmp_path)
+    assert len(result.looks) == 1
+    assert result.learned(protocol)
+    assert passes_needed(result, protocol) == 3
+
+
+def test_the_command_reports_and_continues(tmp_path: Path) -> None:
+    folder = tmp_path / "table"
+    result = call("--output", str(folder))
+    assert result.exit_code == 0, result.output
+    content = json.loads((folder / "results.json").read_text())
+    assert content["learned"] == {"published": 0, "ours": 0}
+    assert len(content["networks"]) == 4
+    assert (folder / "xor.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "report.html").read_text()
+    assert len((folder / "looks.csv").read_text().splitlines()) == 1 + 4 * 3
+    assert not list((folder / "networks").iterdir())
+    (folder / "report.html").unlink()
+    (folder / "cells" / "ours-5.json").unlink()
+    assert call("--output", str(folder), "--json").exit_code == 0
+    again = json.loads((folder / "results.json").read_text())
+    for one, other in zip(content["networks"], again["networks"], strict=True):
+        assert (one["looks"], one["test"]) == (other["looks"], other["test"])
+    (folder / "networks" / "ours-5.json").write_text("[]")  # left behind
+    assert call("--output", str(folder), "--fresh").exit_code == 0
+    assert call("--output", str(tmp_path / "none"), "--resume").exit_code == 2
+
+
+def test_the_table_counts_what_was_learned() -> None:
+    protocol = protocol_from(("a test", {**TINY, "steps": ["ours"]}))
+    results = [
+        Result(Cell("ours", seed), (Look(3, 0.5, 0.7), Look(6, wrong, 0.1)), 0.25, 12.4)
+        for seed, wrong in ((5, 0.005), (6, 0.01))
+    ]
+    rows = [row.cells for row in build_table(protocol, results).rows]
+    assert rows[0] == ("ours", "5", "6 passes", "0.50%", "25.00%", "12")
+    assert rows[1] == ("ours", "6", "–", "1.00%", "25.00%", "12")  # noqa: RUF001
+    assert rows[2][2] == "1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epochs": 3}, "Unknown setting 'epochs' in a test: choose from steps, seeds"),
+        ({"steps": ["theirs"]}, "Unknown name 'theirs' in the setting 'steps'"),
+        ({"steps": "ours"}, "'steps' in a test is 'ours': give a list"),
+        ({"seeds": []}, "give at least one, each once"),
+        ({"seeds": [-1]}, "'seeds' has -1"),
+        ({"length": 9}, "'length' has 9: give whole numbers from 10 on"),
+        ({"passes": 0}, "'passes' has 0"),
+        ({"passed": 0}, "'passed' is 0: give a share"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        protocol_from(("a test", change))
