@@ -187,14 +187,14 @@ def current_values(network: Network, parameters: Mapping[str, Tensor] | None = N
     if parameters is None:
         network.check_current()
         return network.parameters
-    for name, own in network.parameters.items():
+    for name, current in network.parameters.items():
         if name not in parameters:
             raise KeyError(
                 f"parameters lacks '{name}': give a value for each of {', '.join(network.parameters)}"
             )
-        if parameters[name].shape != own.shape:
-            given = tuple(parameters[name].shape)
-            raise ValueError(f"'{name}' has shape {given}, the network's {tuple(own.shape)}")
+        if parameters[name].shape != current.shape:
+            shape = tuple(parameters[name].shape)
+            raise ValueError(f"'{name}' has shape {shape}, the network's {tuple(current.shape)}")
     return parameters
 
 

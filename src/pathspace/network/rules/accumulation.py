@@ -60,22 +60,22 @@ def add_at(
     """``index_add`` and ``scatter_add``: some elements of a tensor get summands."""
     source = named["src"] if source is None else source
     base, more = recorder.as_units(input), recorder.as_units(source)
-    known = recorder.known(index)
+    of_index = recorder.lookup(index)
     dim %= base.labels.dim()
     if dim in (base.batch, more.batch):
         recorder.wrong_batch(name)
     by_element, weight = name.startswith("scatter"), float(alpha) ** 2
     shape = index.shape if by_element else more.shape
     part = tuple(slice(n) for n in shape)  # of the source, what is read
-    if known is not None:
+    if of_index is not None:
         return _anywhere(recorder, name, input, source, dim, part, weight)
-    places, own = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
-    places = places.gather(dim, own) if by_element else places.index_select(dim, own)
+    places, elements = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
+    places = places.gather(dim, elements) if by_element else places.index_select(dim, elements)
     labels = labels_at(recorder, base.labels, places, more.labels[part])
     accumulate = torch.scatter_add if by_element else torch.index_add
 
     def squared(b: Tensor, s: Tensor) -> Tensor:
-        return accumulate(b, dim, own.to(b.device), s if weight == 1 else s * weight)
+        return accumulate(b, dim, elements.to(b.device), s if weight == 1 else s * weight)
 
     del func
     return finish(recorder, name, squared, (input, source), (base, more), labels)
@@ -107,8 +107,8 @@ def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) 
     def merged(largest: bool) -> Tensor:
         sign = 1.0 if largest else -1.0
         both = [recorder.scales.resolve(t).reshape(-1) for t in (base, labels)]
-        own, new = ((sign * t.double()).masked_fill(t == WILD, -math.inf) for t in both)
-        return sign * own.clone().scatter_reduce(0, flat, new, "amax")
+        old, new = ((sign * t.double()).masked_fill(t == WILD, -math.inf) for t in both)
+        return sign * old.clone().scatter_reduce(0, flat, new, "amax")
 
     while True:
         high, low = merged(True), merged(False)
@@ -127,8 +127,8 @@ def fold(
     if x.batch is not None and x.batch == x.labels.dim() - 2:
         recorder.wrong_batch(name)
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
-    given = dict(zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False))
-    options = {k: v for k, v in {**given, **kwargs}.items() if k != "output_size"}
+    named = dict(zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False))
+    options = {k: v for k, v in {**named, **kwargs}.items() if k != "output_size"}
     # the place of every element of a patch, counted from one: zero is padding
     numbers = torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).reshape(shape)
     places = F.unfold(numbers, **options).long()

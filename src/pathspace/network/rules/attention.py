@@ -35,10 +35,10 @@ def attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt(d)) v; masks open and close paths, and all that they might open count."""
     del func, dropout_p, is_causal
-    known = [recorder.known(t) for t in (query, key, value)]
-    mask = None if attn_mask is None else recorder.known(attn_mask)
+    traced = [recorder.lookup(t) for t in (query, key, value)]
+    mask = None if attn_mask is None else recorder.lookup(attn_mask)
     learned = mask is not None and mask.kind in ("hidden", "parameter")
-    if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in known):
+    if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
         recorder.no_rule(name, REASONS[name])
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
@@ -50,7 +50,7 @@ def attention(
     scores = recorder.value(recorder.apply("mul", torch.mul, products, factor))
     weights = torch.empty(scores.shape, dtype=query.dtype, device="meta")
     recorder.add_leaf(weights, "input", batch=scores.batch, examples=scores.examples)
-    cut = Cut(name, recorder.path, recorder.calls[name] - 1, tuple(v is not None for v in known))
+    cut = Cut(name, recorder.path, recorder.calls[name] - 1, tuple(v is not None for v in traced))
     recorder.origins[recorder.value(weights).slot] = Origin((scores.slot,), (scores,), cut)
     result = recorder.apply("matmul", torch.matmul, weights, value)
     recorder.inside[recorder.value(result).slot] = scores.slot

@@ -30,7 +30,7 @@ def examples_after(
     """Where the batch dimension is after a movement, and the pattern of the examples in it.
 
     Args:
-        recorder: what is known.
+        recorder: the traced values so far.
         name: the movement.
         value: what is moved.
         move: moves a tensor of its shape.
@@ -47,10 +47,10 @@ def examples_after(
         changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
         examples.doubtful |= batch is None or (changed and name in _REORDERED)
         return batch, None
-    known = value.examples is not None or value.shape[value.batch] == examples.count
-    if value.examples is None and not (known and name in _REORDERED):
+    certain = value.examples is not None or value.shape[value.batch] == examples.count
+    if value.examples is None and not (certain and name in _REORDERED):
         batch = batch_after(recorder, name, value, after, args, kwargs)
-        if batch is not None or not known:
+        if batch is not None or not certain:
             return batch, None
     places = examples.places(value)
     if places is None:
@@ -73,11 +73,11 @@ def examples_written(
     if base.batch is not None or source.batch is None or base.kind != "input":
         return base.batch, base.examples
     examples.doubtful = True
-    given = examples.places(source) if examples.count > 1 else None
-    if given is None:
+    at_source = examples.places(source) if examples.count > 1 else None
+    if at_source is None:
         return None, None
     places = torch.full(base.shape, -1)
-    places[index] = given
+    places[index] = at_source
     for d in range(places.dim()):  # what was not written belongs to all
         rows = places.movedim(d, 0).reshape(places.shape[d], -1)
         highest, lowest = rows.amax(1), rows.masked_fill(rows < 0, examples.count).amin(1)
@@ -155,13 +155,13 @@ def _batch_after_getitem(recorder: Recorder, batch: int, n: int, index: Any) -> 
     index = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, (Tensor, list)) for i in index):
         return None
-    given = sum(i is not None and i is not Ellipsis for i in index)
+    indexed = sum(i is not None and i is not Ellipsis for i in index)
     old = new = 0
     for item in index:
         if item is None:
             new += 1
         elif item is Ellipsis:
-            skip = n - given
+            skip = n - indexed
             if old <= batch < old + skip:
                 return new + batch - old
             old, new = old + skip, new + skip

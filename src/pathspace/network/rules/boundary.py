@@ -42,7 +42,7 @@ def cut(
     """The result of a function of tensors that has no rule.
 
     Args:
-        recorder: what is known.
+        recorder: the traced values so far.
         name: the function's name.
         func: the function.
         args: its positional arguments.
@@ -56,18 +56,18 @@ def cut(
     if name in READS or name in UNSEEN or any(map(callable, leaves)):
         raise refusal
     tensors = [t for t in leaves if isinstance(t, Tensor)]
-    known = [recorder.known(t) for t in tensors]
+    traced = [recorder.lookup(t) for t in tensors]
     result, changed = _run(func, args, kwargs, refusal)
     if changed:
-        _check_write(recorder, name, changed, tensors[0], known[0], result)
-    origin = _origin(recorder, name, known, refusal)
+        _check_write(recorder, name, changed, tensors[0], traced[0], result)
+    origin = _origin(recorder, name, traced, refusal)
 
     def bind(tensor: Tensor) -> Tensor:
         if not changed and any(tensor is t for t in tensors):  # nothing was done: a tensor of its own
             tensor = torch.empty_like(tensor)
-        value = _value(recorder, name, known, tensor.shape, refusal, tensor.is_floating_point())
+        value = _value(recorder, name, traced, tensor.shape, refusal, tensor.is_floating_point())
         if not changed:
-            value = _in_memory(value, tensor, tensors, known)
+            value = _in_memory(value, tensor, tensors, traced)
         recorder.origins[value.slot] = origin
         return recorder.bind(tensor, value)
 
@@ -79,8 +79,8 @@ def _run(
 ) -> tuple[Any, list[Tensor]]:
     """What a function returns where there are no values, and those of its arguments that it wrote into."""
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
-    given = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-    empty = {key: t if t.is_meta else t.to("meta") for key, t in given.items()}
+    one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+    empty = {key: t if t.is_meta else t.to("meta") for key, t in one.items()}
     before = {key: t._version for key, t in empty.items()}
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:
@@ -94,7 +94,7 @@ def _run(
     created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
     if not created or not all(t.is_meta for t in created):
         raise refusal
-    return result, [t for key, t in given.items() if empty[key]._version != before[key]]
+    return result, [t for key, t in one.items() if empty[key]._version != before[key]]
 
 
 def _check_write(
@@ -118,21 +118,21 @@ def _check_write(
 
 
 def _origin(
-    recorder: Recorder, name: str, known: Sequence[Value | None], refusal: UntraceableError
+    recorder: Recorder, name: str, traced: Sequence[Value | None], refusal: UntraceableError
 ) -> Origin:
     """What enters; noted as an operation, so that a replay on data is cut there too."""
-    entering = tuple([v is not None and v.kind == "hidden" for v in known])
-    parameters = {v.name for v in known if v is not None and v.kind == "parameter"}
+    entering = tuple([v is not None and v.kind == "hidden" for v in traced])
+    parameters = {v.name for v in traced if v is not None and v.kind == "parameter"}
     recorder.left |= parameters
-    hidden = tuple([v for v in known if v is not None and v.kind == "hidden"])
-    slots = tuple([v.slot for v in known if v is not None and v.kind != "parameter"])
+    hidden = tuple([v for v in traced if v is not None and v.kind == "hidden"])
+    slots = tuple([v.slot for v in traced if v is not None and v.kind != "parameter"])
     if not hidden and not parameters:
         return Origin(slots)
     operation = None
     if not recorder.strict:
-        places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in known])
-        batches = tuple([None if v is None else v.batch for v in known])
-        batch = next((v.batch for v in known if v is not None and v.batch is not None), None)
+        places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in traced])
+        batches = tuple([None if v is None else v.batch for v in traced])
+        batch = next((v.batch for v in traced if v is not None and v.batch is not None), None)
         operation = Operation(name, recorder.path, "cut", batches, places, batch)
         recorder.operations.append(operation)
     here = Cut(name, recorder.path, recorder.calls[name] - 1, entering)
@@ -142,20 +142,20 @@ def _origin(
 def _value(
     recorder: Recorder,
     name: str,
-    known: Sequence[Value | None],
+    traced: Sequence[Value | None],
     shape: torch.Size,
     refusal: UntraceableError,
     real: bool,
 ) -> Value:
     """An input of the network; a tail where the trace is strict, or where nobody knows where the examples are."""
     slot, labels = recorder.new_slot(), torch.tensor(FIXED).expand(shape)
-    batch, examples, certain = _examples(recorder, known, shape)
-    lost = any(v is not None and v.kind == "tail" for v in known)
+    batch, examples, certain = _examples(recorder, traced, shape)
+    lost = any(v is not None and v.kind == "tail" for v in traced)
     if certain and not lost and not recorder.strict:
         recorder.leaves.append(Leaf(slot, "input", "", tuple(shape)))
         return Value(slot, labels, "input", "", batch, examples=examples)
     kind = (
-        "tail" if real and any(v is not None and v.kind in ("hidden", "tail") for v in known) else "indices"
+        "tail" if real and any(v is not None and v.kind in ("hidden", "tail") for v in traced) else "indices"
     )
     why: Exception = refusal if recorder.strict else MixedExamples(name, recorder.path)
     return Value(
@@ -164,7 +164,7 @@ def _value(
 
 
 def _examples(
-    recorder: Recorder, known: Sequence[Value | None], shape: torch.Size
+    recorder: Recorder, traced: Sequence[Value | None], shape: torch.Size
 ) -> tuple[int | None, Tensor | None, bool]:
     """Where a result has the batch, the pattern of the examples in it, and whether that is certain.
 
@@ -173,36 +173,36 @@ def _examples(
     """
     examples = recorder.examples
     examples.moved.append(("cut", recorder.path, shape))
-    given = next((v for v in known if v is not None and v.batch is not None), None)
-    if given is None or given.batch is None:
+    one = next((v for v in traced if v is not None and v.batch is not None), None)
+    if one is None or one.batch is None:
         return None, None, True
-    end = given.batch + 1
-    same = len(shape) >= end and shape[:end] == given.shape[:end]
+    end = one.batch + 1
+    same = len(shape) >= end and shape[:end] == one.shape[:end]
     if examples.count == 1:
         examples.doubtful |= not same
-        return (given.batch if same else None), None, True
+        return (one.batch if same else None), None, True
     single = examples.single()
     if single is None or len(single) != len(shape):
         return None, None, False
     grown = [d for d in range(len(shape)) if shape[d] != single[d]]
     if not grown:  # one value for all examples
         return None, None, True
-    if same and grown == [given.batch]:
-        return given.batch, given.examples, True
+    if same and grown == [one.batch]:
+        return one.batch, one.examples, True
     if len(grown) == 1 and single[grown[0]] == 1:
         return grown[0], None, True
     return None, None, False
 
 
 def _in_memory(
-    value: Value, tensor: Tensor, tensors: Sequence[Tensor], known: Sequence[Value | None]
+    value: Value, tensor: Tensor, tensors: Sequence[Tensor], traced: Sequence[Value | None]
 ) -> Value:
     """The value in the memory of the argument that its tensor is a view of, which nobody knows how."""
     base = tensor._base
     of = next(
         (
             v
-            for t, v in zip(tensors, known, strict=True)
+            for t, v in zip(tensors, traced, strict=True)
             if base is not None and (base is t or base is t._base)
         ),
         None,

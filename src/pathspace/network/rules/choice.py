@@ -77,20 +77,20 @@ def where(
 ) -> Tensor:
     """One of two values, as a constant or something that depends on data alone says."""
     del func
-    given = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
-    if len(given) != 2:
+    both = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
+    if len(both) != 2:
         recorder.no_rule(name, "with a condition alone it returns places that depend on the data")
-    known = recorder.known(condition)
-    if known is not None and known.kind not in ("input", "buffer"):
+    gate = recorder.lookup(condition)
+    if gate is not None and gate.kind not in ("input", "buffer"):
         recorder.no_rule(name, "its condition depends on activations", _AS_RELU)
-    tensors = [t if isinstance(t, Tensor) else number(t) for t in given]
+    tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
     for t in tensors:
-        if recorder.known(t) is None and bool(torch.isnan(t).any()):
+        if recorder.lookup(t) is None and bool(torch.isnan(t).any()):
             recorder.no_rule(name, "it fills in what is no number", "Fill in zeros or infinities")
     a, b = (recorder.as_units(_without_infinities(recorder, t)) for t in tensors)
-    operands = tuple(t for t in given if isinstance(t, Tensor))
+    operands = tuple(t for t in both if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
-    if known is None:
+    if gate is None:
         mask = condition.detach().to("cpu", copy=True)
         labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))
 
@@ -103,12 +103,12 @@ def where(
     def either(u: Tensor, v: Tensor, _: Tensor) -> Tensor:
         return (u + v).expand(shape)
 
-    return finish(recorder, name, either, operands, (a, b, known), labels)
+    return finish(recorder, name, either, operands, (a, b, gate), labels)
 
 
 def _without_infinities(recorder: Recorder, t: Tensor) -> Tensor:
     """An infinity fits every scale and starts no path, as a zero does: a maximum may pass it over."""
-    return t if recorder.known(t) is not None else t.masked_fill(torch.isinf(t), 0.0)
+    return t if recorder.lookup(t) is not None else t.masked_fill(torch.isinf(t), 0.0)
 
 
 def masked_fill(

@@ -68,8 +68,8 @@ def tensordot_form(x: Sequence[int], y: Sequence[int], dims: Any = 2) -> Form:
 
 def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     """``torch.einsum`` of an equation with two operands of these shapes."""
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    sides = given.split(",")
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    sides = left.split(",")
     hidden = max(len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True))
 
     def numbers(side: str, dots: int) -> Letters:
@@ -82,8 +82,8 @@ def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
         for side, shape in zip(sides, (x, y), strict=True)
     )
     if not arrow:
-        letters = sorted(c for c in set(given) - set(",.") if given.count(c) == 1)
-        result = ("..." if "..." in given else "") + "".join(letters)
+        letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        result = ("..." if "..." in left else "") + "".join(letters)
     return _small(Form(first, second, numbers(result, hidden)))
 
 
@@ -109,7 +109,7 @@ def contract(
     """The product of two tensors: what it is to path geometry depends on what they are."""
     if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
         recorder.no_rule(name, "an index occurs twice in one operand", "Take the diagonal first")
-    a, b = recorder.known(x), recorder.known(y)
+    a, b = recorder.lookup(x), recorder.lookup(y)
     kinds = {v.kind for v in (a, b) if v is not None}
     if kinds <= {"input", "buffer"}:
         return recorder.preprocess(func, args, {}, [v for v in (a, b) if v is not None])
@@ -172,18 +172,22 @@ def _by_fixed_edges(
     recorder: Recorder, name: str, x: Value, factor: Tensor, form: Form, dtype: torch.dtype
 ) -> Tensor:
     """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
-    known = recorder.known(factor)
+    of_factor = recorder.lookup(factor)
     batch = _batch(recorder, name, x, form.first, form)
-    if known is not None and known.batch is not None:
-        if form.second[known.batch] not in form.out:
+    if of_factor is not None and of_factor.batch is not None:
+        if form.second[of_factor.batch] not in form.out:
             recorder.wrong_batch(name)
-        if batch is not None and form.out[batch] != form.second[known.batch] and recorder.examples.count > 1:
+        if (
+            batch is not None
+            and form.out[batch] != form.second[of_factor.batch]
+            and recorder.examples.count > 1
+        ):
             recorder.mixes(name)
     size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
     summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
     order = [*form.out, *summed]
     labels = _laid_out(without_repeats(x.labels), form.first, order)
-    if known is None and not bool(factor.all()):  # a zero is no edge
+    if of_factor is None and not bool(factor.all()):  # a zero is no edge
         labels = torch.where(_laid_out((factor != 0).cpu(), form.second, order), labels, WILD)
     else:
         labels = labels.expand([size[n] for n in order])
@@ -270,8 +274,8 @@ def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: An
 def _two_at_a_time(recorder: Recorder, name: str, equation: str, tensors: list[Tensor]) -> Tensor:
     """An einsum of more than two tensors, activations first and the parameter last."""
     given, arrow, result = equation.replace(" ", "").partition("->")
-    known = [recorder.known(t) for t in tensors]
-    if "..." in given or sum(v is not None and v.kind == "parameter" for v in known) > 1:
+    traced = [recorder.lookup(t) for t in tensors]
+    if "..." in given or sum(v is not None and v.kind == "parameter" for v in traced) > 1:
         recorder.no_rule(
             name,
             "it multiplies more than two tensors, with an ellipsis or with two parameters (between which are units)",
@@ -281,7 +285,7 @@ def _two_at_a_time(recorder: Recorder, name: str, equation: str, tensors: list[T
         result = "".join(sorted(c for c in set(given) - {","} if given.count(c) == 1))
     kinds = {"hidden": 0, "input": 1, "buffer": 2, "": 3, "parameter": 4}
     left = sorted(
-        zip(given.split(","), tensors, known, strict=True),
+        zip(given.split(","), tensors, traced, strict=True),
         key=lambda one: kinds.get(one[2].kind if one[2] else "", 0),
     )
     letters, product, _ = left.pop(0)

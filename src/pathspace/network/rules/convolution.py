@@ -42,8 +42,8 @@ def convolution(
     del func
     function = _FUNCTIONS[name]
     transposed = "transpose" in name
-    given = recorder.known(weight)
-    fixed = given is None or given.kind == "buffer"
+    of_weight = recorder.lookup(weight)
+    fixed = of_weight is None or of_weight.kind == "buffer"
     x, w = (
         recorder.as_units(input),
         recorder.value(weight) if fixed else require_parameter(recorder, name, weight),
@@ -57,8 +57,8 @@ def convolution(
     source = recorder.scales.unify_over(x.labels, (channel,))  # [C_in]
     count = w.shape[1] * groups if transposed else w.shape[0]
     if fixed:
-        own = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
-        target = own[:, None].expand(groups, count // groups).reshape(count)
+        blocks = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
+        target = blocks[:, None].expand(groups, count // groups).reshape(count)
     else:
         target = _targets(recorder, name, source, count, w, transposed, groups)
 

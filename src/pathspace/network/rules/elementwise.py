@@ -67,7 +67,7 @@ def clamp(
 
     def is_zero(bound: Any) -> bool:
         if isinstance(bound, Tensor):
-            return recorder.known(bound) is None and not bool(bound.any())
+            return recorder.lookup(bound) is None and not bool(bound.any())
         return isinstance(bound, (int, float)) and bound == 0
 
     bounds = [bound for bound in (min, max) if bound is not None]
@@ -130,14 +130,14 @@ def add(
 
 def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tensor:
     """Edges from the bias node to units with these labels; returns the labels of the sum."""
-    n, own = labels.dim(), bias.labels.dim()
-    keep = tuple(d for d in range(n - own, n) if bias.shape[d - n] > 1)
+    n, ndim = labels.dim(), bias.labels.dim()
+    keep = tuple(d for d in range(n - ndim, n) if bias.shape[d - n] > 1)
     target = recorder.scales.unify_over(labels, keep)
     if bool((target == WILD).any()):  # zero plus a bias is a unit of its own
         created = recorder.scales.fresh(target.numel(), recorder.where(name)).reshape(target.shape)
         target = torch.where(target == WILD, created, target)
     target = target.reshape([labels.shape[d] if d in keep else 1 for d in range(n)])
-    of_bias = target.reshape(target.shape[n - own :])
+    of_bias = target.reshape(target.shape[n - ndim :])
     recorder.uses.add(bias, of_bias, torch.full_like(of_bias, FIXED), bias=True)
     return recorder.scales.resolve(target).expand(labels.shape)
 

@@ -28,7 +28,7 @@ def embedding(
     del func, padding_idx
     if max_norm is not None:
         recorder.refuse(name, "max_norm rescales the rows that are looked up, which changes the parameters")
-    if recorder.known(input) is None:  # fixed rows, such as positions: the table's elements are biases
+    if recorder.lookup(input) is None:  # fixed rows, such as positions: the table's elements are biases
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
     tokens, table = recorder.value(input), require_parameter(recorder, name, weight)
     if tokens.kind not in ("input", "buffer"):

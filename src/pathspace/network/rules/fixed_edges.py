@@ -41,7 +41,7 @@ def lerp(
     """``input + weight (end - input)`` with a number as the weight."""
     del func
     if isinstance(weight, Tensor):
-        if recorder.known(weight) is not None or weight.numel() != 1:
+        if recorder.lookup(weight) is not None or weight.numel() != 1:
             recorder.no_rule(name, "its weight is a tensor", "Write it as a sum of two products")
         weight = float(weight)
     a, b = recorder.as_units(input), recorder.as_units(end)

@@ -51,8 +51,8 @@ def linear(
     bias: Tensor | None = None,
 ) -> Tensor:
     """y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
-    given = recorder.known(weight)
-    if given is None or given.kind in ("input", "buffer"):
+    of_weight = recorder.lookup(weight)
+    if of_weight is None or of_weight.kind in ("input", "buffer"):
         return _fixed(recorder, name, func, input, weight, bias)
     x, w = recorder.as_units(input), require_parameter(recorder, name, weight)
     if x.shape[-1:] != w.shape[-1:]:
@@ -119,7 +119,7 @@ def map_units(
 
 def matmul(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
     """``x @ y``; with a parameter of two dimensions it is a linear map like any other."""
-    a, b = recorder.known(x), recorder.known(y)
+    a, b = recorder.lookup(x), recorder.lookup(y)
     weights = [v is not None and v.kind == "parameter" for v in (a, b)]
     if weights == [False, True] and y.dim() == 2:
         return linear(recorder, name, F.linear, x, recorder.apply("t", torch.Tensor.t, y))

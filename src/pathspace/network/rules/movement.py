@@ -23,7 +23,7 @@ from pathspace.network.trace.values import Value, apart, common_kind
 
 
 def _reads_traced(recorder: Recorder, rest: Any) -> bool:
-    return any(recorder.known(x) is not None for x in pytree.tree_leaves(rest) if isinstance(x, Tensor))
+    return any(recorder.lookup(x) is not None for x in pytree.tree_leaves(rest) if isinstance(x, Tensor))
 
 
 def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
@@ -85,12 +85,12 @@ def move_one(
     return list(out) if isinstance(moved, list) else out
 
 
-def _shown(made: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
+def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
     """What a movement made, in the memory of what it moved where it is a view of that."""
     index = args[0] if name == "__getitem__" else ()
     chosen = any(isinstance(i, (Tensor, list)) for i in (index if isinstance(index, tuple) else (index,)))
     if chosen or name in (*_COPIES.split(), "interpolate", "upsample"):
-        return made
+        return value
     before = of.view
 
     def view(t: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _shown(made: Value, of: Value, name: str, move: Any, number: int | None, arg
 
     of.memory.share(of)
     certain = name in _VIEWS.split() and before is not None
-    return replace(made, memory=of.memory, view=view if certain else None, version=of.version)
+    return replace(value, memory=of.memory, view=view if certain else None, version=of.version)
 
 
 def join(
@@ -190,18 +190,18 @@ def pad(
         recorder.no_rule(
             name, f"it pads with the constant {value}, which does not scale with the units beside it"
         )
-    known = recorder.as_units(input)
+    padded = recorder.as_units(input)
 
     fill = mode == "constant"
 
     def move(t: Tensor) -> Tensor:
         return F.pad(t, pad, mode, 0.0 if fill else None)
 
-    labels = F.pad(known.labels, pad, mode, WILD) if fill else _on_labels(move, known.labels)
-    if known.batch is not None and known.batch >= known.labels.dim() - len(pad) // 2:
+    labels = F.pad(padded.labels, pad, mode, WILD) if fill else _on_labels(move, padded.labels)
+    if padded.batch is not None and padded.batch >= padded.labels.dim() - len(pad) // 2:
         recorder.wrong_batch(name)
     return recorder.emit(
-        move, [known], labels, name=name, dtype=input.dtype, batch=known.batch, kind=known.kind
+        move, [padded], labels, name=name, dtype=input.dtype, batch=padded.batch, kind=padded.kind
     )
 
 
@@ -238,7 +238,7 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
 
 def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any) -> None:
     """``x[mask] = number`` with a mask that is an input, or a comparison."""
-    single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.known(item) is None)
+    single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.lookup(item) is None)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
         recorder.no_rule(
             name,

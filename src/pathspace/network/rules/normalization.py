@@ -151,7 +151,7 @@ def normalized(
     """Division by a statistic of what enters, then a gain and a bias.
 
     Args:
-        recorder: what is known.
+        recorder: the traced values so far.
         name: the operation.
         input: what enters.
         x: its value.
@@ -224,15 +224,15 @@ def _fixed(
             present.append(key)
 
     def squared(*slots: Tensor) -> Tensor:
-        given = dict(zip(present, slots, strict=True))
-        h = given["x"]
-        if "mean" in given:  # mean arrives squared, like every buffer
-            h = h + given["mean"].reshape(place)
-        if "var" in given:  # the variance too: undo it
-            h = h / (given["var"].sqrt() + eps).reshape(place)
-        if "gamma" in given:
-            h = h * given["gamma"].reshape(place)
-        return h + given["beta"].reshape(place) if "beta" in given else h
+        at = dict(zip(present, slots, strict=True))
+        h = at["x"]
+        if "mean" in at:  # mean arrives squared, like every buffer
+            h = h + at["mean"].reshape(place)
+        if "var" in at:  # the variance too: undo it
+            h = h / (at["var"].sqrt() + eps).reshape(place)
+        if "gamma" in at:
+            h = h * at["gamma"].reshape(place)
+        return h + at["beta"].reshape(place) if "beta" in at else h
 
     return recorder.note_linear(
         recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch)

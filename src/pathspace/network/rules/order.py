@@ -63,8 +63,8 @@ def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int |
     if name == "msort":
         return 0
     at = _DIMENSION[name]
-    given = [a for a in args if type(a) is not bool]
-    dim = kwargs.get("dim", given[at] if len(given) > at else None)
+    values = [a for a in args if type(a) is not bool]
+    dim = kwargs.get("dim", values[at] if len(values) > at else None)
     return -1 if dim is None and "median" not in name else dim
 
 

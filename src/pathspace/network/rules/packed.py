@@ -48,24 +48,24 @@ def pack(
 ) -> tuple[Tensor, Tensor]:
     """``pack_padded_sequence``, without its sorting."""
     del func
-    x, known = recorder.as_units(input), recorder.known(lengths)
+    x, of_lengths = recorder.as_units(input), recorder.lookup(lengths)
     if x.labels.dim() < 2:
         raise RuntimeError(f"{recorder.where(name)}: packs a tensor of {x.labels.dim()} dimensions")
     if x.batch not in (None, 0 if batch_first else 1):
         recorder.wrong_batch(name)
     steps, examples = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
-    if known is None:
-        given = lengths.tolist()
-        if len(given) != examples:
-            raise RuntimeError(f"{recorder.where(name)}: {len(given)} lengths for {examples} sequences")
-        if len(set(given)) > 1:
+    if of_lengths is None:
+        counts = lengths.tolist()
+        if len(counts) != examples:
+            raise RuntimeError(f"{recorder.where(name)}: {len(counts)} lengths for {examples} sequences")
+        if len(set(counts)) > 1:
             recorder.refuse(
                 name,
                 "its lengths stand in the code, one for each example of a batch",
                 "Make the lengths an argument of forward, a tensor",
             )
-        steps = given[0]
-    elif known.kind not in ("input", "buffer"):
+        steps = counts[0]
+    elif of_lengths.kind not in ("input", "buffer"):
         recorder.refuse(name, "its lengths depend on activations, so the network has no single graph")
 
     def rows(t: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def pack(
 
     data = recorder.emit(rows, [x], rows(x.labels), name=name, dtype=input.dtype, batch=0, kind=x.kind)
     sizes = torch.full((steps,), examples, dtype=torch.long)
-    recorder.packed[id(sizes)] = Packed(sizes, examples, known is not None)
+    recorder.packed[id(sizes)] = Packed(sizes, examples, of_lengths is not None)
     return data, sizes
 
 
@@ -151,17 +151,17 @@ def packed_rnn(
     )
     last: list[Tensor] = []
     for layer in range(layers):
-        start = hx[layer * directions : (layer + 1) * directions] if recorder.known(hx) is None else None
+        start = hx[layer * directions : (layer + 1) * directions] if recorder.lookup(hx) is None else None
         if start is None:
             start = recorder.apply("narrow", torch.Tensor.narrow, hx, 0, layer * directions, directions)
-        own = list(params)[layer * each : (layer + 1) * each]
+        weights = list(params)[layer * each : (layer + 1) * each]
         sequence, final = recorder.rules["padded_rnn_relu"](
             recorder,
             name,
             func,
             sequence,
             start,
-            own,
+            weights,
             has_biases,
             1,
             dropout,
@@ -196,11 +196,11 @@ def _any_last(recorder: Recorder, name: str, sequence: Tensor, directions: int) 
 
 def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
     """``x.index_select(dim, index)`` where that only changes the order of the examples; None where it does more."""
-    known, value = recorder.known(index), recorder.known(x)
+    of_index, value = recorder.lookup(index), recorder.lookup(x)
     dim %= x.dim()
-    if known is None:
+    if of_index is None:
         whole = index.dim() == 1 and index.tolist() == list(range(x.shape[dim]))
-    elif not known.order:
+    elif not of_index.order:
         return None
     elif value is None:  # a constant, such as a start of zeros
         whole = bool((x == x.narrow(dim, 0, 1)).all())
@@ -224,13 +224,15 @@ def inverse_order(
 ) -> Tensor:
     """``scatter_`` as ``torch.nn.utils.rnn`` uses it: the inverse of a permutation of the examples."""
     del func, dim, rest, named
-    known = recorder.known(index)
-    if known is None or not known.order or recorder.known(x) is not None or x.dim() != 1:
+    of_index = recorder.lookup(index)
+    if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:
         recorder.refuse(
             name, "it writes to places that tracing does not follow", "Use scatter_add or index_add"
         )
-    assert known is not None
-    return recorder.bind(x, Value(recorder.new_slot(), known.labels, "input", batch=known.batch, order=True))
+    assert of_index is not None
+    return recorder.bind(
+        x, Value(recorder.new_slot(), of_index.labels, "input", batch=of_index.batch, order=True)
+    )
 
 
 RULES: dict[str, Callable[..., Any]] = {

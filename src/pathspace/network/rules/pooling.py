@@ -124,11 +124,11 @@ def avg_pool(
     x = recorder.as_units(input)
     _check_batch(recorder, name, x, n)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    kernel, padding = _tuple(given["kernel_size"], n), _tuple(given.get("padding", 0), n)
-    stride = given.get("stride")
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    kernel, padding = _tuple(options["kernel_size"], n), _tuple(options.get("padding", 0), n)
+    stride = options.get("stride")
     stride = kernel if stride is None or stride == [] else _tuple(stride, n)
-    ceil = bool(given.get("ceil_mode", False))
+    ceil = bool(options.get("ceil_mode", False))
 
     def largest(t: Tensor) -> Tensor:
         return _MAX[n](t, kernel, stride, padding, 1, ceil)
@@ -182,13 +182,13 @@ def adaptive_pool(
     _check_batch(recorder, name, x, n)
     if return_indices:
         recorder.no_rule(name, "the indices it returns depend on the data")
-    given = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
-    size = tuple(s if o is None else int(o) for o, s in zip(given, x.shape[-n:], strict=True))
+    sizes = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
+    size = tuple(s if o is None else int(o) for o, s in zip(sizes, x.shape[-n:], strict=True))
     labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
     weight = torch.ones((), dtype=torch.float64)
     for d in range(n):
-        own = _adaptive_weight(x.shape[d - n], size[d])
-        weight = weight[..., None] * own
+        along = _adaptive_weight(x.shape[d - n], size[d])
+        weight = weight[..., None] * along
     if "avg" in name:
         return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
 

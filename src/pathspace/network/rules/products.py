@@ -38,7 +38,7 @@ def multiply(
     """A product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
     if rounding_mode is not None:
         recorder.no_rule(name, ROUNDED)
-    a, b = (recorder.known(t) if isinstance(t, Tensor) else None for t in (x, y))
+    a, b = (recorder.lookup(t) if isinstance(t, Tensor) else None for t in (x, y))
     if "div" in name:
         if b is not None and a is not None and b.kind == "input":
             return _by_input(recorder, name, (x, y), a, b)
@@ -138,13 +138,13 @@ def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constan
 def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
     """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
     shape = torch.broadcast_shapes(other.shape, weight.shape)
-    n, own = len(shape), weight.labels.dim()
-    keep = tuple(d for d in range(n) if d >= n - own and weight.shape[d - n] == shape[d])
+    n, ndim = len(shape), weight.labels.dim()
+    keep = tuple(d for d in range(n) if d >= n - ndim and weight.shape[d - n] == shape[d])
     source = recorder.scales.unify_over(other.labels.expand(shape), keep)
     target = recorder.scales.fresh(source.numel(), recorder.where(name))
     full = [shape[d] if d in keep else 1 for d in range(n)]
     source, target = source.reshape(full), target.reshape(full)
-    recorder.uses.add(weight, target.reshape(full[n - own :]), source.reshape(full[n - own :]))
+    recorder.uses.add(weight, target.reshape(full[n - ndim :]), source.reshape(full[n - ndim :]))
     labels = recorder.scales.resolve(target).expand(shape)
     return recorder.note_linear(finish(recorder, name, torch.mul, operands, (other, weight), labels))
 

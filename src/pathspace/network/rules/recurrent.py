@@ -136,17 +136,17 @@ def _cell_labels(recorder: Recorder, origin: str, cell: Sequence[Tensor], source
 
 def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tensor) -> Value | None:
     """What the initial state adds to the squared network; None for zero and for a carried state."""
-    known = recorder.known(hx)
-    if known is None:
+    of_start = recorder.lookup(hx)
+    if of_start is None:
         if not bool(hx.any()):
             return None
         recorder.scales.unify(labels, torch.full_like(labels, FIXED))  # a constant start does not scale
-    elif known.kind == "input" or (
-        known.kind == "hidden" and bool((recorder.scales.resolve(known.labels) == WILD).all())
+    elif of_start.kind == "input" or (
+        of_start.kind == "hidden" and bool((recorder.scales.resolve(of_start.labels) == WILD).all())
     ):
         return None
-    own = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
-    value = recorder.value(own)
+    state = recorder.apply("select", torch.Tensor.select, hx, 0, cell) if cell is not None else hx
+    value = recorder.value(state)
     if value.kind == "parameter":
         recorder.uses.add(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
     elif value.kind == "hidden":

@@ -34,25 +34,25 @@ def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value
         return Statistic(x, 2)
     if len(values) != 1 or (name.endswith("_") and not name.endswith("__")):
         return None
-    known = x.statistic
-    if known is None:
+    statistic = x.statistic
+    if statistic is None:
         squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
         return Statistic(x, 2) if squares else None
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
-        return known
-    if name == "mean" and known.over == () and known.power == 2:
-        return _mean(known, args, kwargs)
+        return statistic
+    if name == "mean" and statistic.over == () and statistic.power == 2:
+        return _mean(statistic, args, kwargs)
     power = _power(name, args, kwargs)
-    return replace(known, power=known.power * power) if power is not None and known.over else None
+    return replace(statistic, power=statistic.power * power) if power is not None and statistic.over else None
 
 
-def _mean(known: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic | None:
+def _mean(statistic: Statistic, args: Sequence[Any], kwargs: Any) -> Statistic | None:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     keeps = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     if dim is None or not keeps:
         return None
-    n = len(known.of.shape)
-    return replace(known, over=tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,))))
+    n = len(statistic.of.shape)
+    return replace(statistic, over=tuple(d % n for d in (dim if isinstance(dim, (tuple, list)) else (dim,))))
 
 
 def _power(name: str, args: Sequence[Any], kwargs: Any) -> float | None:
@@ -78,20 +78,25 @@ def by_its_root(recorder: Recorder, name: str, args: Sequence[Any], kwargs: Any)
         return None
     if not all(isinstance(t, Tensor) for t in args):
         return None
-    first, second = (recorder.known(t) for t in args)
+    first, second = (recorder.lookup(t) for t in args)
     if first is None or second is None:
         return None
     turned = first.statistic is not None and name in _PRODUCTS
     x, by = (second, first) if turned else (first, second)
-    known = by.statistic
-    if known is None or x.kind != "hidden" or x.slot != known.of.slot or x.shape != known.of.shape:
+    statistic = by.statistic
+    if (
+        statistic is None
+        or x.kind != "hidden"
+        or x.slot != statistic.of.slot
+        or x.shape != statistic.of.shape
+    ):
         return None
     # x^2 to the power -1/2 in a product, 1/2 in a quotient
-    if not known.over or known.power != (1.0 if name in _QUOTIENTS else -1.0):
+    if not statistic.over or statistic.power != (1.0 if name in _QUOTIENTS else -1.0):
         return None
-    if x.batch in known.over:
+    if x.batch in statistic.over:
         recorder.wrong_batch(name)
     tensor = args[1] if turned else args[0]
-    created = normalized(recorder, name, tensor, x, x.shape, known.over)
+    created = normalized(recorder, name, tensor, x, x.shape, statistic.over)
     in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
     return recorder.write(args[0], created) if in_place else created

@@ -39,7 +39,7 @@ def sign(
     """The sign of an activation, or whether it is finite: the same at every scale."""
     value = recorder.value(input)
     if value.kind == "parameter" or any(
-        recorder.known(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+        recorder.lookup(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
     ):
         recorder.no_rule(name, "it takes the sign of a parameter, or mixes it with another traced tensor")
     return recorder.as_inputs(func, (input, *args), kwargs, value.batch)

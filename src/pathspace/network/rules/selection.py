@@ -23,10 +23,12 @@ from pathspace.network.trace.values import Value
 def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any) -> Any:
     """``x[index]``, where the index may be an input."""
     items = index if isinstance(index, tuple) else (index,)
-    traced = [i for i in pytree.tree_leaves(items) if isinstance(i, Tensor) and recorder.known(i) is not None]
+    traced = [
+        i for i in pytree.tree_leaves(items) if isinstance(i, Tensor) and recorder.lookup(i) is not None
+    ]
     if not traced:
         return move_one(recorder, name, func, x, index)
-    value, indices = recorder.known(x), [recorder.value(i) for i in traced]
+    value, indices = recorder.lookup(x), [recorder.value(i) for i in traced]
     if any(v.kind not in ("input", "buffer") for v in indices) or any(i.dtype == torch.bool for i in traced):
         recorder.no_rule(
             name, "its indices or sizes depend on the data, so the network has no single graph", _MASK
@@ -49,8 +51,12 @@ def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examp
     """Whether it is ``x[arange(B), places]`` or ``x[places, arange(B)]``: one element of every example."""
     if len(items) < 2 or not all(isinstance(i, slice) and i == slice(None) for i in items[2:]):
         return False
-    own, other = items[batch], items[1 - batch]
-    if not isinstance(own, Tensor) or any(own is t for t in traced) or own.tolist() != list(range(examples)):
+    rows, other = items[batch], items[1 - batch]
+    if (
+        not isinstance(rows, Tensor)
+        or any(rows is t for t in traced)
+        or rows.tolist() != list(range(examples))
+    ):
         return False
     return any(other is t for t in traced) and other.shape == (examples,)
 
@@ -86,32 +92,32 @@ def index_select(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, index: Tensor
 ) -> Tensor:
     """``index_select`` along one dimension."""
-    known = recorder.known(index)
+    of_index = recorder.lookup(index)
     same = in_order(recorder, input, dim, index)
     if same is not None:
         return same
-    if known is None:
+    if of_index is None:
         return move_one(recorder, name, func, input, dim, index)
-    value = recorder.known(input)
-    if known.kind not in ("input", "buffer"):
+    value = recorder.lookup(input)
+    if of_index.kind not in ("input", "buffer"):
         recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
     if value is None or value.kind in ("input", "buffer"):
         return recorder.preprocess(
-            func, (input, dim, index), {}, [v for v in (value, known) if v is not None]
+            func, (input, dim, index), {}, [v for v in (value, of_index) if v is not None]
         )
     if value.kind == "parameter" and input.dim() == 2 and dim % 2 == 0:
         return recorder.apply("embedding", F.embedding, index, input)
-    return picked_along(recorder, name, input, dim, known, index.shape)
+    return picked_along(recorder, name, input, dim, of_index, index.shape)
 
 
 def gather(
     recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, index: Tensor, **_: Any
 ) -> Tensor:
     """``gather`` along one dimension."""
-    known = recorder.known(index)
-    if known is None:
+    of_index = recorder.lookup(index)
+    if of_index is None:
         return move_one(recorder, name, func, input, dim, index)
-    if known.kind not in ("input", "buffer"):
+    if of_index.kind not in ("input", "buffer"):
         recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
     x = recorder.as_units(input)
     dim %= x.labels.dim()

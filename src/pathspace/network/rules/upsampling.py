@@ -27,17 +27,17 @@ def interpolate(
 ) -> Tensor:
     """``nearest`` repeats, ``area`` averages; the others weigh neighbours, one dimension after the other."""
     if mode in ("nearest", "nearest-exact"):
-        given = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
-        return move_one(recorder, name, func, input, **given, mode=mode)
+        sizes = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
+        return move_one(recorder, name, func, input, **sizes, mode=mode)
     if mode not in ("linear", "bilinear", "trilinear", "bicubic", "area"):
         recorder.no_rule(name, f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
-    given = recorder.value(input)
-    if given.kind == "input":
+    value = recorder.value(input)
+    if value.kind == "input":
         options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}
         options |= {"recompute_scale_factor": recompute_scale_factor, "antialias": antialias}
-        return recorder.preprocess(func, (input,), options, [given])
+        return recorder.preprocess(func, (input,), options, [value])
     if mode == "area":
-        shape = func(torch.empty(given.shape, device="meta"), size, scale_factor, mode).shape[2:]
+        shape = func(torch.empty(value.shape, device="meta"), size, scale_factor, mode).shape[2:]
         pool = f"adaptive_avg_pool{len(shape)}d"
         return recorder.apply(pool, getattr(F, pool), input, shape)
     x = recorder.as_units(input)

@@ -99,16 +99,16 @@ def _numbered(roots: Tensor, products: Mapping[int, Monomial]) -> tuple[Tensor, 
         The variables that stand for the classes; the label of every variable (see ``EdgeLabels``); and of every label
         beyond the classes the signed labels of its factors.
     """
-    made = [v for v in roots.tolist() if v in products] if products else []
+    composed = [v for v in roots.tolist() if v in products] if products else []
     classes = roots
-    if made:
-        generators = torch.tensor([g for v in made for g in products[v]], dtype=torch.long)
-        classes = torch.cat([roots[~torch.isin(roots, torch.tensor(made))], generators]).unique()
+    if composed:
+        generators = torch.tensor([g for v in composed for g in products[v]], dtype=torch.long)
+        classes = torch.cat([roots[~torch.isin(roots, torch.tensor(composed))], generators]).unique()
     largest = max((int(t.max()) for t in (roots, classes) if t.numel()), default=WILD)
     number = torch.zeros(largest + 1, dtype=torch.long)
     number[classes] = torch.arange(1, classes.numel() + 1)
     rows: dict[tuple[int, ...], int] = {}
-    for v in made:
+    for v in composed:
         factors = [(int(number[g]), n) for g, n in sorted(products[v].items())]
         sign = -1 if factors and factors[0][1] < 0 else 1  # one label for a monomial and its inverse
         row = tuple(c if sign * n > 0 else -c for c, n in factors for _ in range(abs(n)))

@@ -42,7 +42,7 @@ class Interpreter(TorchFunctionMode):
     """Interprets torch functions on what a recorder knows.
 
     Args:
-        recorder: what is known; rules write into it.
+        recorder: the traced values so far; rules write into it.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -70,21 +70,21 @@ class Interpreter(TorchFunctionMode):
         if kwargs.get("out") is not None:
             recorder.refuse(name, "it writes its result into another tensor (out=)")
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        known = [recorder.known(t) for t in tensors]
-        values = [v for v in known if v is not None]
-        if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.known(t) is None):
+        traced = [recorder.lookup(t) for t in tensors]
+        values = [v for v in traced if v is not None]
+        if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.lookup(t) is None):
             recorder.refuse(name, *_UNREGISTERED)
         if not values:
             return self._constant(name, func, args, kwargs)
         self._check_destination(name, args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
-        if name in OF_FORM and recorder.known(args[0]) is None:  # a constant keeps its values
+        if name in OF_FORM and recorder.lookup(args[0]) is None:  # a constant keeps its values
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(name, *_explain("to_sparse"))
         batches = tuple(
-            [None if v is None else v.batch for v in known]
+            [None if v is None else v.batch for v in traced]
         )  # now: a rule may rebind its arguments
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, name, args, kwargs)
@@ -92,7 +92,7 @@ class Interpreter(TorchFunctionMode):
                 self._note_operation(name, batches, result, args)
                 return result
         statistic = root_mean_square.statistic_of(name, args, kwargs, values)
-        result = self._followed(name, func, args, kwargs, known, batches)
+        result = self._followed(name, func, args, kwargs, traced, batches)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
@@ -103,11 +103,11 @@ class Interpreter(TorchFunctionMode):
         func: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        known: list[Value | None],
+        traced: list[Value | None],
         batches: tuple[int | None, ...],
     ) -> Any:
         """The result of a function of tensors that have values."""
-        recorder, values = self.recorder, [v for v in known if v is not None]
+        recorder, values = self.recorder, [v for v in traced if v is not None]
         kinds = {v.kind for v in values}
         if kinds & {"tail", "indices"}:
             result = self._after_the_end(name, func, args, kwargs, values)
@@ -120,7 +120,7 @@ class Interpreter(TorchFunctionMode):
         if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
         try:
-            result = self._by_rule(name, func, args, kwargs, kinds, known)
+            result = self._by_rule(name, func, args, kwargs, kinds, traced)
         except NoRule as refusal:
             result = self._without_rule(name, func, args, kwargs, kinds, refusal)
         self._note_operation(name, batches, result, args)
@@ -138,13 +138,13 @@ class Interpreter(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         kinds: set[str],
-        known: list[Value | None],
+        traced: list[Value | None],
     ) -> Any:
         """What the rule of an operation makes of it; NoRule where it has none, or none for this."""
         recorder = self.recorder
         if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
             (recorder.refuse if recorder.strict else recorder.no_rule)(name, ROUNDED)
-        if name in NORMALIZATIONS and known[0] is not None and known[0].kind == "parameter":
+        if name in NORMALIZATIONS and traced[0] is not None and traced[0].kind == "parameter":
             recorder.no_rule(
                 name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
             )
@@ -176,7 +176,7 @@ class Interpreter(TorchFunctionMode):
             created = [result]
         else:  # an assignment to a slice returns nothing
             created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
-        values = [v for t in created if (v := self.recorder.known(t)) is not None]
+        values = [v for t in created if (v := self.recorder.lookup(t)) is not None]
         passed = ("input", "buffer", "indices") if self.recorder.strict else ("input", "buffer", "tail")
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
@@ -219,7 +219,7 @@ class Interpreter(TorchFunctionMode):
 
     def _form_of(self, t: Tensor) -> Tensor:
         """A constant as it is; a tensor of the form of any other."""
-        return t if self.recorder.known(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
+        return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
 
     def _of_buffers(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
@@ -246,7 +246,7 @@ class Interpreter(TorchFunctionMode):
         """Refuse writing into a parameter, or into a constant in ways that would leave the traced value unknown."""
         if not self._writes(name) or not isinstance(args[0], Tensor):
             return
-        if self.recorder.known(args[0]) is not None:
+        if self.recorder.lookup(args[0]) is not None:
             self.recorder.check_write(name, args[0])
             return
         if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
@@ -263,7 +263,7 @@ class Interpreter(TorchFunctionMode):
         target = args[0] if args else kwargs.get("input")
         if not isinstance(target, Tensor):
             return
-        value = self.recorder.known(target._base if target._is_view() else target)
+        value = self.recorder.lookup(target._base if target._is_view() else target)
         if value is not None and value.kind == "hidden":
             self.recorder.refuse(
                 name,
@@ -276,7 +276,7 @@ class Interpreter(TorchFunctionMode):
         recorder = self.recorder
         batch, entering = None, []
         for tensor in pytree.tree_leaves((args, kwargs)):
-            value = recorder.known(tensor)
+            value = recorder.lookup(tensor)
             if value is not None:
                 recorder.roots.append(value.slot)
                 batch = value.batch if batch is None else batch

@@ -37,8 +37,8 @@ def solved(equations: Iterable[Sequence[int]]) -> dict[int, Monomial]:
     rows = [_collected([(v, 1), (a, -1), (b, -1)]) for v, a, b in equations]
     fixed: list[Monomial] = []
     while True:
-        known = _eliminated([*fixed, *rows])
-        result = {v: _substituted({v: 1}, known) for v in known}
+        solved = _eliminated([*fixed, *rows])
+        result = {v: _substituted({v: 1}, solved) for v in solved}
         high = [m for m in result.values() if sum(map(abs, m.values())) > DEGREE]
         if not high:
             return result
@@ -47,36 +47,36 @@ def solved(equations: Iterable[Sequence[int]]) -> dict[int, Monomial]:
 
 def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
     """One variable after the other, as a monomial of those that were not eliminated before it."""
-    known: dict[int, Monomial] = {}
+    solved: dict[int, Monomial] = {}
     while rows:
         later = []
         for row in rows:
-            left = _substituted(row, known)
+            left = _substituted(row, solved)
             divisor = math.gcd(*left.values())
             single = [v for v, n in left.items() if abs(n) == divisor]
             if single:
                 v = max(single)
-                known[v] = {u: -n // left[v] for u, n in left.items() if u != v}
+                solved[v] = {u: -n // left[v] for u, n in left.items() if u != v}
             elif left:
                 later.append(left)
         if len(later) == len(rows):  # none of them can be solved without dividing
-            known.update((v, {}) for v in later.pop())
+            solved.update((v, {}) for v in later.pop())
         rows = later
-    return known
+    return solved
 
 
 def _most_frequent(monomial: Monomial) -> int:
     return max(monomial, key=lambda v: abs(monomial[v]))
 
 
-def _substituted(monomial: Monomial, known: dict[int, Monomial]) -> Monomial:
+def _substituted(monomial: Monomial, solved: dict[int, Monomial]) -> Monomial:
     """The same in variables that are not eliminated."""
     result: Monomial = {}
     left = list(monomial.items())
     while left:
         v, n = left.pop()
-        if v in known:
-            left += [(u, n * m) for u, m in known[v].items()]
+        if v in solved:
+            left += [(u, n * m) for u, m in solved[v].items()]
         else:
             result[v] = result.get(v, 0) + n
     return {v: n for v, n in result.items() if n}

@@ -33,7 +33,7 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     """
     values = []
     for tensor in tensors_in(result):
-        value = recorder.known(tensor)
+        value = recorder.lookup(tensor)
         if value is None and tensor.is_meta:
             raise UntraceableError(
                 "output", "", "a returned tensor was made by code that tracing does not see"
@@ -76,9 +76,9 @@ def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:
     """The cuts that lead to anything the model returns or keeps; what enters them has the scale 1."""
     if not recorder.origins:
         return []
-    kept = [recorder.known(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
-    kept += [recorder.known(t) for t in shadow.buffers()]
-    slots = [*_slots(kept), *_slots(map(recorder.known, tensors_in(returned))), *recorder.roots]
+    kept = [recorder.lookup(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
+    kept += [recorder.lookup(t) for t in shadow.buffers()]
+    slots = [*_slots(kept), *_slots(map(recorder.lookup, tensors_in(returned))), *recorder.roots]
     return _reached(recorder, slots)
 
 

@@ -94,8 +94,8 @@ class ParameterUses:
         column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
         for old in self.of.get(parameter.name, []):
             if old.column == column and _same_index(old.index, parameter.labels):
-                known, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
-                if known.numel() == wanted.numel() and bool((known.flatten() == wanted.flatten()).all()):
+                earlier, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
+                if earlier.numel() == wanted.numel() and bool((earlier.flatten() == wanted.flatten()).all()):
                     return self.scales.resolve(old.target).reshape(-1)
         return None
 

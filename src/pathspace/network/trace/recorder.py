@@ -80,7 +80,7 @@ class Recorder:
         self._values[id(tensor)] = (tensor, value, _memory(tensor))
         return tensor
 
-    def known(self, tensor: Any) -> Value | None:
+    def lookup(self, tensor: Any) -> Value | None:
         """The value of a tensor, or None for a constant and for what is no tensor."""
         entry = self._values.get(id(tensor))
         if entry is None:
@@ -92,9 +92,9 @@ class Recorder:
 
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor; a constant becomes a leaf of the squared network."""
-        known = self.known(tensor)
-        if known is not None:
-            return known
+        value = self.lookup(tensor)
+        if value is not None:
+            return value
         if tensor.is_meta:
             self.refuse("an untraced tensor", "it was made by code that tracing does not see")
         data = tensor.detach().clone()
@@ -126,11 +126,11 @@ class Recorder:
 
     def check_write(self, name: str, target: Tensor) -> None:
         """Refuse writing into the memory of a parameter: every forward pass would change it once more."""
-        known = self.known(target)
-        if known is not None and known.memory.parameter:
+        value = self.lookup(target)
+        if value is not None and value.memory.parameter:
             self.refuse(
                 name,
-                f"it changes the parameter '{known.memory.parameter}' in place",
+                f"it changes the parameter '{value.memory.parameter}' in place",
                 NEW,
             )
 
@@ -143,9 +143,9 @@ class Recorder:
         if written.kind != "input" and not target.dtype.is_floating_point:
             self.refuse(name, f"{ROUNDED}: it writes them into a tensor of type {target.dtype}")
 
-    def write(self, target: Tensor, made: Tensor) -> Tensor:
-        """From now on ``target`` holds what ``made`` does, and whatever shares its memory shows it."""
-        old, new = self.value(target), self.value(made)
+    def write(self, target: Tensor, source: Tensor) -> Tensor:
+        """From now on ``target`` holds what ``source`` does, and whatever shares its memory shows it."""
+        old, new = self.value(target), self.value(source)
         if old.memory.members == 1:
             return self.bind(target, new)
         memory = old.memory
@@ -286,8 +286,8 @@ class Recorder:
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
-        known = [self.known(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        given = next((v for v in known if v is not None and v.batch == batch), None)
+        traced = [self.lookup(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        batched = next((v for v in traced if v is not None and v.batch == batch), None)
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
         )
@@ -298,13 +298,13 @@ class Recorder:
                 return self.add_leaf(tensor, "input")
             if self.examples.count == 1:
                 return self.add_leaf(tensor, "input", batch=batch if tensor.shape[batch] == 1 else None)
-            if given is None or tensor.shape[: batch + 1] != given.shape[: batch + 1]:
+            if batched is None or tensor.shape[: batch + 1] != batched.shape[: batch + 1]:
                 return self.add_leaf(tensor, "input")
-            return self.add_leaf(tensor, "input", batch=batch, examples=given.examples)
+            return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
 
         result = pytree.tree_map_only(Tensor, bind, result)
         if self.origins:
-            origin = Origin(tuple([v.slot for v in known if v is not None]))
+            origin = Origin(tuple([v.slot for v in traced if v is not None]))
             created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
             self.origins.update((v.slot, origin) for v in created)
         return result

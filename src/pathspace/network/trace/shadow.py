@@ -82,13 +82,13 @@ def arguments_for(
     recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The model's arguments without data, with ``size`` examples, bound to leaves."""
-    given = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
-    if given is None:
+    inputs = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
+    if inputs is None:
         raise ValueError(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
             "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
-    first = next((t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), None)
+    first = next((t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("example_input holds no tensor")
     if batch_dim is not None and batch_dim > max(1, first.dim() - 1):  # 1 is tried unasked
@@ -96,9 +96,9 @@ def arguments_for(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
         )
     places = (
-        list(given)
-        if isinstance(given, dict)
-        else list(range(1 if isinstance(given, Tensor) else len(given)))
+        list(inputs)
+        if isinstance(inputs, dict)
+        else list(range(1 if isinstance(inputs, Tensor) else len(inputs)))
     )
     if not states.issubset(places):
         raise ValueError(
@@ -126,11 +126,11 @@ def arguments_for(
     def argument(key: int | str, value: Any) -> Any:
         return pytree.tree_map_only(Tensor, carried if key in states else prepare, value)
 
-    if isinstance(given, dict):
-        return (), {key: argument(key, value) for key, value in given.items()}
-    if isinstance(given, (tuple, list)):
-        return tuple(argument(i, value) for i, value in enumerate(given)), {}
-    return (argument(0, given),), {}
+    if isinstance(inputs, dict):
+        return (), {key: argument(key, value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(argument(i, value) for i, value in enumerate(inputs)), {}
+    return (argument(0, inputs),), {}
 
 
 def with_hooks(module: nn.Module) -> Callable[..., Any]:

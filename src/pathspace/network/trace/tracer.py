@@ -206,9 +206,9 @@ class _Plan:
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
-            own = dict(shadow.named_parameters())
+            before = dict(shadow.named_parameters())
             result = _run(recorder, shadow, args, kwargs)
-            _check_own(recorder, own, shadow)
+            _check_own(recorder, before, shadow)
             all_returned = result
             if self.output is not None:
                 result = self.output(result)
@@ -253,8 +253,8 @@ def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[
     for item in outside:
         name = item if isinstance(item, str) else by_module.get(item)
         if name is None or name not in by_module.values():
-            known = ", ".join(f"'{n}'" for n in list(by_module.values())[1:9])
-            raise ValueError(f"outside={item!r} is no module of the model; its modules are {known}, ...")
+            some = ", ".join(f"'{n}'" for n in list(by_module.values())[1:9])
+            raise ValueError(f"outside={item!r} is no module of the model; its modules are {some}, ...")
         names.add(name)
     return names
 
@@ -313,10 +313,10 @@ def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: d
         raise
 
 
-def _check_own(recorder: Recorder, own: Mapping[str, nn.Parameter], shadow: nn.Module) -> None:
+def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: nn.Module) -> None:
     """Refuse a forward pass that gave a module another parameter."""
     for name, parameter in shadow.named_parameters():
-        if own.get(name) is not parameter:
+        if before.get(name) is not parameter:
             recorder.refuse(
                 "nn.Parameter",
                 f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees",
