@@ -2,8 +2,7 @@
 
 Node-wise rescaling with scales s multiplies a weight w_e of an edge e = (u -> v) by s_v / s_u, its gradient by s_u /
 s_v and kappa_e by (s_u / s_v)^2. The gauge b of a network, measured once when training starts (see
-``paths.kernel.node_mass``),
-follows: b_c becomes s_c b_c. Hence with f_e = b_v / b_u
+``paths.kernel.node_mass``), follows: b_c becomes s_c b_c. Hence with f_e = b_v / b_u
 
     w' = w / f      g' = f g      kappa' = f^2 kappa
 

@@ -45,6 +45,10 @@ DAMPING = 0.1
 """No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
 kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0 PathAdam did on MNIST rows
 (docs/safety.md, docs/results/winner.md)."""
+_RAN_AWAY = (
+    "training is running away: sums over the paths of the network are beyond float64 (a lower learning rate, "
+    "clip_norm=1.0). Until they are within it, steps are those of the network balanced at the first step"
+)
 
 
 class PathOptions(TypedDict, total=False):
@@ -65,8 +69,7 @@ class Path:
         D' = (kappa' / c + damping)^power,   kappa' = f^2 kappa,   D = D' / f^2
 
     f is the gauge of the network, measured once, at the first step, in which kappa' does not depend on the scales of
-    the
-    weights. One object serves one network, and may serve several optimizers of its parameters with one computation.
+    the weights. One object serves one network, and may serve several optimizers of its parameters at one cost.
 
     Args:
         power: how much of kappa is in the metric: 1 all of it; 0 none, D = 1 / f^2, which is the metric of the network
@@ -170,12 +173,8 @@ class Path:
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
-            FloatingPointError: kappa is not finite, at the first step or because weights or a batch are not; nothing
-                is changed then.
-
-        Warns:
-            UserWarning: kappa of finite weights is beyond float64 after the first step. Until it is within that again,
-                the metric is that of the balanced network.
+            FloatingPointError: kappa is not finite; nothing is changed then. But after the first step, where kappa of
+                finite weights is beyond float64, the metric is that of the balanced network, with a warning.
         """
         self.state.update(states)
         self._check_network(states)
@@ -261,10 +260,9 @@ class Path:
                 self.state[name].pop("factor", None)
             kappa = None if self.power == 0 else self._kappa(names)
         except BaseException as error:
-            if new or not isinstance(error, FloatingPointError) or not self._is_beyond_all_types():
+            if new or not isinstance(error, FloatingPointError) or not self._ran_away():
                 self._forget(new)
                 raise
-            _warn_of_range()
             kappa = None
         if kappa is None:
             for name in names:
@@ -278,13 +276,18 @@ class Path:
         if not any(self._is_due_at(self.state[name]["age"] + 1) for name in names):
             self._memory.clear()  # squares are not needed until the next one
 
-    def _is_beyond_all_types(self) -> bool:
-        """Whether weights are finite and sums over their paths are not, not even in float64."""
+    def _ran_away(self) -> bool:
+        """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
         near = self.near_parameters()
-        source = self.network.parameters if near is None else near
-        wide = {name: p.detach().double() for name, p in source.items()}
-        finite = all(bool(torch.isfinite(p).all()) for p in wide.values())
-        return finite and not bool(torch.isfinite(squared_path_norm(self.network, wide)))
+        wide = {
+            n: p.detach().double() for n, p in (self.network.parameters if near is None else near).items()
+        }
+        if not all(bool(torch.isfinite(p).all()) for p in wide.values()):
+            return False
+        if bool(torch.isfinite(squared_path_norm(self.network, wide))):
+            return False
+        warnings.warn(_RAN_AWAY, stacklevel=2)
+        return True
 
     def _begun(self, names: Sequence[str]) -> list[str]:
         """States and gauges of parameters that take their first step; their names."""
@@ -385,15 +388,6 @@ class Path:
                     "trace it as it is trained and make a new optimizer",
                     stacklevel=2,
                 )
-
-
-def _warn_of_range() -> None:
-    warnings.warn(
-        "sums over the paths of the network are beyond float64 since the first step: training is running away (a lower "
-        "learning rate, clip_norm=1.0). Until they are within it, steps are those of the network balanced at the first "
-        "step, without kappa",
-        stacklevel=2,
-    )
 
 
 def _alone(t: Tensor) -> Tensor:
