@@ -232,8 +232,9 @@ def _by_activations(
         ]
     labels = recorder.scales.product(distinct[0], distinct[1], recorder.where(name))
     if summed:
-        dims = range(-len(summed), 0)
-        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(tuple(dims)))
+        dims = tuple(range(-len(summed), 0))
+        labels = recorder.scales.unify(labels, labels.amax(dims, keepdim=True))  # all of a sum at once
+        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(dims))
     labels = labels.expand([size[n] for n in form.out])
     batch = form.out.index(batches.pop()) if batches else None
     product = recorder.emit(form, [x, y], labels, name=name, dtype=dtype, batch=batch, form="product")

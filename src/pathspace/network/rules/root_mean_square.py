@@ -24,6 +24,9 @@ _PRODUCTS = frozenset(["mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul
 _QUOTIENTS = frozenset(["div", "div_", "true_divide", "__truediv__", "__itruediv__"])
 _SUMS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__"])
 _POWERS = frozenset(["pow", "__pow__", "square"])
+_INVERSES = frozenset(["sqrt", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"])
+STEPS = _PRODUCTS | _SUMS | _POWERS | _INVERSES | frozenset(movement.CASTS) | {"mean"}
+"""Operations whose results may be on the way to a root mean square."""
 
 
 def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value]) -> Statistic | None:

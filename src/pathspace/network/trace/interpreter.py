@@ -91,8 +91,10 @@ class Interpreter(TorchFunctionMode):
             if result is not None:
                 self._note_operation(name, batches, result, args)
                 return result
+        if name not in root_mean_square.STEPS:
+            return self._followed(name, func, args, kwargs, traced, values, batches)
         statistic = root_mean_square.statistic_of(name, args, kwargs, values)
-        result = self._followed(name, func, args, kwargs, traced, batches)
+        result = self._followed(name, func, args, kwargs, traced, values, batches)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
@@ -104,11 +106,11 @@ class Interpreter(TorchFunctionMode):
         args: Any,
         kwargs: Any,
         traced: list[Value | None],
+        values: list[Value],
         batches: tuple[int | None, ...],
     ) -> Any:
         """The result of a function of tensors that have values."""
-        recorder, values = self.recorder, [v for v in traced if v is not None]
-        kinds = {v.kind for v in values}
+        recorder, kinds = self.recorder, {v.kind for v in values}
         if kinds & {"tail", "indices"}:
             result = self._after_the_end(name, func, args, kwargs, values)
             self._note_operation(name, batches, result, args)

@@ -94,9 +94,10 @@ class Scales:
 
     def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
         """Variables for the products of representatives, one for each pair of them."""
-        pairs, place = torch.stack([torch.minimum(a, b), torch.maximum(a, b)]).unique(
-            dim=1, return_inverse=True
-        )
+        size = 2 * len(self._table)  # pairs as numbers, which are sorted faster
+        numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(return_inverse=True)
+        larger = (numbers + size // 2).remainder(size) - size // 2
+        pairs = torch.stack([(numbers - larger) // size, larger])
         key = pairs.numpy().tobytes()
         if key not in self._products:
             self._products[key] = self.fresh(pairs.shape[1], origin)
