@@ -400,6 +400,53 @@ def test_gated_units_as_they_are_in_use():
         assert network.num_classes == classes
 
 
+class GLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.o = nn.Linear(2, 6), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.o(functional.glu(self.a(x)))
+
+
+def test_the_linear_side_of_a_gated_linear_unit_is_free():
+    model = GLU().double()
+    network = ps.trace(model, X)
+    basis, found = scalings(model, X.split(1)), ps.paths.reduction_graph(network).exponents()
+    assert network.num_classes == basis.shape[1] == 3
+    torch.testing.assert_close(basis @ (basis.t() @ found), found, rtol=0, atol=1e-7)
+    assert [cut.operation for cut in network.cuts] == ["glu"]
+    q = {name: p.detach().square() for name, p in model.named_parameters()}
+    h = q["a.weight"].sum(1) + q["a.bias"]
+    norm = h[3:].sum() + (q["o.weight"] @ h[:3] + q["o.bias"]).sum()
+    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), norm, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+def test_a_gated_linear_unit_on_data_is_the_one_written_out(statistic):
+    class Written(GLU):
+        def forward(self, x):
+            a, b = self.a(x).chunk(2, -1)
+            return self.o(a * b.sigmoid())
+
+    ours, theirs = GLU().double(), Written().double()
+    theirs.load_state_dict(ours.state_dict())
+    kappas = [
+        ps.paths.data_dependent_kappa(ps.trace(m, X), X, alpha=0.5, statistic=statistic)
+        for m in (ours, theirs)
+    ]
+    for key, value in kappas[0].items():
+        torch.testing.assert_close(value, kappas[1][key], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_optimizers_of_a_gated_linear_unit_are_bitwise_invariant(rule):
+    report = ps.rescaling.check_invariance(
+        GLU(), X.float(), lambda y: y.square().mean(), OPTIMIZERS[rule], steps=12, low=2.0**-6, high=2.0**6
+    )
+    assert report.passed
+
+
 def test_scores_of_an_attention_without_softmax_keep_their_scale():
     """(relu(q) k^T) v: the scale of a score is that of the query times that of the key, the same in every dimension."""
 

@@ -68,6 +68,8 @@ class Follower(Matched, TorchFunctionMode):
             return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
         if name == "scaled_dot_product_attention" and self._depends(tensors):
             return taken_apart.attention(self, name, *args, **kwargs)
+        if name == "glu" and self._depends(tensors):
+            return taken_apart.glu(self, name, *args, **kwargs)
         if name in taken_apart.NORMALIZATIONS and self._depends(tensors):
             return taken_apart.normalization(self, name, func, args, kwargs)
         args = taken_apart.written(self, name, self._with_statistics_held(name, args))

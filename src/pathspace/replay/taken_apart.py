@@ -203,6 +203,16 @@ def attention(
     return result
 
 
+def glu(follower: Matched, name: str, input: Tensor, dim: int = -1) -> Tensor:
+    """The half that enters the sigmoid, an output of the network, and the other one times fixed edges."""
+    call = follower.next(name)
+    a, b = input.chunk(2, dim)
+    result = a * b.detach().sigmoid()
+    follower.data.update((id(t), t) for t in (a, b, result))
+    follower.note_nodes(call, [result, b])
+    return result
+
+
 def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
     """A recurrent layer, step by step, so that its nodes show."""
     call = follower.next(name)

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.program import Cut
+from pathspace.network.rules.boundary import cut_inside
 from pathspace.network.trace.reasons import REASONS
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.values import Origin
 
 
 def attention(
@@ -48,10 +47,7 @@ def attention(
     products = recorder.apply("matmul", torch.matmul, query, turned)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = recorder.value(recorder.apply("mul", torch.mul, products, factor))
-    weights = torch.empty(scores.shape, dtype=query.dtype, device="meta")
-    recorder.add_leaf(weights, "input", batch=scores.batch, examples=scores.examples)
-    cut = Cut(name, recorder.path, recorder.calls[name] - 1, tuple(v is not None for v in traced))
-    recorder.origins[recorder.value(weights).slot] = Origin((scores.slot,), (scores,), cut)
+    weights = cut_inside(recorder, name, scores, query.dtype, len(traced))
     result = recorder.apply("matmul", torch.matmul, weights, value)
     recorder.inside[recorder.value(result).slot] = scores.slot
     return result

@@ -74,6 +74,23 @@ def cut(
     return pytree.tree_map_only(Tensor, bind, result)
 
 
+def cut_inside(recorder: Recorder, name: str, value: Value, dtype: torch.dtype, arguments: int = 1) -> Tensor:
+    """What a function without a rule makes of an activation, inside an operation that has one.
+
+    Args:
+        recorder: what is known.
+        name: the operation.
+        value: what enters the function.
+        dtype: the type of its result, which has the same shape.
+        arguments: how many activations the operation takes.
+    """
+    result = torch.empty(value.shape, dtype=dtype, device="meta")
+    recorder.add_leaf(result, "input", batch=value.batch, examples=value.examples)
+    here = Cut(name, recorder.path, recorder.calls[name] - 1, (True,) * arguments)
+    recorder.origins[recorder.value(result).slot] = Origin((value.slot,), (value,), here)
+    return result
+
+
 def _run(
     func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
 ) -> tuple[Any, list[Tensor]]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.rules.boundary import cut_inside
 from pathspace.network.rules.elementwise import IN_PLACE, finish, number
 from pathspace.network.trace.lattice import DEGREE
 from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
@@ -105,6 +106,18 @@ def power(
     return finish(recorder, name, squared, (input,), (value,), labels, form="product" if count > 1 else None)
 
 
+def glu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int = -1) -> Tensor:
+    """``a * sigmoid(b)``, a and b the halves of the input: the network is cut at the sigmoid, and a goes on."""
+    del func
+    if recorder.strict or recorder.value(input).kind != "hidden":
+        recorder.no_rule(name, BOUNDED)
+    a, b = recorder.apply("chunk", torch.Tensor.chunk, input, 2, dim)
+    gate = recorder.value(b)
+    result = recorder.apply("mul", torch.mul, a, cut_inside(recorder, name, gate, input.dtype))
+    recorder.inside[recorder.value(result).slot] = gate.slot
+    return result
+
+
 def _has_scale(recorder: Recorder, value: Value) -> bool:
     return bool(recorder.scales.resolve(without_repeats(value.labels)).any())
 
@@ -150,6 +163,7 @@ def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, we
 
 
 RULES: dict[str, Callable[..., Any]] = {
+    "glu": glu,
     **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
     **dict.fromkeys(
         [
