@@ -35,6 +35,7 @@ from pathspace.experiments.options import (
     ListMethodsOption,
     MethodsOption,
     OutputOption,
+    PlainOption,
     QuietOption,
     RatesOption,
     ResumeOption,
@@ -144,6 +145,7 @@ def compare(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
     resume: ResumeOption = False,
@@ -178,6 +180,7 @@ def compare(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             clip_step=clip_step,
             threads=threads,
+            plain_rnn=plain_rnn,
         )
         around = _surroundings(
             "compare", output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
@@ -208,6 +211,7 @@ def train(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
     resume: ResumeOption = False,
     fresh: FreshOption = False,
@@ -231,7 +235,13 @@ def train(
         from pathspace.experiments.commands import run_train
 
         options = _options(
-            settings, task=task, epochs=epochs, batch_size=batch_size, clip_step=clip_step, threads=threads
+            settings,
+            task=task,
+            epochs=epochs,
+            batch_size=batch_size,
+            clip_step=clip_step,
+            threads=threads,
+            plain_rnn=plain_rnn,
         )
         if learning_rate is not None and not 0 < learning_rate < math.inf:
             raise ConfigurationError(f"The option --lr is {learning_rate:g}: give a positive number.")
@@ -270,6 +280,7 @@ def reproduce(
     output: OutputOption = None,
     data_dir: DataOption = None,
     threads: ThreadsOption = None,
+    plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
     resume: ResumeOption = False,
@@ -303,6 +314,7 @@ def reproduce(
             learning_rates=numbers_in(learning_rates, "--learning-rates"),
             clip_step=clip_step,
             threads=threads,
+            plain_rnn=plain_rnn,
         )
         around = _surroundings(
             name, output, data_dir, resume, fresh, workers, threads, as_json, device, quiet

@@ -286,3 +286,17 @@ def test_normalized_networks_are_what_the_method_says(tiny_config: Config, tiny_
     # normalizing follows balancing or rescaling, and does not undo it: the two starts are different networks
     other = run(tiny_config("batch-norm", "rescaled", 0.05, epochs=4), tiny_task)
     assert other.losses[0] != results["batch-norm"].losses[0]
+
+
+def test_recurrent_layers_run_compiled_unless_told_otherwise(tiny_config: Config, tiny_task: Task) -> None:
+    """Both give the same curve to rounding, and a result says which of them it comes from."""
+    pytest.importorskip("numba")
+    config = tiny_config("path-sgd", epochs=4)
+    fast, plain = (run(replace(config, plain_rnn=choice), tiny_task) for choice in (False, True))
+    assert fast.kernel is not None
+    assert fast.kernel.startswith(("compiled", "torch.nn.RNN: "))
+    assert plain.kernel is None
+    assert RunResult.from_dict(json.loads(json.dumps(fast.as_dict()))).kernel == fast.kernel
+    assert fast.losses == pytest.approx(plain.losses, rel=1e-3)
+    assert fast.config.key != plain.config.key
+    assert "plain_rnn" not in {name for name, v in config.as_dict().items() if v is True}

@@ -109,7 +109,16 @@ def run(
         seconds=state.seconds,
         step_seconds=statistics.median(state.durations) if state.durations else None,
         device=", then ".join(state.devices),
+        kernel=_kernel(state.model),
     )
+
+
+def _kernel(model: torch.nn.Module) -> str | None:
+    """What the recurrent layers of a model ran, each kind once; None if it has none that could choose."""
+    from pathspace.nn import RNN
+
+    kernels = dict.fromkeys(layer.kernel for layer in model.modules() if isinstance(layer, RNN))
+    return "; ".join(kernels) or None
 
 
 def steps_per_epoch(batch_size: int, task: Task) -> int:
@@ -137,6 +146,8 @@ def _initial_state(
     import pathspace
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)
+    if not config.plain_rnn:
+        pathspace.nn.fast_(model)
     network, outside = None, OUTSIDE.get(config.model, ())
     if config.model in RESCALABLE:
         network = pathspace.trace(model, task.train.inputs[:2], outside=outside)

@@ -35,6 +35,10 @@ RatesOption = Annotated[
     str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
+PlainOption = Annotated[
+    bool | None,
+    typer.Option("--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."),
+]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
 ]

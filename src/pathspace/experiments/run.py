@@ -41,6 +41,7 @@ class RunConfig:
         rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
         clip_step: See `methods.Hyperparameters`; 0 sets no bound.
+        plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
     """
 
     task: str
@@ -66,6 +67,7 @@ class RunConfig:
     rescale_factor: float = 0.0
     validate_every: int = 0
     clip_step: float = 0.0
+    plain_rnn: bool = False
 
     @property
     def key(self) -> str:
@@ -132,6 +134,8 @@ class RunResult:
         step_seconds: The median time of one training step: what else the machine does hardly shows in it. None
             if no step was done, or in results that older versions wrote.
         device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
+        kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, if
+            they were told to be `torch.nn.RNN`, and in results that older versions wrote.
     """
 
     config: RunConfig
@@ -142,6 +146,7 @@ class RunResult:
     seconds: float
     step_seconds: float | None = None
     device: str = "cpu"
+    kernel: str | None = None
 
     @property
     def validation_score(self) -> tuple[float, float]:
@@ -200,6 +205,7 @@ class RunResult:
             seconds=values["seconds"],
             step_seconds=values.get("step_seconds"),
             device=values.get("device", "cpu"),
+            kernel=values.get("kernel"),
         )
 
 

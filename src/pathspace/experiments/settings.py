@@ -67,6 +67,7 @@ class Settings:
         target_error: The report says how long every method takes to this validation error; 0 leaves that out.
         checkpoint_every: Steps between checkpoints.
         threads: Threads of PyTorch in every run.
+        plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
     """
 
     task: str = "digits"
@@ -100,6 +101,7 @@ class Settings:
     target_error: float = 0.0
     checkpoint_every: int = 200
     threads: int = 1
+    plain_rnn: bool = False
 
     def __post_init__(self) -> None:
         for name in REQUIREMENTS:
@@ -224,6 +226,7 @@ class Settings:
             damping=self.damping,
             rescale_factor=self.rescale_factor,
             validate_every=self.validate_every,
+            plain_rnn=self.plain_rnn,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -335,7 +338,9 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
     "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),
     "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"),),
     "weight_decays": (_reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"),),
-    "shared_rates": ((lambda value: isinstance(value, bool), "true or false"),),
+    **dict.fromkeys(
+        ("shared_rates", "plain_rnn"), ((lambda value: isinstance(value, bool), "true or false"),)
+    ),
     "baselines": (_NAMES,),
     **dict.fromkeys(("methods", "starts"), (_NAMES, _SOME, _ONCE)),
 }
