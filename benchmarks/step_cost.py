@@ -8,6 +8,7 @@ tensors of a step together take at its peak, above SGD's, in units of the parame
     python benchmarks/step_cost.py
     python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
     python benchmarks/step_cost.py --optimizers PathMuon Invariant-RMSprop Invariant-Adafactor --refresh-every 10
+    python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100 --fast-rnn --refresh-every 10
     python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
 """
@@ -109,6 +110,7 @@ def resnet18() -> nn.Module:
 
 CASES = {
     "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 300),
+    "rnn-64x100": Case(lambda: LastStep(2, 64, 10), (32, 100, 2), 10, 200),
     "rnn-100x784": Case(lambda: LastStep(1, 100, 10), (64, 784, 1), 10, 40),
     "rnn-1024x50": Case(lambda: LastStep(28, 1024, 10), (64, 50, 28), 10, 20),
     "rnn-4x400x35": Case(lambda: EveryStep(100, 400, 50, layers=4), (40, 35, 100), 50, 30),
@@ -181,6 +183,7 @@ def trial(
     clock: str = "wall",
     *,
     plain: bool = False,
+    fast_rnn: bool = False,
 ) -> Trial:
     """A fresh copy of a case with an optimizer, and a function that takes a step and returns its seconds.
 
@@ -192,9 +195,12 @@ def trial(
         variant: one of those of the command line.
         clock: as on the command line.
         plain: take its plain rule in its place.
+        fast_rnn: replace every ``nn.RNN`` by ``ps.nn.RNN``.
     """
     torch.manual_seed(0)
     model = case.model().to(device)
+    if fast_rnn:
+        ps.nn.fast_(model)
     x = torch.randn(case.inputs, device=device)
     with torch.no_grad():
         y = torch.randint(case.classes, model(x).shape[:1], device=device)
@@ -280,11 +286,12 @@ def measure(
     optimizer: str = "PathSGD",
     variant: str = "eager",
     clock: str = "wall",
+    fast_rnn: bool = False,
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
     case, options = CASES[name], {"refresh_every": refresh_every}
     plain = trial(case, optimizer, {}, device, variant, clock, plain=True).step
-    ours = trial(case, optimizer, options, device, variant, clock).step
+    ours = trial(case, optimizer, options, device, variant, clock, fast_rnn=fast_rnn).step
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
     ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
     if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
@@ -298,6 +305,7 @@ def measure(
         "refresh_every": refresh_every,
         "device": device,
         "clock": clock,
+        "fast_rnn": fast_rnn,
         "threads": torch.get_num_threads(),
         "pairs": count,
         "plain_milliseconds": paired.milliseconds(seconds),
@@ -319,6 +327,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--fast-rnn", action="store_true", help="our copy has ps.nn.RNN, the plain one nn.RNN"
+    )
     parser.add_argument("--memory-only", action="store_true", help="count memory, measure no time")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     options = parser.parse_args()
@@ -344,6 +355,7 @@ def main() -> None:
                             optimizer,
                             variant,
                             options.clock,
+                            options.fast_rnn,
                         )
                     )
                     print(json.dumps(figures[-1]), flush=True)
