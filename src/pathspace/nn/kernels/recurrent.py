@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class _Layer(torch.autograd.Function):
         )  # type: ignore[arg-type]
         sums = x.new_empty(threads, D + H + 1, H)
         scratch = x.new_empty((chunk + 1) * steps.sequences, H)
-        one = x.new_ones(1)
+        one = _constant(1, 1, x.dtype)
 
         def run(low: int, high: int, thread: int) -> None:
             compiled.backward(
@@ -118,34 +118,52 @@ class _Steps:
     ) -> None:
         self.size, self.units, self.inputs = x.element_size(), units, x.shape[-1]
         if batch_sizes is None:
-            T, self.sequences = x.shape[:2]
-            self.rows = np.full(T, self.sequences)
-            self.first = np.arange(0, T * self.sequences, self.sequences)
+            self.sequences = x.shape[1]
+            self.rows, self.first = _even(x.shape[0], self.sequences)
         else:
             self.rows = batch_sizes.numpy()
             self.sequences = int(self.rows[0])
             self.first = np.cumsum(self.rows) - self.rows
         self.packed = batch_sizes is not None
         # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
-        self._start = x.new_zeros(units) if h0 is None else h0.contiguous()
+        self._start = _constant(0, units, x.dtype) if h0 is None else h0.contiguous()
         self.h0 = (self._start.data_ptr(), 0 if h0 is None else units * self.size)
-        unit = np.float64(1) if x.dtype == torch.float64 else np.float32(1)
         sizes = (self.size, self.inputs, units)
         self.arguments = (
-            unit, sizes, self.rows, self.first, int(reverse), (x.data_ptr(), *self.strides(x)),
+            _UNITS[x.dtype], sizes, self.rows, self.first, int(reverse), (x.data_ptr(), *self.strides(x)),
         )  # fmt: skip
 
     def strides(self, matrix: Tensor | None) -> tuple[int, int, int, int]:
         """Bytes from a step, a row of the states, a sequence and a number to the next."""
         if matrix is None:
             return 0, 0, 0, 0
-        *steps, row, number = (self.size * stride for stride in matrix.stride())
-        return (0, row, row, number) if self.packed else (steps[0], 0, row, number)
+        size, stride = self.size, matrix.stride()
+        step, first = (0, size * stride[0]) if self.packed else (size * stride[0], 0)
+        return step, first, size * stride[-2], size * stride[-1]
 
     def threads(self) -> int:
         """How many threads are worth their start."""
+        most = min(torch.get_num_threads(), self.sequences // 4)
+        if most <= 1:
+            return 1
         work = int(self.rows.sum()) * self.units * (self.units + self.inputs)
-        return max(1, min(torch.get_num_threads(), self.sequences // 4, work // PER_THREAD))
+        return max(1, min(most, work // PER_THREAD))
+
+
+# A step of a small network takes a few hundred microseconds, and each array that is made anew takes some of them.
+_UNITS = {torch.float32: np.float32(1), torch.float64: np.float64(1)}
+
+
+@lru_cache(64)
+def _even(steps: int, sequences: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each step, and where they begin, of sequences that are all of one length; nobody writes to them."""
+    return np.full(steps, sequences), np.arange(steps) * sequences
+
+
+@lru_cache(64)
+def _constant(value: int, count: int, dtype: torch.dtype) -> Tensor:
+    """So many equal numbers, which nobody writes to."""
+    return torch.full((count,), value, dtype=dtype, device="cpu")
 
 
 def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> Any:
