@@ -381,6 +381,30 @@ def test_a_gain_in_front_lets_every_column_have_the_same_range():
     assert_close(model[1].weight.detach().abs().amax(0), torch.ones(5, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("case", ZOO, ids=str)
+def test_all_of_the_strength_on_the_values_is_possible_everywhere(case):
+    _, network = traced(case, torch.float64)
+    example = case.example(3, torch.float64)
+    if str(case) == "rnn with a learned start":
+        with pytest.raises(ps.network.UnmatchedForwardError, match="initial state"):
+            balance(network, example, "activations", alpha=1.0)
+        return
+    assert balance(network, example, "activations", alpha=1.0).isfinite().all()
+
+
+def test_a_search_that_does_not_end_says_so(monkeypatch):
+    monkeypatch.setattr("pathspace.rescaling.criteria.SWEEPS", 2)
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(5, 3)
+    network, before = ps.trace(model, x), model(x)
+    with pytest.warns(
+        UserWarning, match="after 2 steps the two sides of some unit class still differ"
+    ) as seen:
+        ps.rescaling.balance_(network, x, criterion="range")
+    assert seen[0].filename == __file__
+    assert_close(model(x), before)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -103,7 +103,8 @@ def _units(network: Network, replayed: Replay, statistic: Statistic) -> Tensor:
     """By label, the values of units before their activation."""
     table = _table(network)
     for key, node in replayed.nodes.items():
-        if len(key) == 1:  # inside a recurrent layer, its weights say more
+        # inside a recurrent layer its weights say more; outputs have no class
+        if len(key) == 1 and key[0] in network.program.nodes:
             labels = network.program.nodes[key[0]].to(table.device)
             sizes = node.value.abs()
             if node.batch is not None:

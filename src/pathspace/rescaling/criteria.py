@@ -101,7 +101,8 @@ def activation_gap(edges: Sequence[Edges], ranges: tuple[Tensor, Tensor], alpha:
         grows, slope = _larger(ranges[0] + x, leaving[1], alpha)
         shrinks, other = _larger(ranges[1] - x, leaving[0], alpha)
         both = grows.isfinite() & shrinks.isfinite()
-        return torch.where(both, (shrinks - grows) / (slope + other), 0.0)
+        step = (shrinks - grows) / (slope + other).clamp_min(1e-300)  # 0 / 0: weights of power 1 - alpha = 0
+        return torch.where(both, step, 0.0)
 
     return gap
 
@@ -133,7 +134,7 @@ def agreement(gap: Gap, start: Tensor) -> Tensor:
     warnings.warn(
         f"after {SWEEPS} steps the two sides of some unit class still differ by {2 * left:.2g} of their ranges; the "
         "function is kept all the same, and calling balance_ again does not help: use criterion='path'",
-        stacklevel=4,
+        stacklevel=5,
     )
     return x.exp()
 
