@@ -49,7 +49,12 @@ class HiddenMarkov:
         from hmmlearn.hmm import CategoricalHMM
 
         model: Any = CategoricalHMM(
-            self.states, n_iter=self.iterations, random_state=self.seed, n_features=A, tol=0.01
+            self.states,
+            n_iter=self.iterations,
+            random_state=self.seed,
+            n_features=A,
+            tol=0.01,
+            implementation="scaling",  # ten times as fast as with logarithms
         )
         model.fit(np.asarray(x).reshape(-1, 1))
         self.start_: Array = np.ascontiguousarray(model.startprob_)
