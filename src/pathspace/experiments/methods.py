@@ -409,13 +409,8 @@ GROUPS: dict[str, dict[str, Method]] = {
 METHODS = {name: method for group in GROUPS.values() for name, method in group.items()}
 
 
-MAIN_METHODS = (
-    "sgd",
-    "adam",
-    "path-sgd",
-    "balanced-sgd",
-    "balanced-adam",
-)  # what a comparison shows by default
+# what a comparison shows by default: the rules that people use, each on the weights and made invariant
+MAIN_METHODS = ("sgd", "path-sgd", "adamw", "path-adam", "muon", "path-muon")
 
 
 def method(name: str, where: str = "--methods") -> Method:
