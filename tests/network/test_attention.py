@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
+from pathspace.network.written_out import multi_head_attention
 
 WIDTH, HEADS, STEPS, WORDS = 8, 2, 4, 5
 SIZE = WIDTH // HEADS
@@ -121,6 +122,32 @@ def encoder_layer():
     return nn.Sequential(nn.Linear(3, WIDTH), layer, nn.Linear(WIDTH, 2))
 
 
+class DecoderLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.end = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2)
+        self.layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        h = self.start(x)
+        return self.end(self.layer(h, h.flip(1)))
+
+
+class SeveralHeads(nn.Module):
+    """`nn.MultiheadAttention` with a mask, by default with weights that nobody reads."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.start, self.end = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2)
+        self.attention, self.weights = nn.MultiheadAttention(WIDTH, HEADS, **options), True
+
+    def forward(self, x, padding=None):
+        h = self.start(x).transpose(0, 1)
+        mask = torch.ones(len(h), len(h), dtype=torch.bool).triu(1)
+        h, _ = self.attention(h, h, h, key_padding_mask=padding, attn_mask=mask, need_weights=self.weights)
+        return self.end(h.transpose(0, 1))
+
+
 def tokens():
     return torch.randint(WORDS, (3, STEPS), generator=torch.Generator().manual_seed(1))
 
@@ -138,8 +165,11 @@ BLOCKS = {  # the model, its input, and its unit classes
     # keys of one group, by pairs of dimensions; values of one group; the linear side of the gate
     "Llama": (Llama, tokens, 3 * NORM + SIZE // 2 + SIZE + 12),
     "ViT": (ViT, lambda: normal(3, 1, 4, 4), 2 * NORM + QK + V),
-    # its attention is cut; of its norms, which stand behind the sums, the last one has nothing beside it
-    "encoder layer": (encoder_layer, lambda: normal(3, STEPS, 3), 12 + NORM),
+    # of its norms, which stand behind the sums, the last one has nothing beside it
+    "encoder layer": (encoder_layer, lambda: normal(3, STEPS, 3), QK + V + 12 + NORM),
+    "decoder layer": (DecoderLayer, lambda: normal(3, STEPS, 3), 2 * (QK + V) + 12 + NORM),
+    # what enters it and what leaves it are free, too
+    "several heads in one call": (SeveralHeads, lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
 }
 
 
@@ -183,6 +213,42 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
     for second, kappa in enumerate(kappas):
         for key, now in ps.paths.kappa(network, second_term=bool(second)).items():
             assert torch.equal(now * network.edge_factors(key, factors).square(), kappa[key])
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": WIDTH, "vdim": WIDTH}, {"dropout": 0.1}])
+@pytest.mark.parametrize("weights", [True, False])
+def test_several_heads_in_one_call_are_those_written_out(options, weights):
+    """The library's own way to write it gives what torch's does."""
+    torch.manual_seed(0)
+    model = SeveralHeads(**options).double().eval()
+    model.weights = weights
+    x, padding = normal(3, STEPS, 3).double(), torch.zeros(3, STEPS, dtype=torch.bool)
+    padding[1, 2:] = True
+    attention, h = model.attention, model.start(x).transpose(0, 1)
+    seen = {}
+
+    def note(query, key, value, *args, **kwargs):
+        seen["call"] = ((query, key, value, *args), kwargs)
+        return torch_own(query, key, value, *args, **kwargs)
+
+    torch_own = functional.multi_head_attention_forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "multi_head_attention_forward", note)
+        theirs = attention(h, h, h, key_padding_mask=padding, need_weights=weights)
+    args, kwargs = seen["call"]
+    for ours, other in zip(multi_head_attention(*args, **kwargs), theirs, strict=True):
+        assert (ours is None) == (other is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, other, rtol=1e-12, atol=1e-14)
+    network = ps.trace(model, (x, padding))
+    assert network.num_classes == QK + V + 2 * WIDTH
+    assert not network.outside
+
+
+def test_what_it_has_beyond_masks_is_a_cut():
+    network = ps.trace(SeveralHeads(add_bias_kv=True), normal(3, STEPS, 3))
+    assert [cut.operation for cut in network.cuts] == ["multi_head_attention_forward"]
+    assert "attention.in_proj_weight" in network.outside
 
 
 def test_queries_and_keys_are_inverse_to_each_other():
@@ -237,7 +303,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("rule", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT", "encoder layer"])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT", "encoder layer", "several heads in one call"])
 def test_optimizers_are_bitwise_invariant(name, rule):
     model, x, _ = made(name, torch.float32)
     report = ps.rescaling.check_invariance(

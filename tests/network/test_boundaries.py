@@ -273,7 +273,7 @@ PARTS = {
         parametrizations.weight_norm(nn.Linear(4, 4)), nn.Unflatten(0, (1, 1))
     ),
     "bilinear": lambda: Twice(nn.Bilinear(4, 4, 4)),
-    "attention": lambda: Thrice(nn.MultiheadAttention(4, 2)),
+    "attention": lambda: Thrice(nn.MultiheadAttention(4, 2, add_bias_kv=True)),
 }
 
 

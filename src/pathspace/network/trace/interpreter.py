@@ -36,6 +36,7 @@ from pathspace.network.trace.functions import (
 from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
+from pathspace.network.written_out import WRITTEN_OUT
 
 
 class Interpreter(TorchFunctionMode):
@@ -83,6 +84,13 @@ class Interpreter(TorchFunctionMode):
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(name, *_explain("to_sparse"))
+        if name in WRITTEN_OUT and not recorder.strict:
+            begun = len(recorder.operations)
+            try:
+                with self:
+                    return WRITTEN_OUT[name](*args, **kwargs)
+            except UntraceableError:  # some of it cannot be followed: cut at all of it
+                del recorder.operations[begun:]
         batches = tuple(
             [None if v is None else v.batch for v in traced]
         )  # now: a rule may rebind its arguments
