@@ -1,9 +1,10 @@
 """Time and memory of a ReLU recurrent layer relative to torch.nn.RNN, forward and backward.
 
 Copies of one layer take turns in one process, and the speed is the median of the ratios of neighbouring passes,
-torch.nn.RNN's time to ours. GFLOP/s counts the products alone, T B H (6 H + 4 D); the peak is what
-fused multiplications of the nearest cache reach in between, on the same clock. ``--clock cpu`` counts the process's own
-time, which others on the machine do not count in. Prints one JSON line per size.
+torch.nn.RNN's time to ours. GFLOP/s counts the products alone, T B H (6 H + 4 D); those of the loops leave out Python
+and autograd around them. The peak is what fused multiplications of the nearest cache reach right after, on the same
+clock. ``--clock cpu`` counts the process's own time, which others on the machine do not count in. Prints one JSON line
+per size.
 
     python benchmarks/rnn_layer.py --output benchmarks/results/rnn-layer-cpu.json --figure docs/images/rnn-layer.png
     python benchmarks/rnn_layer.py --instructions avx2
@@ -100,6 +101,30 @@ def peak(clock: Callable[[], float]) -> Callable[[], float]:
     return measure
 
 
+def in_loops(run: Callable[[], None], clock: Callable[[], float], passes: int = 25) -> float:
+    """The median of the seconds that a pass spends in the compiled loops, without Python and autograd around them."""
+    from pathspace.nn.kernels import compiled
+
+    spent, before = [0.0], (compiled.forward, compiled.backward)
+
+    def watched(loop: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            begin = clock()
+            loop(*arguments)
+            spent[-1] += clock() - begin
+
+        return call
+
+    compiled.forward, compiled.backward = map(watched, before)
+    try:
+        for _ in range(passes):
+            run()
+            spent.append(0.0)
+    finally:
+        compiled.forward, compiled.backward = before
+    return statistics.median(spent[:-1])
+
+
 def memory(size: tuple[int, int, int, int]) -> list[int]:
     """Bytes that a forward pass keeps for the backward one, of torch.nn.RNN and of ours."""
     _, B, T, D = size
@@ -131,6 +156,7 @@ def measure(size: tuple[int, int, int, int], clock: Callable[[], float], seconds
     ours_seconds = [r * t for r, t in zip(ratios, times, strict=True)]
     rate = T * B * H * (6 * H + 4 * D) * 1e-9
     peaks = [top() for _ in range(9)]
+    loops = rate / in_loops(passes(ours, size), clock, max(5, min(25, pairs)))
     reached = rate / statistics.median(ours_seconds)
     speeds = sorted(1 / ratio for ratio in ratios)
     kept = memory(size)
@@ -141,7 +167,7 @@ def measure(size: tuple[int, int, int, int], clock: Callable[[], float], seconds
         "quartiles": [round(speeds[len(speeds) // 4], 2), round(speeds[3 * len(speeds) // 4], 2)],
         "gflops": round(reached, 1), "plain_gflops": round(rate / statistics.median(times), 1),
         "peak_gflops": round(statistics.median(peaks), 1),
-        "part_of_peak": round(reached / statistics.median(peaks), 3),
+        "loops_gflops": round(loops, 1), "loops_part_of_peak": round(loops / statistics.median(peaks), 3),
         "saved_bytes": kept[1], "plain_saved_bytes": kept[0], "threads": torch.get_num_threads(),
         **paired.versions(),
     }  # fmt: skip
@@ -164,6 +190,9 @@ def draw(figures: list[dict[str, Any]], path: Path) -> None:
         # states are written and read, inputs read twice, and matrices stay in the caches
         per_byte = [(6 * f["H"] + 4 * f["D"]) * f["H"] / (4 * (3 * f["H"] + 2 * f["D"])) for f in some]
         axes.plot(per_byte, [f["gflops"] for f in some], mark, color="C0", label=f"ps.nn.RNN, {name}")
+        axes.plot(
+            per_byte, [f["loops_gflops"] for f in some], mark, color="C2", label=f"its loops alone, {name}"
+        )
         axes.plot(per_byte, [f["plain_gflops"] for f in some], mark, color="C1", mfc="none",
                   label=f"torch.nn.RNN, {name}")  # fmt: skip
         axes.axhline(statistics.median(f["peak_gflops"] for f in some), color="0.6", lw=0.8)
