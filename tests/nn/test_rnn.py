@@ -432,3 +432,17 @@ def test_compiles_as_pytorchs():
     fast, plain = pair(3, 4)
     x = torch.randn(4, 2, 3)
     torch.testing.assert_close(torch.compile(fast, backend="eager")(x), plain(x))
+
+
+def test_runs_as_pytorch_without_numba(monkeypatch):
+    from pathspace.nn import rnn
+
+    fast, plain = pair(3, 4)
+    x = torch.randn(4, 2, 3)
+    monkeypatch.setattr(rnn, "find_spec", lambda name: None)
+    rnn._missing.cache_clear()
+    try:
+        assert torch.equal(fast(x)[0], plain(x)[0])
+        assert "pathspace[fast]" in fast.kernel
+    finally:
+        rnn._missing.cache_clear()
