@@ -439,7 +439,7 @@ def test_runs_as_pytorch_without_numba(monkeypatch):
 
     fast, plain = pair(3, 4)
     x = torch.randn(4, 2, 3)
-    monkeypatch.setattr(rnn, "find_spec", lambda name: None)
+    monkeypatch.setattr(rnn, "find_spec", lambda _name: None)
     rnn._missing.cache_clear()
     try:
         assert torch.equal(fast(x)[0], plain(x)[0])

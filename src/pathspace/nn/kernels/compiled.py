@@ -20,6 +20,7 @@ from pathspace.nn.kernels.tile import HEAD, PRODUCT, on_its_own, tile, vector_by
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
 """Bytes of a vector on this processor; 0 if it has none that the kernel can use."""
 
+# Numba keeps what it compiled by the date of this file alone: touch it with every change of tile.py.
 # Blocks of 8 x 3 vectors fit the 32 registers of AVX-512, of 6 x 2 the 16 of AVX2.
 _WIDTH = WIDTH or 32
 _ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (6, 2, 2)
