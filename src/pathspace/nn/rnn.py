@@ -16,8 +16,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-FEWEST, LARGEST = 6, 512
-"""Steps below which, and units above which PyTorch is the faster one."""
+FEWEST = 6
+"""Steps below which PyTorch is the faster one."""
+LARGEST = {"AVX-512": 512, "AVX2": 256}
+"""Units above which it is."""
 
 
 class RNN(nn.RNN):
@@ -33,9 +35,9 @@ class RNN(nn.RNN):
 
     The loops need Numba (``pip install 'pathspace[fast]'``) and a processor with AVX2. Where they do not apply, the
     layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
-    units or fewer than 6 steps, for second derivatives, and under ``torch.func``, ``torch.compile``, ``torch.export``,
-    ``torch.jit.trace``, autocast and whatever else looks at operations, as ``pathspace.trace`` does. :attr:`kernel`
-    says which it was.
+    units (256 with AVX2) or fewer than 6 steps, for second derivatives, and under ``torch.func``, ``torch.compile``,
+    ``torch.export``, ``torch.jit.trace``, autocast and whatever else looks at operations, as ``pathspace.trace`` does.
+    :attr:`kernel` says which it was.
 
     States are saved for the gradient as they are returned: to change them in place before the gradient is computed
     (``nn.Dropout(inplace=True)``) is refused by autograd.
@@ -119,8 +121,6 @@ class RNN(nn.RNN):
         """Why no call of this layer may run in the compiled loops."""
         if self.mode != "RNN_RELU":
             return f"the nonlinearity is {self.nonlinearity}"
-        if self.hidden_size > LARGEST:
-            return f"{self.hidden_size} units, and PyTorch is faster above {LARGEST}"
         weight = self._flat_weights[0]
         if weight is None or type(weight) not in (Tensor, nn.Parameter):
             return "weights are not plain tensors"
@@ -128,7 +128,12 @@ class RNN(nn.RNN):
             return f"parameters are on {weight.device}"
         if weight.dtype not in (torch.float32, torch.float64):
             return f"parameters are of {weight.dtype}"
-        return _missing()
+        missing = _missing()
+        if missing:
+            return missing
+        largest = LARGEST[_loops().instructions()]
+        many = f"{self.hidden_size} units, and PyTorch is faster above {largest}"
+        return many if self.hidden_size > largest else None
 
     def _unfit(self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None) -> str | None:
         """Why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
