@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, traced
-from pathspace.rescaling.criteria import agreement, range_gap, rounded_edges
+from pathspace.rescaling.criteria import Scales, agreement, range_gap, rounded_edges
 
 CRITERIA = ["range", "activations"]
 
@@ -237,7 +237,7 @@ def test_a_feed_forward_network_has_one_member_of_equal_ranges(name):
     torch.manual_seed(3)
     network = scrambled(build().double(), torch.randn(*shape, dtype=torch.float64))
     ones = torch.ones(network.num_classes, dtype=torch.float64)
-    gap = range_gap(rounded_edges(network, ones))
+    gap = range_gap(rounded_edges(network, ones), Scales.of(network, ones.device))
     first = agreement(gap, torch.zeros_like(ones))
     for seed in range(5):
         start = 5 * torch.randn(len(ones), dtype=torch.float64, generator=generator(seed))
@@ -456,3 +456,48 @@ def test_calibration_that_takes_another_way_is_refused():
     network = ps.trace(Steps(), torch.zeros(2, 4, 2))
     with pytest.raises(ps.network.UnmatchedForwardError, match="trac"):
         balance(network, torch.zeros(2, 6, 2), "activations")
+
+
+class Product(nn.Module):
+    """relu(A x) times B x, or relu(A x) squared, and C of it."""
+
+    def __init__(self, *, gated):
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.b = nn.Linear(6, 8) if gated else None
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.c(h * h if self.b is None else h * self.b(x))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("criterion", ["range", "activations"])
+def test_a_product_counts_for_each_of_its_factors(gated, criterion):
+    """What reads a product is what leaves both of its factors, its values are those of both."""
+    torch.manual_seed(0)
+    x, ends = torch.randn(32, 6, dtype=torch.float64), []
+    for rescaled in (False, True):
+        torch.manual_seed(1)
+        model = Product(gated=gated).double()
+        expected = model(x)
+        network = ps.trace(model, x)
+        if rescaled:
+            ps.rescaling.random_rescale_(network, generator=generator(2))
+        calibration = {"calibration": x} if criterion == "activations" else {}
+        ps.rescaling.balance_(network, criterion=criterion, **calibration)
+        assert_close(model(x), expected)
+        ends.append([p.detach().clone() for p in model.parameters()])
+        leaves = model.c.weight.abs().amax(0)
+        if criterion == "range":
+            assert_close(model.a.weight.abs().amax(1), leaves)
+            if model.b is not None:
+                assert_close(model.b.weight.abs().amax(1), leaves)
+        else:
+            h = torch.relu(model.a(x))
+            values = (h * (h if model.b is None else model.b(x))).abs().amax(0)
+            alive = values > 0  # without values a unit stays where it is
+            assert alive.sum() > 6
+            assert_close(values[alive], leaves[alive])
+    # scales of both factors of a product that only their own weights tell apart stay those of the balanced member
+    assert_close(ends[0], ends[1])

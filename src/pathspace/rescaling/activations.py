@@ -17,7 +17,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay, replay
-from pathspace.rescaling.criteria import by_sign, note_largest_
+from pathspace.rescaling.criteria import Scales, note_largest_
 
 Statistic = Literal["largest", "mean"]
 STATISTICS: tuple[str, ...] = ("largest", "mean")
@@ -28,21 +28,21 @@ _GROUPS = 6  # the place of this argument of a convolution
 
 
 def log_ranges(
-    network: Network, calibration: Any, statistic: Statistic, factors: Tensor
-) -> tuple[Tensor, Tensor]:
+    network: Network, scales: Scales, calibration: Any, statistic: Statistic, factors: Tensor
+) -> Tensor:
     """log max |h_c|, or of the largest mean |h| of the units of c.
 
     The model runs once, in float64 and in its evaluation form, on a copy.
 
     Args:
         network: a traced network.
+        scales: of it.
         calibration: what the model is called with; of the traced shapes, but for the number of examples.
         statistic: ``"largest"`` or ``"mean"``.
         factors: of a rescaling, float64 ``[C]``: the ranges are those after it, though it is not done.
 
     Returns:
-        Of the units that have the scale of their class, and of those that have the inverse one, float64 ``[C]`` each;
-        -inf where there are none, or all values are zero.
+        A table by label (see :class:`Scales`), float64; -inf where there are no units, or all values are zero.
 
     Raises:
         UnmatchedForwardError: the forward pass on these data is not the traced one.
@@ -50,24 +50,20 @@ def log_ranges(
     """
     with torch.no_grad():
         replayed = replay(network, calibration, wide=True)
-        read, units = (by_sign(of(network, replayed, statistic)) for of in (_read, _units))
-    unread = (read[0] == 0) & (read[1] == 0)
-    sizes = [torch.where(unread, one, other) for one, other in zip(units, read, strict=True)]
-    if any(bool((side.isnan() | side.isposinf()).any()) for side in sizes):
+        read, units = (of(network, replayed, statistic, scales.table(factors, 0.0)) for of in (_read, _units))
+    sides = scales.by_sign(read)
+    unread = torch.nn.functional.pad((sides[0] == 0) & (sides[1] == 0), (1, len(scales.monomials)))
+    sizes = torch.where(unread[scales.labels.abs()], units, read)
+    if bool((sizes.isnan() | sizes.isposinf()).any()):
         raise ValueError(
             "on the calibration data a unit has values that are not finite: leave such examples out"
         )
-    return (sizes[0] * factors).log(), (sizes[1] / factors).log()
+    return (sizes * network.scale_of(factors, scales.labels)).log()
 
 
-def _table(network: Network) -> Tensor:
-    device = next(iter(network.parameters.values())).device
-    return torch.zeros(2 * network.num_classes + 1, dtype=torch.float64, device=device)
-
-
-def _read(network: Network, replayed: Replay, statistic: Statistic) -> Tensor:
+def _read(network: Network, replayed: Replay, statistic: Statistic, table: Tensor) -> Tensor:
     """By label, what enters weights."""
-    table, names = _table(network), {id(leaf): name for name, leaf in replayed.leaves.items()}
+    names = {id(leaf): name for name, leaf in replayed.leaves.items()}
     for use in replayed.uses:
         name = names.get(id(use.args[1])) if len(use.args) > 1 else None
         sizes = None if name is None or use.kwargs else _entering(use, statistic)
@@ -99,9 +95,8 @@ def _entering(use: Use, statistic: Statistic) -> Tensor | None:
     )
 
 
-def _units(network: Network, replayed: Replay, statistic: Statistic) -> Tensor:
+def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tensor) -> Tensor:
     """By label, the values of units before their activation."""
-    table = _table(network)
     for key, node in replayed.nodes.items():
         # inside a recurrent layer its weights say more; outputs have no class
         if len(key) == 1 and key[0] in network.program.nodes:

@@ -21,6 +21,7 @@ from pathspace.rescaling.activations import STATISTICS, Statistic, log_ranges
 from pathspace.rescaling.criteria import (
     CRITERIA,
     Criterion,
+    Scales,
     activation_gap,
     agreement,
     range_gap,
@@ -168,12 +169,12 @@ def _factors(
     factors = balancing_factors(network)
     if criterion == "path":
         return factors
-    edges = rounded_edges(network, factors)
+    edges, scales = rounded_edges(network, factors), Scales.of(network, factors.device)
     if criterion == "range":
-        return factors * agreement(range_gap(edges), torch.zeros_like(factors))
+        return factors * agreement(range_gap(edges, scales), torch.zeros_like(factors))
     # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of them changes.
-    there, inverse = log_ranges(network, calibration, "largest" if statistic is None else statistic, factors)
-    gap = activation_gap(edges, (there, inverse), 0.5 if alpha is None else alpha)
+    ranges = log_ranges(network, scales, calibration, "largest" if statistic is None else statistic, factors)
+    gap = activation_gap(edges, scales, ranges, 0.5 if alpha is None else alpha)
     return factors * agreement(gap, torch.zeros_like(factors))
 
 

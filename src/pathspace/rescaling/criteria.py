@@ -42,6 +42,55 @@ Gap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Scales:
+    """What labels stand for: scales of classes, products of them, and inverses (see ``Network.scale_of``).
+
+    A table by label has 2 L + 1 places, for the labels 0, 1, ..., L, -L, ..., -1.
+
+    Attributes:
+        classes: C.
+        monomials: the factors of the products, labels ``[L - C, n]``.
+    """
+
+    classes: int
+    monomials: Tensor
+
+    @staticmethod
+    def of(network: Network, device: torch.device) -> Scales:
+        """Those of a network."""
+        return Scales(network.num_classes, network.monomials.to(device))
+
+    @property
+    def labels(self) -> Tensor:
+        """All of them, in the order of a table."""
+        largest = self.classes + len(self.monomials)
+        order = torch.arange(2 * largest + 1, device=self.monomials.device)
+        return torch.where(order > largest, order - len(order), order)
+
+    def log(self, x: Tensor, labels: Tensor) -> Tensor:
+        """log of the scale that each label stands for, from log s ``[C]``."""
+        table = torch.cat([x.new_zeros(1), x])
+        table = torch.cat([table, (self.monomials.sign() * table[self.monomials.abs()]).sum(-1)])
+        return labels.sign() * table[labels.abs()]
+
+    def table(self, like: Tensor, fill: float) -> Tensor:
+        """A table of one number, float64."""
+        return like.new_full((2 * (self.classes + len(self.monomials)) + 1,), fill, dtype=torch.float64)
+
+    def by_sign(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """What a table has for the classes, of their scales and of the inverse ones; a product's is each factor's."""
+        largest, C = len(table) // 2, self.classes
+        values = torch.stack([table[1 : largest + 1], table[largest + 1 :].flip(0)])
+        result = values[:, :C].clone()
+        for factor in self.monomials.unbind(-1):
+            used, one = factor != 0, values[:, C:]
+            one = torch.where(factor < 0, one.flip(0), one)[:, used]
+            place = (factor[used].abs() - 1).expand(2, -1)
+            result.scatter_reduce_(1, place, one, "amax")
+        return result[0], result[1]
+
+
+@dataclass(frozen=True)
 class Edges:
     """The rounded weights of one parameter.
 
@@ -72,11 +121,11 @@ def rounded_edges(network: Network, factors: Tensor) -> list[Edges]:
     return found
 
 
-def range_gap(edges: Sequence[Edges]) -> Gap:
+def range_gap(edges: Sequence[Edges], scales: Scales) -> Gap:
     """Of the criterion "range". Where one side has no weight that is rounded, 1 stands for it."""
 
     def gap(x: Tensor) -> Tensor:
-        entering, leaving = _largest(edges, x)
+        entering, leaving = _largest(edges, scales, x)
         # of units that have the inverse scale, what leaves grows, and what enters shrinks
         grows, shrinks = torch.maximum(entering[0], leaving[1]), torch.maximum(leaving[0], entering[1])
         enters, leaves = grows.isfinite(), shrinks.isfinite()
@@ -86,20 +135,21 @@ def range_gap(edges: Sequence[Edges]) -> Gap:
     return gap
 
 
-def activation_gap(edges: Sequence[Edges], ranges: tuple[Tensor, Tensor], alpha: float) -> Gap:
+def activation_gap(edges: Sequence[Edges], scales: Scales, ranges: Tensor, alpha: float) -> Gap:
     """Of the criterion "activations". A class that lacks one of the sides stays where it is.
 
     Args:
         edges: the rounded weights.
-        ranges: log of the ranges of the values of every class, of units that have its scale and of those that have the
-            inverse one (queries and keys), float64 ``[C]`` each; -inf where there are none.
+        scales: of the network.
+        ranges: log of the ranges of the values at every label, a table; -inf where there are none.
         alpha: strength, in (0, 1].
     """
 
     def gap(x: Tensor) -> Tensor:
-        _, leaving = _largest(edges, x)
-        grows, slope = _larger(ranges[0] + x, leaving[1], alpha)
-        shrinks, other = _larger(ranges[1] - x, leaving[0], alpha)
+        _, leaving = _largest(edges, scales, x)
+        values = scales.by_sign(ranges + scales.log(x, scales.labels))
+        grows, slope = _larger(values[0], leaving[1], alpha)
+        shrinks, other = _larger(values[1], leaving[0], alpha)
         both = grows.isfinite() & shrinks.isfinite()
         step = (shrinks - grows) / (slope + other).clamp_min(1e-300)  # 0 / 0: weights of power 1 - alpha = 0
         return torch.where(both, step, 0.0)
@@ -139,37 +189,26 @@ def agreement(gap: Gap, start: Tensor) -> Tensor:
     return x.exp()
 
 
-def _largest(edges: Sequence[Edges], x: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _largest(edges: Sequence[Edges], scales: Scales, x: Tensor) -> list[tuple[Tensor, Tensor]]:
     """log of the largest |w| that enters every class, and that leaves it; -inf where there is none.
 
     Each of them at units that have the scale of the class, and at those that have the inverse one.
     """
-    at = [x.new_full((2 * len(x) + 1,), -torch.inf) for _ in range(2)]
+    at = [scales.table(x, -torch.inf) for _ in range(2)]
     for edge in edges:
-        values = edge.log + log_scale(x, edge.target) - log_scale(x, edge.source)
+        values = edge.log + scales.log(x, edge.target) - scales.log(x, edge.source)
         for table, labels in zip(at, (edge.target, edge.source), strict=True):
             note_largest_(table, values, labels)
-    return [by_sign(table) for table in at]
-
-
-def log_scale(x: Tensor, labels: Tensor) -> Tensor:
-    """log of the scale that each label stands for (see ``network.scale_of``)."""
-    return labels.sign() * torch.cat([x.new_zeros(1), x])[labels.abs()]
+    return [scales.by_sign(table) for table in at]
 
 
 def note_largest_(table: Tensor, values: Tensor, labels: Tensor) -> None:
-    """Put the largest value of every label -C, ..., C into a table of 2 C + 1 places, negative labels at its end."""
+    """Put the largest value of every label into a table by label (see :class:`Scales`)."""
     labels = _of_dims(labels, values.dim())
     alone = [d for d in range(values.dim()) if labels.shape[d] == 1 < values.shape[d]]
     values = values.amax(alone, keepdim=True) if alone else values
     places = labels.expand(torch.broadcast_shapes(labels.shape, values.shape)).remainder(len(table))
     table.scatter_reduce_(0, places.reshape(-1), values.expand(places.shape).reshape(-1), "amax")
-
-
-def by_sign(table: Tensor) -> tuple[Tensor, Tensor]:
-    """What a table of :func:`note_largest_` has for the classes, of their scales and of the inverse ones."""
-    classes = len(table) // 2
-    return table[1 : classes + 1], table[classes + 1 :].flip(0)
 
 
 def _of_dims(labels: Tensor, dims: int) -> Tensor:
