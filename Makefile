@@ -19,7 +19,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[experiments,sequences,dev]'
 	@touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo ## Train a ReLU RNN on real digits with five methods and print where the report lies
+demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (three minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
 test: $(VENV)/.dev ## Check style and types, then run the tests (about 5 minutes on two cores)

@@ -106,7 +106,7 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     ]
     text = "\n".join(lines)
     assert all(f"{name}: " in text for name in recipe_names())
-    assert "    default    0.03  docs/results/compare.md" in text
+    assert "    default     0.1  docs/results/compare.md" in text
     assert "small  see winner-mnist, winner-characters, winner-adding" in text
 
 
