@@ -96,6 +96,15 @@ class OnDevice(Tensor):
     def data_ptr(self) -> int:
         return self.values.data_ptr()
 
+    @property
+    def data(self) -> Tensor:
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: OnDevice) -> None:
+        torch.Tensor.data.__set__(self, other)
+        self.values = other.values
+
 
 class _Generator(torch.Generator):
     """A generator that says it is on the device; it draws what the CPU's does."""
