@@ -92,7 +92,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"tuning_epochs": -1}, "'tuning_epochs' is -1: give a whole number"),
         ({"refresh_every": 0}, "'refresh_every' is 0: give a whole number from 1 on"),
         ({"rescale_factor": 0.5}, "'rescale_factor' is 0.5: give 0, or 1 or more"),
-        ({"baselines": ["muon"]}, "give some of the methods"),
+        ({"baselines": ["soap"]}, "give some of the methods"),
         ({"task": "chess"}, "Unknown task 'chess'"),
         ({"task": 3}, "give the name of one task"),
         ({"task_options": 3}, "give a table"),
