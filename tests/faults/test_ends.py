@@ -50,6 +50,7 @@ def test_no_traceback_reaches_a_user(monkeypatch, capsys, error, says, code):
 # Both signals come when they hurt most: the second one while the first one is being put away.
 TWICE = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell ignores it
 from pathspace import cli
 from pathspace.experiments import commands
 def run(*_, **__):
