@@ -446,3 +446,8 @@ def test_runs_as_pytorch_without_numba(monkeypatch):
         assert "pathspace[fast]" in fast.kernel
     finally:
         rnn._missing.cache_clear()
+
+
+def test_what_is_no_module_has_no_layers_to_replace():
+    with pytest.raises(TypeError, match="fast_ takes a module with its layers, not list"):
+        ps.nn.fast_([nn.RNN(2, 3, nonlinearity="relu")])  # type: ignore[arg-type]

@@ -181,12 +181,17 @@ def fast_(model: nn.Module) -> list[str]:
     Returns:
         The names of these layers in the model; that of the model itself is "".
 
+    Raises:
+        TypeError: it is no module.
+
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.RNN(4, 8, nonlinearity="relu"), torch.nn.RNN(8, 8))
         >>> ps.nn.fast_(model)
         ['0']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fast_ takes a module with its layers, not {type(model).__name__}")
     names = [
         name for name, layer in model.named_modules() if type(layer) is nn.RNN and layer.mode == "RNN_RELU"
     ]
