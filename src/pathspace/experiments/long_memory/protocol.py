@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import laid_over
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
 METHODS = (
@@ -100,16 +101,7 @@ def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    known = [item.name for item in fields(Protocol)]
-    values: dict[str, Any] = {}
-    for where, layer in layers:
-        for name, value in layer.items():
-            if name not in known:
-                raise unknown_name("setting", name, known, where)
-            if name in LISTS and not isinstance(value, list | tuple):
-                raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
-            values[name] = tuple(value) if name in LISTS else value
-    return Protocol(**values)
+    return Protocol(**laid_over(layers, [item.name for item in fields(Protocol)], lists=LISTS))
 
 
 def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:

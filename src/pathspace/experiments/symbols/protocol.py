@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import laid_over
 
 TEXTS = ("alphabet", "music", "anbn")
 LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a text's length counts
@@ -92,24 +93,8 @@ def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    known = [item.name for item in fields(Protocol)]
-    values: dict[str, Any] = {}
-    for where, layer in layers:
-        for name, value in layer.items():
-            if name not in known:
-                raise unknown_name("setting", name, known, where)
-            if name in ("lengths", "passes", "restarts"):
-                if not isinstance(value, Mapping):
-                    raise ConfigurationError(
-                        f"The setting {name!r} in {where} is {value!r}: give a table of texts."
-                    )
-                value = {**values.get(name, {}), **value}
-            elif name in ("texts", "rows", "units", "states", "depths"):
-                if not isinstance(value, list | tuple):
-                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
-                value = tuple(value)
-            values[name] = value
-    return Protocol(**values)
+    lists, tables = ("texts", "rows", "units", "states", "depths"), ("lengths", "passes", "restarts")
+    return Protocol(**laid_over(layers, [item.name for item in fields(Protocol)], lists=lists, tables=tables))
 
 
 def _check_names(

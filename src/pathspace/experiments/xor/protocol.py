@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import laid_over
 
 # name -> options of `pathspace.sequences.PCNN`
 STEPS: dict[str, dict[str, Any]] = {
@@ -83,19 +84,18 @@ def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    known = [item.name for item in fields(Protocol)]
-    values: dict[str, Any] = {}
-    for where, layer in layers:
-        for name, value in layer.items():
-            if name not in known:
-                raise unknown_name("setting", name, known, where)
-            if name == "seeds" and type(value) is int:
-                values[name] = tuple(range(Protocol.seeds[0], Protocol.seeds[0] + value))
-                continue
-            if name in LISTS and not isinstance(value, list | tuple):
-                raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
-            values[name] = tuple(value) if name in LISTS else value
-    return Protocol(**values)
+    first = Protocol.seeds[0]
+    spelled = [
+        (
+            where,
+            {
+                name: tuple(range(first, first + value)) if name == "seeds" and type(value) is int else value
+                for name, value in layer.items()
+            },
+        )
+        for where, layer in layers
+    ]
+    return Protocol(**laid_over(spelled, [item.name for item in fields(Protocol)], lists=LISTS))
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
