@@ -69,7 +69,9 @@ def balance_(
 
     A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
     brought to the member in which the mean path mass of each unit class is one instead. There balance would make up,
-    at a gain, for whatever lies behind it, and train worse than the start.
+    at a gain, for whatever lies behind it, and train worse than the start. One whose units are read at many positions,
+    as channels of a convolution are, is brought to the member in which path mass changes from layer to layer by the
+    same factor: balance would weigh a channel by the number of positions that read it.
 
     The other criteria are those of quantisation, for any traced network:
 

@@ -13,11 +13,22 @@ In a network that normalizes, by statistics of what enters, balance is no measur
 normalization are 1, and whatever lies behind a gain, such as an average over n positions, which divides path mass by n,
 would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size.
 
+Nor is it where a unit is read at many positions, as channels of a convolution are: gamma_out is a sum over positions
+then, and what is read at fewer of them, the linear layers at the end, would seem to weigh little. There the gain from
+layer to layer is made even instead: with M the path mass of one output, l_c and l'_c the mean numbers of weights on the
+paths into c and out of it,
+
+    b_c^2 = gamma_in,c / n_c / M^(l_c / (l_c + l'_c))
+
+is the path mass of one node in units of what it would be if every weight changed mass by the same factor, as in the
+starts of He, of Glorot and of PyTorch. Recurrent networks, whose paths have many lengths, keep balance.
+
 Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta = dG/dh.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +38,9 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.squared.tape import Tap
+
+_MORE = 1 + 2.0**-10
+"""By how much squares grow to tell how many weights are on a path: little, so that the longest do not lead."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +52,27 @@ class NodeMass:
         out_of: gamma_out.
         nodes: n_c, over how many nodes each is summed.
         normalized: whether the network normalizes.
+        even: M^(l / (l + l')), what a node has at an even gain; None where the gauge is another.
     """
 
     into: Tensor
     out_of: Tensor
     nodes: Tensor
     normalized: bool
+    even: Tensor | None = None
 
     def gauge(self) -> Tensor:
         """The scales b_c at which each class stands, covariant: b_c becomes s_c b_c.
 
-        Those of the balanced member, or b_c = sqrt(gamma_in / n_c) in a network that normalizes. A class that no path
-        enters has the scale of its other side, 1 / sqrt(gamma_out).
+        Those of the balanced member; in a network that normalizes b_c = sqrt(gamma_in / n_c), and at an even gain where
+        units are read at many positions. A class that no path enters has the scale of its other side, 1 /
+        sqrt(gamma_out).
         """
         balance = self.balance()
-        if not self.normalized:
+        if not self.normalized and self.even is None:
             return balance
-        return torch.where(self.into > 0, (self.into / self.nodes.clamp_min(1)).sqrt(), balance)
+        size = self.into / self.nodes.clamp_min(1)
+        return torch.where(self.into > 0, (size if self.even is None else size / self.even).sqrt(), balance)
 
     def balance(self) -> Tensor:
         """How far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
@@ -83,15 +101,36 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
     """
     source = current_values(network, parameters)
     normalized = bool(network.tape.normalizations)
+    q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
+    if not normalized:
+        q = {n: square.mul_(_share_entering(network, n)) for n, square in q.items()}
+    into, out_of, nodes, mass = _sums(network, q)
+    if not bool(torch.isfinite(into.sum() + out_of.sum())):
+        worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
+        raise FloatingPointError(
+            "the path mass of a unit class is not finite in float64: "
+            + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
+        )
+    even = None
+    if not normalized and _has_positions(network):
+        longer_in, longer_out, _, _ = _sums(network, {n: square.mul_(_MORE) for n, square in q.items()})
+        # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on a path
+        length, rest = (longer_in / into).log(), (longer_out / out_of).log()
+        # half of what enters an output, too, so that all weights count alike
+        even = torch.where((into > 0) & (out_of > 0), (mass / 2) ** (length / (length + rest)), 1.0)
+    return NodeMass(into, out_of, nodes, normalized, even)
+
+
+def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """gamma_in, gamma_out and n of every class, and the path mass of one output, from squares of the weights."""
     with torch.inference_mode(False), torch.enable_grad():
-        q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
-        if not normalized:
-            q = {n: square.mul_(_share_entering(network, n)) for n, square in q.items()}
-        q = {n: square.requires_grad_() for n, square in q.items()}
+        q = {n: square.detach().requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
-        total, values = network.tape.run(q, network.live, [node.slot for node in network.nodes], taps)
+        watched = [*(node.slot for node in network.nodes), *network.tape.outputs]
+        total, values = network.tape.run(q, network.live, watched, taps)
+        outputs = sum(value.numel() for value in values[len(network.nodes) :])
         # (labels, h, what has the gradient dG/dh)
-        masses = [(node.labels, h, h) for node, h in zip(network.nodes, values, strict=True)]
+        masses = [(node.labels, h, h) for node, h in zip(network.nodes, values, strict=False)]
         masses += [(network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps]
         masses = [mass for mass in masses if mass[2].requires_grad]
         ends = [end for _, _, end in masses]
@@ -106,14 +145,29 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         into.index_add_(0, flat.abs(), torch.where(inverse, d, h))
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
         count.index_add_(0, flat.abs(), torch.ones_like(h))
-    into, out_of = into[1:], out_of[1:]
-    if not bool(torch.isfinite(into.sum() + out_of.sum())):
-        worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
-        raise FloatingPointError(
-            "the path mass of a unit class is not finite in float64: "
-            + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
-        )
-    return NodeMass(into, out_of, count[1:], normalized)
+    return into[1:], out_of[1:], count[1:], total.detach() / max(outputs, 1)
+
+
+def _has_positions(network: Network) -> bool:
+    """Whether some operation has several nodes of one class, as at positions of an image, without recurrence in time.
+
+    In time a unit feeds itself by a parameter that is read at every step.
+    """
+    if any(instruction.recurrent for instruction in network.tape.instructions):
+        return False
+    if all(node.labels.numel() == node.labels.unique().numel() for node in network.nodes):
+        return False
+    times: Counter[int] = Counter()  # that a slot is read, through views of parameters
+    for instruction in reversed(network.tape.instructions):
+        views = instruction.outputs if instruction.of_parameter else ()
+        for slot in instruction.inputs:
+            times[slot] += sum(times[view] for view in views) if views else 1
+    shared = [
+        network.edges[leaf.name]
+        for leaf in network.tape.leaves
+        if times[leaf.slot] > 1 and leaf.name in network.edges
+    ]
+    return not any(bool(((e.target == e.source) & (e.target != 0)).any()) for e in shared)
 
 
 def _share_entering(network: Network, name: str) -> Tensor:
