@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,18 @@ def _traced(case: Case, dtype: torch.dtype) -> tuple[nn.Module, Any]:
 def listed(case: Case) -> ps.paths.Paths:
     """All paths of a case, listed once in a process: not to be changed."""
     return ps.paths.enumerate_paths(_traced(case, torch.float64)[1])
+
+
+def in_turn(
+    options: Iterable[str], networks: Sequence[str], *, everywhere: Sequence[str] = ("default",)
+) -> list[Any]:
+    """Every option with one of the networks, in turn, and those named `everywhere` with all of them."""
+    return [
+        (chosen, name)
+        for number, chosen in enumerate(options)
+        for place, name in enumerate(networks)
+        if chosen in everywhere or number % len(networks) == place
+    ]
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -172,7 +172,8 @@ def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: An
     rules = {key: value for key, value in fixed.items() if key not in metric | clip}
 
     def make(parameters: Parameters, network: Any, **options: Any) -> torch.optim.Optimizer:
-        kind, geometry = getattr(torch.optim, rule), ps.metrics.Path(**metric)
+        changed = {key: options.pop(key) for key in options.keys() & ours}
+        kind, geometry = getattr(torch.optim, rule), ps.metrics.Path(**{**metric, **changed})
         return ps.optim.Invariant(parameters, network, kind, metric=geometry, **clip, **{**rules, **options})
 
     def plain_rule(parameters: list[Tensor]) -> torch.optim.Optimizer:

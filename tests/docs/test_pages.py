@@ -27,6 +27,12 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 TINY = ["--epochs", "1"]
 TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
 TINY_TASKS = {
+    "pathspace compare": {
+        "model_options.hidden": 8,
+        "tuning_seeds": 1,
+        "tuning_epochs": 1,
+        "batch_size": 200,
+    },
     "language-models": {
         "task_options.train_size": 5000,
         "task_options.validation_size": 2000,

@@ -47,10 +47,29 @@ def start_for(method: str) -> str:
     return "rescaled" if METHODS[method].model in ("", *RESCALABLE) else "default"
 
 
+# Rules of another method on another model, from another start or at another rate: `make test-all` resumes them, too.
+AS_ANOTHER = {
+    "adamw": "adam",
+    "path-sgd-published-both": "path-sgd-published",
+    "g-adam-published": "g-sgd-published",
+    "balanced-adamw": "balanced-adam",
+    "balanced-soap": "balanced-adam",
+    "balanced-muon": "balanced-adam",
+    "irnn-adam": "irnn-sgd",
+    "irnn-path-sgd-short": "path-sgd-short",
+    "irnn-path-sgd-short-both": "path-sgd-short-both",
+    "tanh-sgd": "tanh-adam",
+    "lstm-sgd": "lstm-adam",
+    "ddp-norm-centred": "ddp-norm",
+    "moment-norm": "ddp-norm",
+}
+RESUMED = [pytest.param(m, 0.9, marks=pytest.mark.slow if m in AS_ANOTHER else ()) for m in METHODS]
+
+
 @pytest.mark.parametrize(
     ("method", "momentum"),
     [
-        *((method, 0.9) for method in METHODS),
+        *RESUMED,
         *((method, 0.0) for method in ("sgd", "path-sgd", "g-sgd", "ddp-sgd")),
     ],
 )
@@ -127,14 +146,19 @@ def test_runs_are_reproducible_and_leave_the_caller_alone(tiny_config: Config, t
     assert not same(one, run(tiny_config(seed=1), tiny_task))
 
 
-CLIPPED = {"momentum": 0.9, "clip_norm": 0.5}
+CLIPPED = {
+    "momentum": 0.9,
+    "clip_norm": 0.5,
+    "refresh_every": 3,
+    "epochs": 3,
+}  # two refreshes in twelve steps
 
 
 @pytest.mark.parametrize(
     ("method", "options"),
     [
         *((name, CLIPPED) for name, entry in METHODS.items() if entry.invariant),
-        *((name, {}) for name in ("path-sgd", "path-adam", "g-sgd", "ddp-sgd")),
+        *((name, {"epochs": 6}) for name in ("path-sgd", "path-adam", "g-sgd", "ddp-sgd")),
     ],
 )
 def test_invariant_methods_give_the_same_curve_from_a_rescaled_start(
@@ -142,7 +166,7 @@ def test_invariant_methods_give_the_same_curve_from_a_rescaled_start(
 ) -> None:
     rate = 1e-6 if method == "g-sgd-published" else 0.01  # its multipliers are as large
     balanced, rescaled = (
-        run(tiny_config(method, start, rate, epochs=5, rescale_exponent=10, **options), tiny_task)
+        run(tiny_config(method, start, rate, rescale_exponent=10, **options), tiny_task)
         for start in ("balanced", "rescaled")
     )
     assert balanced.losses == rescaled.losses
@@ -259,7 +283,10 @@ def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_
 def test_weight_decay_shrinks_the_weights_of_every_method(tiny_config: Config, tiny_task: Task) -> None:
     for method in METHODS:
         free, decayed = (
-            run(tiny_config(method, start_for(method), 0.01, epochs=1, weight_decays=[decay]), tiny_task)
+            run(
+                tiny_config(method, start_for(method), 0.01, epochs=1, batch_size=32, weight_decays=[decay]),
+                tiny_task,
+            )
             for decay in (0.0, 50.0)
         )
         assert free.losses[0] == decayed.losses[0]

@@ -343,6 +343,7 @@ TINY = {
     "tuning_seeds": 2,
     "together": 4,
     "test_size": 50,
+    "steps_per_length": 8,
 }
 COMMAND = ["reproduce", "long-memory", "--size", "smoke", "--workers", "1"]
 COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={json.dumps(value)}")]

@@ -87,16 +87,17 @@ CHANGES = {"train": 45, "compare": 200, "fit": 60, "fit-restarts": 60}
 """How often about a command changes a file; the others do so three times."""
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "fit", "fit-restarts", "compress"])
+# The slow tests kill all of them. A fit that restarts is a fit, and a comparison trains.
+@pytest.mark.parametrize("name", ["train", "compare", "fit-restarts", "compress"])
 def test_a_command_that_dies_goes_on_to_the_same_result(name, here, undisturbed):
     whole = undisturbed(name)
-    for moment in moments(name, 3 if name == "compare" else 4, CHANGES.get(name, 3)):
+    for moment in moments(name, 2 if name == "compare" else 3, CHANGES.get(name, 3)):
         code, said = in_child(here, COMMANDS[name], dies_at(moment))
         assert code == -signal.SIGKILL, said
     assert finish(name, here) == whole
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "fit", "compress"])
+@pytest.mark.parametrize("name", ["train", "fit", "compress"])
 def test_two_ctrl_cs_end_a_command_quietly(name, here, undisturbed):
     whole = undisturbed(name)
     for later, moment in enumerate(moments(f"Ctrl-C {name}", 2, CHANGES.get(name, 3)), start=1):

@@ -65,7 +65,7 @@ def test_threads_find_what_one_finds_and_leave_the_process_as_it_was():
 
     def work(i):
         start.wait()
-        for _ in range(4):
+        for _ in range(2):
             found[i] = results(*made[i])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(made))]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, trace
+from cases import BY_NAME, call, in_turn, mlp, trace, traced
 from fixture_nets import NETS, load
 
 
@@ -113,13 +113,17 @@ def train(rule, model, case, steps=5):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["mlp", "rnn", "tied characters"])
-@pytest.mark.parametrize(("kind", "chosen", "options"), OPTIONS, ids=IDS)
-def test_option_is_the_rule_written_out(kind, chosen, options, name):
-    case = BY_NAME[name]
+EVERYWHERE = ("PathAdam default", "PathGradientAdam default")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"), in_turn(IDS, ("mlp", "rnn", "tied characters"), everywhere=EVERYWHERE)
+)
+def test_option_is_the_rule_written_out(chosen, name):
+    case, (kind, _, options) = BY_NAME[name], OPTIONS[IDS.index(chosen)]
     options = {"lr": 0.01} | options
-    ours, theirs = case.model(torch.float64), case.model(torch.float64)
-    optimizer = kind(ours.parameters(), trace(case, ours), **options)
+    (ours, network), theirs = traced(case, torch.float64), case.model(torch.float64)
+    optimizer = kind(ours.parameters(), network, **options)
     expected = train(Plain(kind, case, theirs, **options), theirs, case)
     assert_close(train(optimizer, ours, case), expected, rtol=1e-8, atol=1e-10)
 
@@ -129,8 +133,8 @@ def test_every_option_has_an_effect():
     case = BY_NAME["rnn"]
     ends = []
     for kind, _, options in OPTIONS:
-        model = case.model(torch.float64)
-        end = train(kind(model.parameters(), trace(case, model), **({"lr": 0.01} | options)), model, case)
+        model, network = traced(case, torch.float64)
+        end = train(kind(model.parameters(), network, **({"lr": 0.01} | options)), model, case)
         ends.append(torch.cat([p.flatten() for p in end.values()]))
     same = [
         (IDS[i], IDS[j])

@@ -11,7 +11,7 @@ from plain_metric import PlainMetric
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, Recurrent, call, mlp, oracle, trace
+from cases import BY_NAME, Recurrent, call, in_turn, mlp, oracle, trace, traced
 from fixture_nets import NETS, load
 
 
@@ -135,15 +135,15 @@ TERMS = (
 @pytest.mark.parametrize(
     ("chosen", "name"),
     [
-        *((chosen, name) for chosen in OPTIONS for name in ("mlp", "rnn", "tied characters")),
+        *in_turn(OPTIONS, ("mlp", "rnn", "tied characters"), everywhere=("default", "everything")),
         *((chosen, name) for chosen in TERMS for name in ("batch norm", "stacked rnn")),
     ],
 )
 def test_option_is_the_rule_written_out(chosen, name):
     case = BY_NAME[name]
     options = {"lr": 0.02} | OPTIONS[chosen]
-    ours, theirs = case.model(torch.float64), case.model(torch.float64)
-    optimizer = ps.optim.PathSGD(ours.parameters(), trace(case, ours), **options)
+    (ours, network), theirs = traced(case, torch.float64), case.model(torch.float64)
+    optimizer = ps.optim.PathSGD(ours.parameters(), network, **options)
     plain = Plain(case, theirs, **options)
     for step in range(5):
         example = case.example(4, torch.float64, seed=step)
@@ -160,10 +160,8 @@ def test_every_option_has_an_effect():
     case = BY_NAME["rnn"]
     ends = []
     for chosen in OPTIONS:
-        model = case.model(torch.float64)
-        optimizer = ps.optim.PathSGD(
-            model.parameters(), trace(case, model), **({"lr": 0.02} | OPTIONS[chosen])
-        )
+        model, network = traced(case, torch.float64)
+        optimizer = ps.optim.PathSGD(model.parameters(), network, **({"lr": 0.02} | OPTIONS[chosen]))
         for step in range(8):
             model.zero_grad()
             case.loss(call(model, case.example(4, torch.float64, seed=step))).backward()

@@ -44,19 +44,16 @@ def scrambled(model, example, seed=0, reach=16.0):
 
 def ranges(network):
     """The largest |w| of two dimensions or more into and out of every class, self-loops left out."""
-    found = []
+    sizes = {name: p.detach().abs().numpy() for name, p in network.parameters.items() if p.dim() > 1}
+    ranges = []
     for unit in network.unit_classes:
         loops = set(unit.incoming) & set(unit.outgoing)
         sides = []
         for edges in (unit.incoming, unit.outgoing):
-            values = [
-                abs(network.parameters[name][index].item())
-                for name, index in set(edges) - loops
-                if network.parameters[name].dim() > 1
-            ]
+            values = [sizes[name][index] for name, index in set(edges) - loops if name in sizes]
             sides.append(max(values, default=0.0))
-        found.append(sides)
-    return found
+        ranges.append(sides)
+    return ranges
 
 
 def assert_equalized(network, rel=1e-6):
