@@ -14,7 +14,7 @@ from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
-from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.moments import adam_direction, begin_moments
 
 
 class GAdam(PathSpaceOptimizer):
@@ -70,3 +70,8 @@ class GAdam(PathSpaceOptimizer):
 
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         return adam_direction(g, state, group["betas"], group["eps"], group["amsgrad"])
+
+    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        begin_moments(g, state)
+        if group["amsgrad"]:
+            state.setdefault("max_exp_avg_sq", state["exp_avg_sq"].clone())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from pathspace.metrics.checks import check_not_negative
@@ -104,3 +105,7 @@ class GSGD(PathSpaceOptimizer):
             in_type(state, g.dtype, ("momentum_buffer",))
             velocity = state["momentum_buffer"].mul_(momentum).add_(g)
         return g.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+
+    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        if group["momentum"]:
+            state.setdefault("momentum_buffer", torch.zeros_like(g))

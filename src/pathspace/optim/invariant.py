@@ -314,11 +314,11 @@ class Invariant(MetricOptimizer):
         with self._rule_at_work() as rule:
             packed = rule.state_dict()
         state = {index: dict(kept) for index, kept in packed["state"].items()}
-        for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
+        for index, p in enumerate(self._all_parameters()):
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
                 state.setdefault(index, {}).update(metric)
-        return {**packed, "state": state}
+        return self._packed({**packed, "state": state})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
@@ -328,6 +328,7 @@ class Invariant(MetricOptimizer):
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
         """
+        state_dict = self._unpacked(state_dict)
         ours: dict[int, dict[str, Any]] = {}
         rules: dict[int, dict[str, Any]] = {}
         for index, kept in state_dict["state"].items():
@@ -339,7 +340,7 @@ class Invariant(MetricOptimizer):
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
             saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         self.state.clear()
-        for index, p in zip(saved, (p for group in self.param_groups for p in group["params"]), strict=True):
+        for index, p in zip(saved, self._all_parameters(), strict=True):
             if ours.get(index):
                 self.state[p] = {
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()

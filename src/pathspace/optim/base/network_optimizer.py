@@ -20,6 +20,7 @@ Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, T
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
 _NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
+_NOTHING = "stateless"  # the entry of a parameter that has no state, beside others that have one
 
 
 class NetworkOptimizer(torch.optim.Optimizer):
@@ -110,6 +111,28 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if self._clipped is not None:
             self._clipped.look(gradients)
 
+    def _all_parameters(self) -> list[Tensor]:
+        """The parameters of all groups, in the order of a state's indices."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``torch.optim.Optimizer.state_dict``."""
+        return self._packed(super().state_dict())
+
+    def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
+        """A state with an entry for every parameter, which tools that go by the parameters' names ask for."""
+        states = {i: packed["state"].get(i) or {} for i in range(len(self._all_parameters()))}
+        if any(states.values()):
+            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()}
+        return packed
+
+    def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """What :meth:`_packed` was made of."""
+        states = {
+            i: {k: v for k, v in state.items() if k != _NOTHING} for i, state in state_dict["state"].items()
+        }
+        return {**state_dict, "state": {i: state for i, state in states.items() if state}}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
 
@@ -119,6 +142,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
         """
+        state_dict = self._unpacked(state_dict)
         saved, ours = self._check_loaded(state_dict, state_dict["state"])
         super().load_state_dict(state_dict)
         for index, p in zip(saved, ours, strict=True):
@@ -143,7 +167,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     f"this is not the state of {kind}: its groups lack {', '.join(map(repr, missing))}"
                 )
         saved = [index for group in groups for index in group["params"]]
-        ours = [p for group in self.param_groups for p in group["params"]]
+        ours = self._all_parameters()
         names = self.network.names_by_id
         for index, p in zip(saved, ours, strict=False):  # torch tells if they are not as many
             if id(p) in names and (state := states.get(index)):

@@ -110,6 +110,10 @@ class PathSpaceOptimizer(NetworkOptimizer):
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """What to subtract for lr = 1: a new tensor, or ``g``, which may be overwritten."""
 
+    @abstractmethod
+    def _make_room(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Let a state have all that it will have after a step."""
+
     # --- the skeleton ------------------------------------------------------------------------------------
 
     @with_tables_on_the_cpu
@@ -209,7 +213,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _advance(self, active: Active) -> None:
         names = self.network.names_by_id
-        if self.skeleton is None and any(id(p) in names and group["lr"] != 0 for p, group, _ in active):
+        if self.skeleton is None and any(id(p) in names for p, _, _ in active):
             with cpu_by_default():
                 self._begin(self._first_skeleton())
         wide = torch.Tensor.double if self._is_far() else widened
@@ -218,10 +222,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
         inside: Inside = {}
         outside: list[tuple[Tensor, dict[str, Any], Tensor]] = []
         for p, group, g in active:
-            if group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
-                continue
             name = names.get(id(p))
             g = widened(g) if name is None else wide(g)
+            if group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
+                # but tools that load a state ask a first such step what it will hold
+                self._make_room(g, group, self.state[p])
+                continue
             g = -g if group["maximize"] else g
             if name is None:
                 outside.append((p, group, g))
@@ -329,14 +335,14 @@ class PathSpaceOptimizer(NetworkOptimizer):
             )
         return diagnose(self.network, self.skeleton, self._start)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See ``torch.optim.Optimizer.state_dict``; the entry ``path_space`` holds the skeleton and the units."""
-        state = super().state_dict()
-        kept = {key: value.clone() for key, value in self._start.items()}
+    def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
+        """The skeleton and the units stand with a parameter, for tools that take states parameter by parameter."""
+        kept: dict[str, Any] = {key: value.clone() for key, value in self._start.items()}
         if self.skeleton is not None:
             kept |= self.skeleton.as_state()
-        state["path_space"] = kept
-        return state
+        first = next(i for i, p in enumerate(self._all_parameters()) if id(p) in self.network.names_by_id)
+        state = {**packed["state"], first: {**packed["state"].get(first, {}), "path_space": kept}}
+        return super()._packed({**packed, "state": state})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
@@ -345,13 +351,15 @@ class PathSpaceOptimizer(NetworkOptimizer):
             KeyError: it is not the state of an optimizer in path space.
             ValueError: it belongs to another network.
         """
-        if "path_space" not in state_dict:
+        states = {index: dict(state) for index, state in state_dict["state"].items()}
+        kept = [state.pop("path_space") for state in states.values() if "path_space" in state]
+        kept = copy.deepcopy(kept[0] if kept else state_dict.get("path_space"))  # older states have it there
+        if kept is None:
             raise KeyError(
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
-        kept = copy.deepcopy(state_dict["path_space"])
         restored = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "state": {i: s for i, s in states.items() if s}})
         if restored is not None:
             device = next(iter(self.network.parameters.values())).device
             self._start = {key: value.to(device) for key, value in kept.items()}

@@ -24,6 +24,13 @@ def in_type(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> 
             state[name] = kept.to(dtype)
 
 
+def begin_moments(g: Tensor, state: dict[str, Any]) -> None:
+    """Moments of no gradient, in a state that has none."""
+    if "exp_avg" not in state:
+        state["step"] = 0
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+
+
 def adam_direction(
     g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, amsgrad: bool = False
 ) -> Tensor:
@@ -39,9 +46,7 @@ def adam_direction(
     Returns:
         A new tensor of g's shape.
     """
-    if "exp_avg" not in state:
-        state["step"] = 0
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+    begin_moments(g, state)
     in_type(state, g.dtype, MOMENTS)
     if amsgrad and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
