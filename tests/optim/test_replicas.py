@@ -1,4 +1,4 @@
-"""Replicas of data-parallel training read their own batches, and stay alike to the last bit: two processes."""
+"""Data parallelism: two processes with half of every batch each end where one process does, bitwise alike."""
 
 import os
 import subprocess
@@ -13,27 +13,60 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import mlp
 
+STEPS = 50
+DATA = {"lr": 0.02, "estimator": "signs"}
+# (class, options, examples in the whole batch)
 RULES = {
-    "DDPSGD M": ("DDPSGD", {"estimator": "signs", "momentum": 0.9, "refresh_every": 2}),
-    "DDPSGD C": ("DDPSGD", {"estimator": "signs", "statistic": "covariance", "alpha": 1.0, "damping": 0.1}),
-    "DDPAdam": ("DDPAdam", {"estimator": "signs"}),
-    "QuasiDiagonal": ("QuasiDiagonal", {"estimator": "signs", "alpha": 0.5}),
-    "exact": ("DDPSGD", {"estimator": "exact"}),
-    "apart": ("DDPSGD", {"estimator": "signs", "process_group": None}),
+    "PathSGD": ("PathSGD", {"lr": 0.05, "momentum": 0.5, "clip_norm": 1.0}, 8),
+    "PathAdam": ("PathAdam", {"lr": 0.01}, 8),
+    "PathRMSprop": ("PathRMSprop", {"lr": 0.01}, 8),
+    "PathGradientAdam": ("PathGradientAdam", {"lr": 0.01}, 8),
+    "PathMuon": ("PathMuon", {"lr": 0.01}, 8),
+    "PathSOAP": ("PathSOAP", {"lr": 0.01, "precondition_frequency": 10}, 8),
+    "Invariant AdamW": ("Invariant", {"rule": torch.optim.AdamW, "lr": 0.01}, 8),
+    "Invariant SGD": ("Invariant", {"rule": torch.optim.SGD, "lr": 0.02, "momentum": 0.5}, 8),
+    "GSGD": ("GSGD", {"lr": 0.01}, 8),
+    "GAdam": ("GAdam", {"lr": 0.01}, 8),
+    "DDPSGD": ("DDPSGD", {"lr": 0.02, "momentum": 0.5, "refresh_every": 2}, 8),  # estimator="auto"
+    "DDPSGD exact": ("DDPSGD", {"lr": 0.02, "estimator": "exact"}, 8),
+    "DDPSGD, half of the examples": ("DDPSGD", DATA, 128),
+    "DDPAdam": ("DDPAdam", {"lr": 0.01}, 8),
+    "QuasiDiagonal": ("QuasiDiagonal", {"lr": 0.02, "alpha": 0.5, "damping": 0.1}, 8),
 }
+# the mean of the parts' metrics is not that of the whole
+COVARIANCE = {
+    "DDPSGD C": ("DDPSGD", {**DATA, "statistic": "covariance", "alpha": 1.0, "damping": 0.1}, 8),
+}
+APART = {"each by itself": ("DDPSGD", {**DATA, "process_group": None}, 8)}
 
 
-def trained(rule, parts, wrap=lambda model: model, steps=5):
-    """Weights after some steps on the parts of batches that are a process's own, and what its averages are."""
-    kind, options = RULES[rule]
+class LastStep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(3, 6, nonlinearity="relu", batch_first=True)
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+MODELS = {"mlp": (lambda: mlp(3, 6, 5, 2), (3,)), "rnn": (LastStep, (4, 3))}
+
+
+def trained(rule, kind="mlp", parts=(0, 1), wrap=lambda model: model):
+    """Weights after some steps, on one of the equal parts of every batch."""
+    name, options, size = (RULES | COVARIANCE | APART)[rule]
     torch.manual_seed(0)
-    model = mlp(3, 6, 5, 2).double()
-    x, y = torch.randn(steps, 8, 3, dtype=torch.float64), torch.randn(steps, 8, 2, dtype=torch.float64)
+    build, shape = MODELS[kind]
+    model, (part, count) = build().double(), parts
+    x = torch.randn(STEPS, size, *shape, dtype=torch.float64)
+    y = torch.randn(STEPS, size, 2, dtype=torch.float64)
+    some = slice(part * size // count, (part + 1) * size // count)
     network, run = ps.trace(model, x[0]), wrap(model)
-    optimizer = getattr(ps.optim, kind)(model.parameters(), network, lr=0.02, **options)
-    for i in range(steps):
+    optimizer = getattr(ps.optim, name)(model.parameters(), network, **options)
+    for i in range(STEPS):
         optimizer.zero_grad()
-        (run(x[i, parts]) - y[i, parts]).square().mean().backward()
+        (run(x[i, some]) - y[i, some]).square().mean().backward()
         optimizer.step()
     return [p.detach() for p in model.parameters()]
 
@@ -43,24 +76,46 @@ def replica(rank, folder):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
     )
-    own = slice(4 * rank, 4 * rank + 4)
-    found = {rule: trained(rule, own, nn.parallel.DistributedDataParallel) for rule in RULES}
-    torch.save(found, folder / f"{rank}.pt")
+    results = {
+        (rule, kind): trained(rule, kind, (rank, 2), nn.parallel.DistributedDataParallel)
+        for rule in RULES | COVARIANCE | APART
+        for kind in MODELS
+    }
+    torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_replicas_stay_alike(tmp_path):
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
     if not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
+    folder = tmp_path_factory.mktemp("replicas")
     code = "import pathlib, sys, test_replicas; test_replicas.replica(int(sys.argv[1]), pathlib.Path(sys.argv[2]))"
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code]
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment) for rank in (0, 1)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    for rule in RULES:
-        alike = all(torch.equal(p, q) for p, q in zip(first[rule], second[rule], strict=True))
-        assert alike == (rule != "apart"), rule
-    # what is linear in the data is that of the whole batch
-    assert_close(first["exact"], trained("exact", slice(None)), rtol=1e-9, atol=1e-12)
+    processes = [subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in (0, 1)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def alike(one, other):
+    return all(torch.equal(p, q) for p, q in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_replicas_stay_alike(replicas, kind):
+    first, second = replicas
+    for rule in RULES | COVARIANCE:
+        assert alike(first[rule, kind], second[rule, kind]), rule
+    assert not alike(first["each by itself", kind], second["each by itself", kind])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("rule", RULES)
+def test_two_processes_end_where_one_does(replicas, rule, kind):
+    assert_close(replicas[0][rule, kind], trained(rule, kind), rtol=1e-10, atol=1e-10)
+
+
+def test_every_optimizer_is_among_them():
+    assert {name for name, _, _ in RULES.values()} == set(ps.optim.__all__)

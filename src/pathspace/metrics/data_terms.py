@@ -235,7 +235,8 @@ class DataTerms(Path):
         # an example that is left out may be the only one that uses a weight: the average has to know it
         decay = AVERAGED if self.averaging is None else self.averaging
         part = draws >= _ENOUGH and decay >= AVERAGED
-        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part)
+        place = rank_and_size(self.process_group)
+        return Request(self.alpha, self.statistic, self.sharing, self.estimator, self.pairs, part, place)
 
     def _draws(self, names: Iterable[str] | Mapping[str, Any]) -> int:
         """How often signs were drawn."""
@@ -250,8 +251,8 @@ class DataTerms(Path):
     def _generator(self, draws: int) -> torch.Generator:
         """What draws the signs of a refresh."""
         device = next(iter(self.network.parameters.values())).device
-        # a seed has 32 bits on a CPU; odd factors take those of different runs, and of replicas, far apart
-        far = self.seed * 2654435761 + rank_and_size(self.process_group)[0] * 2246822519
+        # a seed has 32 bits on a CPU; an odd factor takes those of different runs far apart
+        far = self.seed * 2654435761
         if self._source is None or self._source.device != device:
             self._source = torch.Generator(device)
         return self._source.manual_seed((far + draws) % 2**32)

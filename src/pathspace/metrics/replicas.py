@@ -1,7 +1,8 @@
 """Means over the replicas of data-parallel training, so that all of them keep the same metric.
 
-Each replica reads its own part of the batch. What the metric takes from data, it takes linearly, so the mean over the
-replicas is that of the whole batch (for the covariance: the mean of the variances within the parts).
+Each replica reads its own part of the batch. What the metric takes from data with the second moment, it takes linearly
+(normalization layers apart), so the mean over the replicas is that of the whole batch, where the parts are of one size;
+for the covariance it is the mean of the variances within the parts.
 """
 
 from __future__ import annotations

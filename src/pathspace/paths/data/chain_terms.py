@@ -159,13 +159,13 @@ def _seeds_of_rows(
     """
     if request.statistic == "covariance":
         pairs = random_pairs(count, generator, psi.device, part=request.part)
-        seeds = seed_rows((psi * pairs.weight).sqrt_(), len(pairs.first), generator, memory)
+        seeds = seed_rows((psi * pairs.weight).sqrt_(), len(pairs.first), generator, memory, request.place)
         return torch.cat([seeds, seeds]), torch.cat([pairs.first, pairs.second])
-    size = size_of_part(count, request.part)
-    seeds = seed_rows((psi * (1 / size)).sqrt_(), count, generator, memory)
+    size = size_of_part(count, request.part, request.place)
+    seeds = seed_rows((psi * (1 / size)).sqrt_(), count, generator, memory, request.place)
     if size == count:
         return seeds, None
-    chosen = random_part(count, generator, psi.device)
+    chosen = random_part(count, generator, psi.device, request.place)
     return _examples(seeds[None], chosen, memory, "seeds of a part")[0], chosen
 
 

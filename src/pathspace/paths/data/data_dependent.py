@@ -35,7 +35,7 @@ from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.data.node_measure import Statistic, check_options, measure
-from pathspace.paths.data.signs import random_part, sign_seeds
+from pathspace.paths.data.signs import ALONE, Place, random_part, sign_seeds
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.safe_type import Surveyed, survey
@@ -163,6 +163,7 @@ class Request:
         estimator: how the sum over nodes is found.
         pairs: finds for which parameters, and with which others, products are wanted.
         part: whether random signs may leave out a part of a large batch, because the caller averages over draws.
+        place: of this process, where each of several has a part of the batch.
     """
 
     alpha: float
@@ -171,6 +172,7 @@ class Request:
     estimator: Estimator
     pairs: Callable[[Network, Replay], dict[str, str]] | None = None
     part: bool = False
+    place: Place = ALONE
 
 
 def kappa_terms(
@@ -324,11 +326,12 @@ def _at_once(
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
-        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, memory, part=request.part)
-        part = None
-        if pairs is None and request.part:
-            part = random_part(replayed.count, generator, next(iter(seeds.values())).device)
-        yield Seeded.of(replayed, seeds, pairs, part), 1.0
+        part, place = request.part, request.place
+        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, memory, part=part, place=place)
+        chosen = None
+        if pairs is None and part:
+            chosen = random_part(replayed.count, generator, next(iter(seeds.values())).device, place)
+        yield Seeded.of(replayed, seeds, pairs, chosen), 1.0
 
 
 def _one_by_one(replayed: Replay, psi: dict[Key, Tensor]) -> Iterator[Seeding]:

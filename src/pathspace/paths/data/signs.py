@@ -11,6 +11,9 @@ from pair to pair make it far better than signs that all examples share.
 The signs of two examples need to be uncorrelated, not independent: eps^i = a^(i div k) o b^(i mod k) with a few random
 rows a and b costs a tenth of n random rows, and the estimate has the same variance.
 
+In data parallelism every process draws a and b for the whole batch and makes the rows of its own examples: the mean
+over the processes is then what one process would have computed.
+
 Letters: n examples, m pairs, o node, D units of all nodes together.
 """
 
@@ -29,9 +32,13 @@ from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay
 from pathspace.squared.squares import memory_for
 
-SHARE, MANY = 1 / 2, 64
-"""The share of a batch whose products are taken, and from how many examples on. The other half would tell less than its
-time is worth, as the averages over refreshes in docs/data-dependent.md show."""
+MANY = 64
+"""The number of examples in a batch from which on the products of one half of them are taken. The other half would tell
+less than its time is worth, as the averages over refreshes in docs/data-dependent.md show."""
+
+Place = tuple[int, int]
+"""The number of a process that has a part of a batch, and how many there are, with parts of the same size."""
+ALONE: Place = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -53,23 +60,34 @@ class Pairs:
 def random_pairs(
     count: int, generator: torch.Generator, device: torch.device, *, part: bool = False
 ) -> Pairs:
-    """A random matching of n examples, or for ``part`` of ``SHARE`` of them if there are many; each equally likely."""
+    """A random matching of n examples, or for ``part`` of half of them if there are many; each equally likely."""
     order = torch.randperm(count, generator=generator, device=generator.device).to(device)
     half = size_of_part(count, part) // 2
     return Pairs(order[:half], order[half : 2 * half], order[2 * half :], count)
 
 
-def random_part(count: int, generator: torch.Generator, device: torch.device) -> Tensor | None:
-    """The numbers of ``SHARE`` of n examples, each equally likely; None, for all, if there are few."""
-    size = size_of_part(count)
-    if size == count:
+def random_part(
+    count: int, generator: torch.Generator, device: torch.device, place: Place = ALONE
+) -> Tensor | None:
+    """The numbers of half of n examples, each equally likely; None, for all, if the whole batch has few.
+
+    One of two neighbours is drawn, so that processes with even parts of a batch draw what one process would.
+    """
+    half = size_of_part(count, place=place)
+    if half == count:
         return None
-    return torch.randperm(count, generator=generator, device=generator.device)[:size].to(device)
+    number, processes = place
+    drawn = torch.randint(2, (processes * half,), generator=generator, device=generator.device)
+    chosen = drawn[number * half : (number + 1) * half] + 2 * torch.arange(half, device=generator.device)
+    if count % 2:  # the last has no neighbour: let it be any of them
+        chosen += torch.randint(count, (1,), generator=generator, device=generator.device)
+        chosen %= count
+    return chosen.to(device)
 
 
-def size_of_part(count: int, part: bool = True) -> int:
+def size_of_part(count: int, part: bool = True, place: Place = ALONE) -> int:
     """How many of n examples a mean square is taken over, if a part is enough."""
-    return int(count * SHARE) if part and count >= MANY else count
+    return count // 2 if part and count * place[1] >= MANY else count
 
 
 def sign_seeds(
@@ -80,6 +98,7 @@ def sign_seeds(
     memory: dict[str, Tensor] | None = None,
     *,
     part: bool = False,
+    place: Place = ALONE,
 ) -> tuple[dict[Key, Tensor], Pairs | None]:
     """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
 
@@ -102,7 +121,7 @@ def sign_seeds(
     sizes = [len(p) for p in flat]
     # all nodes side by side: one row of seeds for every example
     memory = {} if memory is None else memory
-    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory)
+    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory, place)
     if pairs is not None and row_of is not None:
         buffer = memory_for(seed.new_empty(1).expand(replayed.count, sum(sizes)), memory, "seeds of pairs")
         seed = torch.index_select(seed, 0, row_of, out=buffer) if rows else buffer.zero_()
@@ -121,16 +140,23 @@ def sign_seeds(
     return seeds, pairs
 
 
-def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, memory: dict[str, Tensor]) -> Tensor:
-    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds, which are overwritten."""
-    wide = max(1, math.isqrt(max(0, rows - 1)) + 1)
-    tall = -(-rows // wide)
-    count = len(sizes)
+def seed_rows(
+    sizes: Tensor, rows: int, generator: torch.Generator, memory: dict[str, Tensor], place: Place = ALONE
+) -> Tensor:
+    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds, which are overwritten.
+
+    Of the rows of all processes, those at the place of this one.
+    """
+    first, whole = place[0] * rows, place[1] * rows
+    wide = max(1, math.isqrt(max(0, whole - 1)) + 1)
+    tall = -(-whole // wide)
+    begin, end = first // wide, -(-(first + rows) // wide)
+    count, lines = len(sizes), end - begin
     signs = random_signs((tall + wide, count), generator, sizes.dtype).to(sizes.device)
-    a = signs[:tall].mul_(sizes)
-    buffer = memory_for(sizes.expand(tall * wide, count), memory, "seeds")
-    torch.mul(a[:, None], signs[tall:], out=buffer.view(tall, wide, count))
-    return buffer[:rows]
+    a = signs[begin:end].mul_(sizes)
+    buffer = memory_for(sizes.expand(lines * wide, count), memory, "seeds")
+    torch.mul(a[:, None], signs[tall:], out=buffer.view(lines, wide, count))
+    return buffer[first - begin * wide :][:rows]
 
 
 def random_signs(
