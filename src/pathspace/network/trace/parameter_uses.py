@@ -23,20 +23,32 @@ class ParameterUse:
     bias: bool  # its edges come from the bias node
 
 
+class Counting:
+    """The flat index of every element of a parameter, for parameters of all shapes and for all passes of a trace.
+
+    It is by far the largest tensor of a trace: four bytes for every element of the model's largest parameter.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = torch.arange(0)
+
+    def __call__(self, shape: torch.Size) -> Tensor:
+        """The flat indices of a parameter of a shape."""
+        size = shape.numel()
+        if len(self._numbers) < size:
+            dtype = torch.int32 if size <= torch.iinfo(torch.int32).max else torch.int64
+            self._numbers = torch.arange(size, dtype=dtype)
+        return self._numbers[:size].view(shape)
+
+
 class ParameterUses:
     """All uses of all parameters seen so far."""
 
-    def __init__(self, scales: Scales) -> None:
+    def __init__(self, scales: Scales, counting: Counting) -> None:
         self.scales = scales
         self.of: dict[str, list[ParameterUse]] = {}
         self.shapes: dict[str, torch.Size] = {}
-        self._counting = torch.arange(0)
-
-    def index_of(self, shape: torch.Size) -> Tensor:
-        """The flat index of every element of a parameter; parameters of all shapes share its memory."""
-        if len(self._counting) < shape.numel():
-            self._counting = torch.arange(shape.numel())
-        return self._counting[: shape.numel()].view(shape)
+        self.index_of = counting
 
     def is_whole(self, use: ParameterUse, name: str) -> bool:
         """Whether a use is of the parameter as it is, every element once and in its place."""
