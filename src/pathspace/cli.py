@@ -25,10 +25,12 @@ except ModuleNotFoundError as error:
 from pathspace.experiments.errors import ConfigurationError, StorageError
 from pathspace.experiments.methods import method
 from pathspace.experiments.options import (
+    AddressOption,
     BatchOption,
     ClipStepOption,
     DataOption,
     DeviceOption,
+    EngineOption,
     EpochsOption,
     FreshOption,
     JsonOption,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 DIVERGED, WRONG_USE, BROKEN, INTERRUPTED = 1, 2, 70, 130
 TRACEBACK = "PATHSPACE_TRACEBACK"
 COMMAND_LINE = "the command line"
+EXTRAS = {"optuna": "sweep", "ray": "ray"}  # of packages that only some options need
 LARGEST_SEED = 2**32 - 1
 
 app = typer.Typer(
@@ -148,6 +151,8 @@ def compare(
     plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = "",
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
@@ -183,7 +188,18 @@ def compare(
             plain_rnn=plain_rnn,
         )
         around = _surroundings(
-            "compare", output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
+            "compare",
+            output,
+            data_dir,
+            resume,
+            fresh,
+            workers,
+            threads,
+            as_json,
+            device,
+            quiet,
+            engine,
+            address,
         )
         _expect_survivors([run_compare((COMMAND_LINE, options), replace(around, chosen=folders.append))])
 
@@ -283,6 +299,8 @@ def reproduce(
     plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = "",
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
@@ -317,7 +335,7 @@ def reproduce(
             plain_rnn=plain_rnn,
         )
         around = _surroundings(
-            name, output, data_dir, resume, fresh, workers, threads, as_json, device, quiet
+            name, output, data_dir, resume, fresh, workers, threads, as_json, device, quiet, engine, address
         )
         comparisons = run_reproduce(
             name, size, (COMMAND_LINE, options), replace(around, chosen=folders.append)
@@ -443,6 +461,7 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
             raise
+        extra = EXTRAS.get(error.name or "", extra)
         typer.echo(
             f"Error: the package {error.name!r} is missing: pip install 'pathspace[{extra}]'", err=True
         )
@@ -512,14 +531,31 @@ def _surroundings(
     as_json: bool,
     device: str,
     quiet: bool,
+    engine: str = "local",
+    address: str = "",
 ) -> Any:
     from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.engines import check_engine
+
+    check_engine(engine, address)
 
     if workers is not None and workers < 1:
         raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
-    if workers is None:
+    if workers is None and not address:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
-    return Surroundings(output, Path("runs") / name, data_dir, resume, fresh, workers, as_json, device, quiet)
+    return Surroundings(
+        output,
+        Path("runs") / name,
+        data_dir,
+        resume,
+        fresh,
+        workers,
+        as_json,
+        device,
+        quiet,
+        engine=engine,
+        address=address,
+    )
 
 
 def _list_recipes() -> None:

@@ -82,7 +82,7 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, tmp_path: Path) 
     recorder = Recorder()
     alone = run_all(configs, Place(tmp_path / "one"), Silent(), title="One")
     with Workers(2) as workers:
-        shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", workers=workers)
+        shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", executor=workers)
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.key for config in configs)
     assert recorder.begun

@@ -17,7 +17,9 @@ from pathspace.experiments import folders, invariance
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.executor import Executor
 from pathspace.experiments.live import monitor
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
@@ -52,11 +54,13 @@ class Surroundings:
         data_dir: Where tasks look for data sets.
         resume: Continue what is in `output`, with its settings.
         fresh: Start over, whatever is in `output`.
-        processes: Runs at a time.
+        processes: Runs at a time; None: as many as a cluster has room for.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
         quiet: Show no progress.
         chosen: Told the folder once it is known.
+        engine: Who does the runs, a name in `engines.ENGINES`.
+        address: Of a Ray cluster; empty: none.
     """
 
     output: Path | None
@@ -64,11 +68,28 @@ class Surroundings:
     data_dir: Path | None = None
     resume: bool = False
     fresh: bool = False
-    processes: int = 1
+    processes: int | None = 1
     as_json: bool = False
     device: str = "cpu"
     quiet: bool = False
     chosen: Callable[[Path], object] = lambda _folder: None
+    engine: str = "local"
+    address: str = ""
+
+    @property
+    def run_device(self) -> str:
+        """Where runs compute. A cluster's machines may have what this one has not.
+
+        Raises:
+            ConfigurationError: There is no such device here, and runs are to be done here.
+        """
+        return self.device if self.address and self.device != "auto" else chosen_device(self.device)
+
+    def executor(self, threads: int) -> Executor:
+        """Return who does the runs, with so many threads each."""
+        return executor_for(
+            self.engine, self.processes, address=self.address, threads=threads, device=self.run_device
+        )
 
 
 @dataclass(frozen=True)
@@ -250,7 +271,7 @@ def run_check_invariance(
 
 def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done:
     """Do all runs and write the report."""
-    chosen_device(around.device)  # refused before a folder is made
+    around.executor(asked.settings.threads)  # refused before a folder is made
 
     def goes_on(folder: Path) -> bool:
         if not configurations.unfinished(folder, PAGE):
@@ -291,8 +312,8 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
                 watcher,
                 data_dir=around.data_dir,
                 resume=resume,
-                processes=around.processes,
-                device=chosen_device(around.device),
+                executor=around.executor(configuration.settings.threads),
+                device=around.run_device,
             )
         return train(
             configuration.settings,
@@ -301,7 +322,7 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
             watcher,
             data_dir=around.data_dir,
             resume=resume,
-            device=chosen_device(around.device),
+            device=around.run_device,
         )
 
 

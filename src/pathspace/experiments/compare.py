@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathspace.experiments.engine import steps_per_epoch
+from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.models import count_weights
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import Place, load_task, run_all
@@ -17,7 +17,6 @@ from pathspace.experiments.selection import Choice, choose, chosen_runs, decay_r
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.symmetry import check_symmetry, run_distinct
 from pathspace.experiments.tasks.task import Task
-from pathspace.experiments.workers import Workers
 
 RUNS = "runs"
 
@@ -114,7 +113,7 @@ def compare(
     *,
     data_dir: Path | None = None,
     resume: bool = False,
-    processes: int = 1,
+    executor: Executor | None = None,
     device: str = "cpu",
 ) -> Comparison:
     """Run a whole comparison.
@@ -129,7 +128,7 @@ def compare(
         monitor: Told about every run.
         data_dir: Where tasks look for data sets.
         resume: Whether finished runs are taken from `output` and broken-off ones continued.
-        processes: How many runs at a time.
+        executor: Who does the runs; None does them in this process, one after the other.
         device: Where runs compute; see `pool.Place`.
 
     Raises:
@@ -138,12 +137,11 @@ def compare(
     """
     task = check_task_of(settings, data_dir)
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
-    # A single process needs no helper.
-    with Workers(processes) if processes > 1 else nullcontext() as workers:
+    with executor or ThisProcess() as ready:
         title = "Choosing learning rates on the validation split"
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_all(configs, place, monitor, title=title, workers=workers)
+            return run_all(configs, place, monitor, title=title, executor=ready)
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)

@@ -46,6 +46,7 @@ def run(
     checkpoint_every: int = 200,
     resume: bool = False,
     report: Callable[[int, float], None] | None = None,
+    validated: Callable[[Validation], object] = lambda _validation: None,
     should_stop: Callable[[], bool] | None = None,
     finished: Callable[[nn.Module], None] | None = None,
     noted: Callable[[str], object] = lambda _sentence: None,
@@ -64,6 +65,7 @@ def run(
         checkpoint_every: Steps between checkpoints.
         resume: Continue from the checkpoint in `folder` where there is one.
         report: Called about ten times a second with the number of steps done and the latest loss.
+        validated: Called with every validation of this call.
         should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
         finished: Given the model as the last step left it, to look at.
         noted: Told if a damaged checkpoint is passed over, or one of another device continued.
@@ -80,8 +82,13 @@ def run(
         state = _initial_state(config, task, chosen, fresh=fresh, device=torch.device(device))
         if resume and folder is not None and checkpoint.exists(folder):
             checkpoint.load(folder, config, state, noted)
-        if not state.validations:
+
+        def validate() -> None:
             state.validations.append(_validate(state, task))
+            validated(state.validations[-1])
+
+        if not state.validations:
+            validate()
         _train(
             config,
             task,
@@ -91,6 +98,7 @@ def run(
             save=lambda: checkpoint.save(folder, config, state) if folder is not None else None,
             checkpoint_every=checkpoint_every,
             report=report or (lambda _step, _loss: None),
+            validate=validate,
             should_stop=should_stop or (lambda: False),
         )
         test_error = None
@@ -195,6 +203,7 @@ def _train(
     save: Callable[[], None],
     checkpoint_every: int,
     report: Callable[[int, float], None],
+    validate: Callable[[], None],
     should_stop: Callable[[], bool],
 ) -> None:
     last_report = 0.0
@@ -229,7 +238,7 @@ def _train(
         state.durations.append(duration)
         state.step += 1
         if place == epoch_steps - 1 or (config.validate_every and state.step % config.validate_every == 0):
-            state.validations.append(_validate(state, task))
+            validate()
         if checkpoint_every and state.step % checkpoint_every == 0:
             save()
         if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:

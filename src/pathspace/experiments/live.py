@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.progress import Lines
 
 
@@ -25,19 +25,25 @@ class Silent:
     """Shows nothing."""
 
     def stage(self, title: str, runs: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
+
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        """See `monitor.Monitor`."""
 
     def finished(self, result: RunResult) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
+
+    def unfinished(self, config: RunConfig, why: str) -> None:
+        """See `monitor.Monitor`."""
 
     def noted(self, config: RunConfig, sentence: str) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
 
 
 class Parts:
@@ -84,7 +90,7 @@ class Notes(Silent):
         self._console = console
 
     def noted(self, config: RunConfig, sentence: str) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         self._print(f"  {config.label}: {sentence}")
 
     def _print(self, line: str) -> None:
@@ -105,19 +111,19 @@ class PlainLines(Notes):
         self._lines = Lines(self._print, clock=clock)
 
     def stage(self, title: str, runs: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         self._parts, self._working = Parts(runs), False
         self._print(f"{title}: {runs} run{'s' * (runs != 1)}")
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         if not self._working:  # results that were on disk took no time
             self._working = True
             self._lines.begin(self._parts.share)
         self._parts.started(config, steps)
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         steps = self._parts.advanced(config, step)
         done = f"{self._parts.done}/{self._parts.runs}"
         self._lines.told(
@@ -125,12 +131,17 @@ class PlainLines(Notes):
         )
 
     def finished(self, result: RunResult) -> None:
-        """See `pool.Monitor`."""
-        self._parts.finished(result.config)
+        """See `monitor.Monitor`."""
+        self._over(result.config, outcome(result))
+
+    def unfinished(self, config: RunConfig, why: str) -> None:
+        """See `monitor.Monitor`."""
+        self._over(config, why)
+
+    def _over(self, config: RunConfig, words: str) -> None:
+        self._parts.finished(config)
         left = self._lines.left(self._parts.share, "; ") if self._working else ""
-        self._print(
-            f"  {self._parts.done}/{self._parts.runs}  {result.config.label}: {outcome(result)}{left}"
-        )
+        self._print(f"  {self._parts.done}/{self._parts.runs}  {config.label}: {words}{left}")
 
 
 class Bars(Silent):
@@ -147,32 +158,40 @@ class Bars(Silent):
         self._parts = Parts(0)
 
     def stage(self, title: str, runs: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         self._parts = Parts(runs)
         self._stage = self._progress.add_task(f"[bold]{title}", total=runs, note="")
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         self._runs[config.key] = self._progress.add_task(f"  {config.label}", total=steps, note="")
         self._parts.started(config, steps)
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         if config.key in self._runs:
             self._progress.update(self._runs[config.key], completed=step, note=f"loss {loss:.4g}")
             self._parts.advanced(config, step)
             self._show_stage()
 
     def noted(self, config: RunConfig, sentence: str) -> None:
-        """See `pool.Monitor`."""
+        """See `monitor.Monitor`."""
         self._progress.console.print(f"{config.label}: {sentence}", highlight=False, markup=False)
 
     def finished(self, result: RunResult) -> None:
-        """See `pool.Monitor`."""
-        bar = self._runs.pop(result.config.key, None)
+        """See `monitor.Monitor`."""
+        self._over(result.config)
+
+    def unfinished(self, config: RunConfig, why: str) -> None:
+        """See `monitor.Monitor`."""
+        self._over(config)
+        self.noted(config, why)
+
+    def _over(self, config: RunConfig) -> None:
+        bar = self._runs.pop(config.key, None)
         if bar is not None:
             self._progress.remove_task(bar)
-        self._parts.finished(result.config)
+        self._parts.finished(config)
         self._show_stage()
 
     def _show_stage(self) -> None:

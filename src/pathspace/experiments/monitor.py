@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 
 
-class Monitor(Protocol):
-    """Somebody who watches."""
-
-    def stage(self, title: str, runs: int) -> None:
-        """A stage of so many runs begins."""
+class Listener(Protocol):
+    """Somebody whom a run tells how far it is."""
 
     def started(self, config: RunConfig, steps: int) -> None:
         """A run begins that will take so many steps."""
@@ -19,8 +16,21 @@ class Monitor(Protocol):
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """A run has done so many steps."""
 
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        """A run has looked at the validation split."""
+
     def noted(self, config: RunConfig, sentence: str) -> None:
         """Something happened to a run that its user should know."""
 
+
+class Monitor(Listener, Protocol):
+    """Somebody who watches many runs."""
+
+    def stage(self, title: str, runs: int) -> None:
+        """A stage of so many runs begins."""
+
     def finished(self, result: RunResult) -> None:
         """A run is over, or its result was there already."""
+
+    def unfinished(self, config: RunConfig, why: str) -> None:
+        """A run ended without a result, and others go on."""

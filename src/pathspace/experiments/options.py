@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pathspace.experiments.devices import DEVICES
+from pathspace.experiments.engines import ENGINES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import TASKS
@@ -40,7 +41,20 @@ PlainOption = Annotated[
     typer.Option("--plain-rnn", help="Run ReLU recurrent layers as torch.nn.RNN, not in compiled loops."),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Runs at a time; default 2, if there are cores.")
+    int | None,
+    typer.Option(
+        "--workers", help="Runs at a time; default 2, if there are cores; all cores of an --address."
+    ),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", help=f"Who does the runs: {', '.join(ENGINES)} (pip install 'pathspace[ray]')."),
+]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address", help="Of a Ray cluster, such as auto or 10.0.0.1:6379; default Ray is started here."
+    ),
 ]
 DeviceOption = Annotated[
     str,

@@ -1,8 +1,4 @@
-"""Many independent runs, in this process or in several, with live progress; finished ones stay on disk.
-
-A run is a function of its configuration, so the number of processes changes how long it takes, not what comes
-out.
-"""
+"""Many independent runs by whatever does them (see `executor`), with live progress; finished ones stay on disk."""
 
 from __future__ import annotations
 
@@ -16,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.experiments import checkpoint
-from pathspace.experiments.engine import InterruptedRunError, run, total_steps
+from pathspace.experiments.engine import run, total_steps
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.interrupt import postponed_interrupt
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.executor import Executor, ThisProcess
+from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.storage import make_folder, write_json
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
-from pathspace.experiments.workers import Workers
 
 RESULT = "result.json"
 
@@ -48,13 +43,66 @@ class Place:
     device: str = "cpu"
 
 
+@dataclass(frozen=True)
+class PlacedRun:
+    """A run and where it reads and writes: the job that an executor does (see `executor.Job`)."""
+
+    config: RunConfig
+    place: Place
+
+    @property
+    def folder(self) -> Path:
+        """Where its checkpoint and its result lie."""
+        return self.place.folder / self.config.key
+
+    def __call__(
+        self, listener: Listener, should_stop: Callable[[], bool] | None = None, *, again: bool = False
+    ) -> RunResult:
+        """Do the run in its folder, and replace its checkpoint by its result."""
+        config, place = self.config, self.place
+        task = load_task(config.task, config.task_options, place.data_dir)
+        folder = make_folder(self.folder)
+        listener.started(config, total_steps(config, task))
+        result = run(
+            config,
+            task,
+            folder=folder,
+            checkpoint_every=place.checkpoint_every,
+            resume=place.resume or again,
+            report=lambda step, loss: listener.advanced(config, step, loss),
+            validated=lambda validation: listener.validated(config, validation),
+            should_stop=should_stop,
+            noted=lambda sentence: listener.noted(config, sentence),
+            device=place.device,
+        )
+        write_result(folder, result)
+        checkpoint.remove(folder)
+        return result
+
+    def keep(self, result: RunResult) -> None:
+        """Write the result, if the machine that did the run does not share this folder."""
+        if not (self.folder / RESULT).exists():
+            write_result(make_folder(self.folder), result)
+
+    def stored(self) -> RunResult | None:
+        """Return the result that is there already; None if there is none, or the place is not to be resumed.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        result = _stored_result(self.folder, self.config) if self.place.resume else None
+        if result is not None:
+            checkpoint.remove(self.folder)  # it was killed between the two
+        return result
+
+
 def run_all(
     configs: Sequence[RunConfig],
     place: Place,
     monitor: Monitor,
     *,
     title: str,
-    workers: Workers | None = None,
+    executor: Executor | None = None,
 ) -> list[RunResult]:
     """Do all the runs and return their results in the same order.
 
@@ -63,7 +111,7 @@ def run_all(
         place: Folders, and whether to resume.
         monitor: Told about every run.
         title: What the monitor calls this stage.
-        workers: Who does the runs; None does them in this process.
+        executor: Who does the runs, ready to; None does them in this process.
 
     Raises:
         ConfigurationError: A run could not be done as asked.
@@ -73,50 +121,18 @@ def run_all(
     results: dict[str, RunResult] = {}
     waiting = []
     for config in configs:
-        stored = _stored_result(place.folder / config.key, config) if place.resume else None
+        job = PlacedRun(config, place)
+        stored = job.stored()
         if stored is None:
-            waiting.append(config)
+            waiting.append(job)
         else:
-            checkpoint.remove(place.folder / config.key)  # it was killed between the two
             results[config.key] = stored
             monitor.finished(stored)
-    if workers is None:
-        results |= {result.config.key: result for result in _in_this_process(waiting, place, monitor)}
-    else:
-        jobs = [functools.partial(run_one, config, place) for config in waiting]
-        for result in workers.run(jobs, monitor):
-            monitor.finished(result)
-            results[result.config.key] = result
+    for ended in (executor or ThisProcess()).run(waiting, monitor):
+        result = ended.value()
+        monitor.finished(result)
+        results[result.config.key] = result
     return [results[config.key] for config in configs]
-
-
-def run_one(
-    config: RunConfig,
-    place: Place,
-    *,
-    started: Callable[[RunConfig, int], None],
-    advanced: Callable[[RunConfig, int, float], None],
-    noted: Callable[[RunConfig, str], None],
-    should_stop: Callable[[], bool] | None = None,
-) -> RunResult:
-    """Do one run in its folder, and replace its checkpoint by its result."""
-    task = load_task(config.task, config.task_options, place.data_dir)
-    folder = make_folder(place.folder / config.key)
-    started(config, total_steps(config, task))
-    result = run(
-        config,
-        task,
-        folder=folder,
-        checkpoint_every=place.checkpoint_every,
-        resume=place.resume,
-        report=lambda step, loss: advanced(config, step, loss),
-        should_stop=should_stop,
-        noted=lambda sentence: noted(config, sentence),
-        device=place.device,
-    )
-    write_result(folder, result)
-    checkpoint.remove(folder)
-    return result
 
 
 def load_task(name: str, options: Mapping[str, Any], data_dir: Path | None) -> Task:
@@ -154,23 +170,3 @@ def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
             f"The result {str(folder / RESULT)!r} cannot be read ({error}): delete it and resume again."
         ) from error
     return result if result.config.key == config.key else None
-
-
-def _in_this_process(configs: Sequence[RunConfig], place: Place, monitor: Monitor) -> list[RunResult]:
-    results = []
-    with postponed_interrupt() as stop:
-        for config in configs:
-            try:
-                result = run_one(
-                    config,
-                    place,
-                    started=monitor.started,
-                    advanced=monitor.advanced,
-                    noted=monitor.noted,
-                    should_stop=stop.is_set,
-                )
-            except InterruptedRunError:
-                raise KeyboardInterrupt from None
-            monitor.finished(result)
-            results.append(result)
-    return results

@@ -111,11 +111,10 @@ def all_results(
     wanted: Sequence[Any],
     compute: Callable[[Any], ResultT],
     output: Path,
-    processes: int,
+    around: Surroundings,
     *,
     read: Callable[[Mapping[str, Any]], ResultT],
     told: Callable[[ResultT], str],
-    quiet: bool = False,
 ) -> list[ResultT]:
     """Compute all cells that have no file yet.
 
@@ -123,10 +122,9 @@ def all_results(
         wanted: The cells, those that take longest first.
         compute: Computes one; other processes must be able to import it.
         output: The folder of the table.
-        processes: Cells at a time.
+        around: Who computes, how many cells at a time, and whether progress is shown.
         read: Undoes a result's `as_dict`.
         told: Says what came out, in a line.
-        quiet: Show no progress.
 
     Returns:
         The results, in the order of the cells.
@@ -142,14 +140,14 @@ def all_results(
         if file.exists():
             done[cell.key] = _stored(file, read)
     open_cells = [cell for cell in wanted if cell.key not in done]
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=around.quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
     lines = Lines(console.print)
     lines.begin(len(done) / len(wanted))
     with display or nullcontext():
         bar = display.add_task("computing", total=len(wanted), completed=len(done)) if display else None
-        for result in _computed(open_cells, compute, processes):
+        for result in _computed(open_cells, compute, around):
             done[result.cell.key] = result
             write_json(folder / f"{result.cell.key}.json", result.as_dict())
             if display is not None and bar is not None:
@@ -172,8 +170,14 @@ def _stored(file: Path, read: Callable[[Mapping[str, Any]], ResultT]) -> ResultT
 
 
 def _computed(
-    open_cells: Sequence[Any], compute: Callable[[Any], ResultT], processes: int
+    open_cells: Sequence[Any], compute: Callable[[Any], ResultT], around: Surroundings
 ) -> Iterator[ResultT]:
+    if around.engine == "ray" and open_cells:
+        from pathspace.experiments.ray_tasks import computed
+
+        yield from computed(compute, open_cells, address=around.address, processes=around.processes)
+        return
+    processes = around.processes or 1
     if processes == 1 or len(open_cells) < 2:
         for cell in open_cells:
             yield compute(cell)

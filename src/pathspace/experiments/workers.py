@@ -1,19 +1,18 @@
-"""Jobs in several processes: the parent alone hears Ctrl-C; workers send their progress back."""
+"""Worker processes on this machine: the parent alone hears Ctrl-C; workers send their progress back."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-import queue
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any, Protocol
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any, Self
 
 from pathspace.children import deaf_children, end_with_parent
-from pathspace.experiments.engine import InterruptedRunError
-from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.interrupt import postponed_interrupt
+from pathspace.experiments.executor import Ended, Job, Messages, Several, WorkerDiedError
 
 if TYPE_CHECKING:
     from pathspace.experiments.monitor import Monitor
@@ -21,26 +20,11 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LOOKS = 0.1
 
-# Set once in each worker: where progress goes, and the event by which the parent asks all runs to stop.
-_channel: tuple[Any, Any] | None = None
+# Set once in each worker: what sends a message, and what says whether the parent asks its run to stop.
+_channel: tuple[Callable[[Any], None], Callable[[], bool]] | None = None
 
 
-class Job(Protocol):
-    """A run that reports its progress; it must be possible to pickle it."""
-
-    def __call__(
-        self,
-        *,
-        started: Callable[[RunConfig, int], None],
-        advanced: Callable[[RunConfig, int, float], None],
-        noted: Callable[[RunConfig, str], None],
-        should_stop: Callable[[], bool] | None,
-    ) -> RunResult:
-        """Do the run."""
-        ...
-
-
-class Workers:
+class Workers(Several["_Worker"]):
     """Processes that do jobs; use it in a `with` statement.
 
     Args:
@@ -50,83 +34,119 @@ class Workers:
 
     def __init__(self, processes: int) -> None:
         # "spawn": a forked copy of a process that has used PyTorch's threads may hang.
-        context = multiprocessing.get_context("spawn")
-        self._messages, self._stop = context.Queue(), context.Event()
-        self._executor = ProcessPoolExecutor(
-            processes,
-            mp_context=context,
-            initializer=_start_worker,
-            initargs=(self._messages, self._stop),
-        )
+        self._context = multiprocessing.get_context("spawn")
+        self._ears, self._bell = self._context.Pipe(duplex=False)
+        self._processes = processes
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         # After an error: the runs in progress end with a checkpoint, the others never begin.
-        self._stop.set()
-        self._executor.shutdown(cancel_futures=True)
+        workers = [*self._busy, *self._idle]
+        for worker in workers:
+            worker.dismiss()
+        for worker in workers:
+            worker.pool.shutdown(cancel_futures=True)
+        self._ears.close()
+        self._bell.close()
 
-    def run(self, jobs: Sequence[Job], monitor: Monitor) -> Iterator[RunResult]:
-        """Do all jobs and yield their results as they come in.
+    def run_places(self) -> int:
+        """See `executor.Several`."""
+        return self._processes
 
-        Args:
-            jobs: What to do; begun in this order.
-            monitor: Told what the workers report.
+    def begin(self, job: Job, *, again: bool) -> _Worker:
+        """See `executor.Several`."""
+        worker = self._idle.pop() if self._idle else _Worker(self._context)
+        self._busy.append(worker)
+        worker.begin(job, again, lambda _: self._bell.send_bytes(b"."))
+        return worker
 
-        Raises:
-            ConfigurationError: A job raised one, or a worker died.
-            KeyboardInterrupt: The user stopped. The jobs in progress write their checkpoints as the workers end.
-        """
-        with postponed_interrupt() as interrupted:
-            with deaf_children():
-                pending = {self._executor.submit(_work, job) for job in jobs}
-            while pending:
-                _pass_on(self._messages, monitor)
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
-                done = {future for future in pending if future.done()}
-                pending -= done
-                for future in done:
-                    _pass_on(self._messages, monitor)
-                    yield _result(future)
+    def wait(self, running: Iterable[_Worker], monitor: Monitor) -> list[_Worker]:
+        """See `executor.Several`."""
+        workers = list(running)
+        connection.wait([self._ears, *(worker.messages for worker in workers)], SECONDS_BETWEEN_LOOKS)
+        while self._ears.poll():
+            self._ears.recv_bytes()
+        done = [worker for worker in workers if worker.future.done()]
+        for worker in workers:
+            worker.pass_on(monitor)
+        return done
+
+    def end(self, handle: _Worker, job: Job) -> Ended:
+        """See `executor.Several`."""
+        self._busy.remove(handle)
+        error = handle.future.exception()
+        if isinstance(error, BrokenProcessPool):
+            handle.dismiss()
+            handle.pool.shutdown()
+            error = WorkerDiedError(
+                f"The process of the run {job.config.label!r} died, perhaps for want of memory: continue with "
+                "--resume --workers 1."
+            )
+        else:
+            self._idle.append(handle)
+        if error is not None:
+            return Ended(
+                job.config, error=error if isinstance(error, Exception) else RuntimeError(repr(error))
+            )
+        return Ended(job.config, handle.future.result())
+
+    def stop(self, config: RunConfig) -> None:
+        """See `Executor.stop`."""
+        for worker in self._busy:
+            if worker.config == config:
+                worker.stopped.set()
 
 
-def _pass_on(messages: Any, monitor: Monitor) -> None:
-    """Give the monitor what has come in; wait a moment for the first message."""
-    try:
-        name, arguments = messages.get(timeout=SECONDS_BETWEEN_LOOKS)
-        while True:
-            getattr(monitor, name)(*arguments)
-            name, arguments = messages.get_nowait()
-    except queue.Empty:
-        return
+class _Worker:
+    """One process, with a channel of its own: what it holds when it is killed holds up nobody else."""
+
+    future: Future[RunResult]
+    config: RunConfig
+
+    def __init__(self, context: Any) -> None:
+        self.messages, sender = context.Pipe(duplex=False)
+        self.stopped = context.Event()
+        self.pool = ProcessPoolExecutor(
+            1, mp_context=context, initializer=_start_worker, initargs=(sender, self.stopped)
+        )
+
+    def begin(self, job: Job, again: bool, done: Callable[[object], object]) -> None:
+        self.stopped.clear()
+        self.config = job.config
+        with deaf_children():
+            self.future = self.pool.submit(_work, job, again)
+        self.future.add_done_callback(done)
+
+    def pass_on(self, monitor: Monitor) -> None:
+        """Give the monitor what has come in."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.messages.poll():
+                name, arguments = self.messages.recv()
+                getattr(monitor, name)(*arguments)
+
+    def dismiss(self) -> None:
+        """Ask the run in progress to stop, and listen no longer."""
+        self.stopped.set()
+        self.messages.close()
 
 
-def _result(future: Future[RunResult]) -> RunResult:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise ConfigurationError(
-            "A worker process died, perhaps for want of memory: continue with --resume --workers 1."
-        ) from error
-    except InterruptedRunError:
-        raise KeyboardInterrupt from None
-
-
-def _start_worker(messages: Any, stop: Any) -> None:
+def _start_worker(sender: Any, stopped: Any) -> None:
     global _channel
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _channel = (messages, stop)
+
+    def send(message: Any) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any longer: the run is to write its checkpoint
+            sender.send(message)
+
+    _channel = send, stopped.is_set
 
 
-def _work(job: Job) -> RunResult:
+def _work(job: Job, again: bool) -> RunResult:
     assert _channel is not None, "the initializer of the worker has run"
-    messages, stop = _channel
-    return job(
-        started=lambda config, steps: messages.put(("started", (config, steps))),
-        advanced=lambda config, step, loss: messages.put(("advanced", (config, step, loss))),
-        noted=lambda config, sentence: messages.put(("noted", (config, sentence))),
-        should_stop=stop.is_set,
-    )
+    send, should_stop = _channel
+    return job(Messages(send), should_stop, again=again)

@@ -58,10 +58,9 @@ def reproduce(
             all_results,
             compute=partial(compute, protocol=protocol),
             output=output,
-            processes=around.processes,
+            around=around,
             read=Result.from_dict,
             told=_told,
-            quiet=around.quiet,
         )
         for setting in settings(protocol):
             tuning = do(tuning_cells(protocol, setting))

@@ -56,10 +56,9 @@ def reproduce(
             cells(protocol),
             partial(compute, protocol=protocol),
             output,
-            around.processes,
+            around,
             read=Score.from_dict,
             told=_told,
-            quiet=around.quiet,
         )
         published = load_published(recipe.name)
         table = write_report(

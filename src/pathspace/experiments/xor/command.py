@@ -62,10 +62,9 @@ def reproduce(
             cells(protocol),
             partial(compute, protocol=protocol, folder=kept),
             output,
-            around.processes,
+            around,
             read=Result.from_dict,
             told=_told,
-            quiet=around.quiet,
         )
         published = load_published(recipe.name)
         table = write_report(

@@ -1,0 +1,148 @@
+"""Who does runs makes no difference to them; whoever dies in one is replaced."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pathspace.experiments import checkpoint
+from pathspace.experiments.engine import InterruptedRunError
+from pathspace.experiments.engines import executor_for
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.executor import Executor, ThisProcess, WorkerDiedError
+from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Listener
+from pathspace.experiments.pool import Place, PlacedRun
+from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.workers import Workers
+
+Configs = Callable[..., RunConfig]
+
+
+@dataclass(frozen=True)
+class Dying(PlacedRun):
+    """Kills its process at its first checkpoint, as often as it has lives to lose."""
+
+    lives: int = 0
+
+    def __call__(
+        self, listener: Listener, should_stop: Callable[[], bool] | None = None, *, again: bool = False
+    ) -> RunResult:
+        lost = len(list(self.place.folder.glob("death-*")))
+        if lost < self.lives:
+
+            def die() -> bool:
+                if checkpoint.exists(self.folder):
+                    (self.place.folder / f"death-{lost}").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return False
+
+            return super().__call__(listener, die, again=again)
+        return super().__call__(listener, should_stop, again=again)
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.said: list[str] = []
+
+    def validated(self, config: RunConfig, validation: Validation) -> None:  # noqa: ARG002
+        self.steps.append(validation.step)
+
+    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+        self.said.append(sentence)
+
+
+def curve(result: RunResult | None) -> tuple[object, ...]:
+    assert result is not None
+    return result.config.key, result.losses, result.validations, result.test_error
+
+
+def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_not_notice(
+    tiny_config: Configs, tmp_path: Path
+) -> None:
+    whole = PlacedRun(tiny_config(), Place(tmp_path / "whole", checkpoint_every=3))(Silent())
+    place, notes = Place(tmp_path, checkpoint_every=3), Notes()
+    jobs = [Dying(tiny_config(), place, 1), PlacedRun(tiny_config(seed=1), place)]
+    with Workers(2) as workers:
+        ended = {one.config.seed: one for one in workers.run(jobs, notes)}
+    assert curve(ended[0].result) == curve(whole)
+    assert ended[1].result is not None
+    assert notes.said == ["its process died: going on from its last checkpoint."]
+    assert notes.steps.count(0) == 2  # the dead one's beginning was not done again
+    with Workers(2) as workers:
+        (lost,) = workers.run(
+            [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Silent()
+        )
+    assert isinstance(lost.error, WorkerDiedError)
+    with pytest.raises(ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"):
+        lost.value()
+
+
+class Stops(Notes):
+    """Asks every run to stop at the first validation after its start."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__()
+        self.executor = executor
+
+    def validated(self, config: RunConfig, validation: Validation) -> None:
+        super().validated(config, validation)
+        if validation.step:
+            self.executor.stop(config)
+
+
+@pytest.mark.parametrize("engine", [ThisProcess, lambda: Workers(2)])
+def test_one_run_is_stopped_and_the_next_one_is_taken_only_then(
+    engine: Callable[[], Executor], tiny_config: Configs, tmp_path: Path
+) -> None:
+    order: list[str] = []
+
+    def jobs() -> Iterator[PlacedRun]:
+        for seed in range(3):
+            order.append(f"taken {seed}")
+            yield PlacedRun(tiny_config(seed=seed, epochs=2000), Place(tmp_path))
+
+    with engine() as executor:
+        for one in executor.run(jobs(), Stops(executor)):
+            assert isinstance(one.error, InterruptedRunError)
+            order.append(f"ended {one.config.seed}")
+    places = 1 if isinstance(executor, ThisProcess) else 2
+    assert order[:places] == [f"taken {seed}" for seed in range(places)]
+    assert order.index("taken 2") > min(order.index(f"ended {seed}") for seed in range(2))
+    assert all(checkpoint.exists(folder) for folder in tmp_path.iterdir())
+
+
+def test_an_error_in_a_run_is_its_end_and_nobody_elses(tiny_config: Configs, tmp_path: Path) -> None:
+    wrong = replace(tiny_config(), batch_size=1000)
+    for executor in (ThisProcess(), Workers(2)):
+        with executor:
+            jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
+            ended = {one.config.seed: one for one in executor.run(jobs, Silent())}
+        assert isinstance(ended[0].error, ConfigurationError)
+        assert ended[1].result is not None
+
+
+def test_engines_are_checked_before_anything_is_started() -> None:
+    with pytest.raises(ConfigurationError, match="Unknown engine 'dask' in --engine: choose from local, ray"):
+        executor_for("dask", 2)
+    with pytest.raises(
+        ConfigurationError, match="--address auto names a Ray cluster: give --engine ray, too"
+    ):
+        executor_for("local", 2, address="auto")
+    assert isinstance(executor_for("local", 1), ThisProcess)
+    assert isinstance(executor_for("local", 2), Workers)
+
+
+def test_help_and_the_local_engine_do_without_ray() -> None:
+    code = (
+        "import sys; from pathspace.experiments.engines import executor_for; executor_for('local', 2)\n"
+        "sys.exit(', '.join({'ray', 'optuna'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
