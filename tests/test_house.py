@@ -77,7 +77,7 @@ def test_the_core_stays_within_its_budget():
     lines, compiled = (
         sum(len(p.read_text().splitlines()) for p in some) for some in (set(files) - set(kernels), kernels)
     )
-    assert lines < 23_200
+    assert lines < 23_900
     assert compiled < 800
 
 

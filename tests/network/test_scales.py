@@ -79,3 +79,45 @@ def test_labels_of_large_weights_take_little_memory():
             assert labels.untyped_storage().nbytes() <= 64 * 8
     for node in network.nodes:
         assert node.labels.untyped_storage().nbytes() <= 64 * 8
+
+
+def test_a_merge_goes_through_the_labels_that_it_is_given(monkeypatch):
+    """Not through all variables: the time to trace would grow with the square of the number of layers."""
+    scales = Scales()
+    scales.fresh(100_000, "here")
+    for first in range(2, 2000, 2):
+        scales.unify(torch.tensor([first]), torch.tensor([first + 1]))
+    gone_through = []
+    monkeypatch.setattr(Scales, "_shorten", lambda self: gone_through.append(self))
+    labels = torch.arange(2, 1000)
+    for _ in range(90):
+        scales.resolve(labels)
+    assert not gone_through
+    for _ in range(20):
+        scales.resolve(labels)
+    assert len(gone_through) == 1
+
+
+def test_labels_of_a_sum_are_merged_at_once(monkeypatch):
+    calls = []
+    merge = Scales._merge
+    monkeypatch.setattr(Scales, "_merge", lambda self, a, b: calls.append(len(a)) or merge(self, a, b))
+    scales = Scales()
+    labels = torch.cat([scales.fresh(9, "here"), -scales.fresh(2, "there"), torch.tensor([WILD])]).reshape(3, 4)
+    common = scales.unify_along(labels, (1,))
+    assert calls == [8]
+    assert torch.equal(common, torch.tensor([[2], [6], [10]]))
+    assert torch.equal(scales.resolve(labels), common.expand(3, 4).where(labels != WILD, WILD))
+    assert torch.equal(scales.unify_along(torch.full((2, 3), WILD), (0,)), torch.full((1, 3), WILD))
+
+
+def test_indices_of_parameters_take_no_memory():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.empty(10**6, 10**6, device="meta"))
+
+        def forward(self, x):
+            return nn.functional.embedding(x, self.w).relu()
+
+    assert ps.trace(Words(), torch.zeros(2, 5, dtype=torch.long)).outside == ()

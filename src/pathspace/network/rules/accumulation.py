@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.rules.elementwise import finish
-from pathspace.network.rules.pooling import pooled_labels
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 
@@ -33,7 +32,7 @@ def cumulative_sum(
     dim %= x.labels.dim()
     if x.batch == dim:
         recorder.wrong_batch(name)
-    labels = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True)).expand(x.shape)
+    labels = recorder.scales.unify_along(x.labels, (dim,)).expand(x.shape)
 
     def squared(t: Tensor) -> Tensor:
         return t.cumsum(dim)
@@ -86,7 +85,7 @@ def _anywhere(
 ) -> Tensor:
     """Places that are inputs: every element along the dimension may get every summand."""
     base, more = recorder.as_units(input), recorder.as_units(source)
-    added = pooled_labels(recorder, more.labels[part], (dim,), lambda t: t.amax(dim, keepdim=True))
+    added = recorder.scales.unify_along(more.labels[part], (dim,))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
         recorder.no_rule(

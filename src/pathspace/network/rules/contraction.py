@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.pooling import pooled_labels
 from pathspace.network.trace.reasons import GATED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, without_repeats
@@ -191,11 +190,7 @@ def _by_fixed_edges(
         labels = torch.where(_laid_out((factor != 0).cpu(), form.second, order), labels, WILD)
     else:
         labels = labels.expand([size[n] for n in order])
-    dims = range(-len(summed), 0)
-    if summed:
-        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(tuple(dims)))
-    else:
-        labels = recorder.scales.resolve(labels)
+    labels = _of_a_sum(recorder, labels, len(summed))
     out = recorder.emit(
         form,
         [x, recorder.value(factor)],
@@ -231,11 +226,7 @@ def _by_activations(
             for (v, _), keep in zip(pairs, kept, strict=True)
         ]
     labels = recorder.scales.product(distinct[0], distinct[1], recorder.where(name))
-    if summed:
-        dims = tuple(range(-len(summed), 0))
-        labels = recorder.scales.unify(labels, labels.amax(dims, keepdim=True))  # all of a sum at once
-        labels = pooled_labels(recorder, labels, dims, lambda t: t.amax(dims))
-    labels = labels.expand([size[n] for n in form.out])
+    labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
     batch = form.out.index(batches.pop()) if batches else None
     product = recorder.emit(form, [x, y], labels, name=name, dtype=dtype, batch=batch, form="product")
     return recorder.note_linear(product)
@@ -243,6 +234,12 @@ def _by_activations(
 
 _MOST = 2**16
 """Products of different scales in one contraction; beyond them those share one that are no factors of one sum."""
+
+
+def _of_a_sum(recorder: Recorder, labels: Tensor, count: int) -> Tensor:
+    """The labels of sums over the last ``count`` dimensions, whose summands share one each."""
+    dims = tuple(range(-count, 0))
+    return recorder.scales.unify_along(labels, dims).squeeze(dims)
 
 
 def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.rules.batch import examples_after, examples_written
+from pathspace.network.trace.parameter_uses import moved_index
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
@@ -27,6 +28,8 @@ def _reads_traced(recorder: Recorder, rest: Any) -> bool:
 
 
 def _on_labels(function: Callable[[Tensor], Any], labels: Tensor) -> Any:
+    if labels.is_meta:
+        return moved_index(function, labels)
     try:
         return function(labels)
     except (RuntimeError, NotImplementedError):  # e.g. reflection padding knows no integers

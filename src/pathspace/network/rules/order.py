@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.rules.choice import indices
-from pathspace.network.rules.pooling import pooled_labels, reduce
+from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 
 _DIMENSION = {"topk": 1, "kthvalue": 1, "sort": 0, "median": 0, "nanmedian": 0, "cummax": 0, "cummin": 0}
@@ -41,7 +41,7 @@ def ordered(
         recorder.wrong_batch(name)
     created = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
     shape = (created if isinstance(created, Tensor) else created[0]).shape
-    common = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True))
+    common = recorder.scales.unify_along(x.labels, (dim,))
     keeps = len(shape) == x.labels.dim()
     labels = (common if keeps else common.squeeze(dim)).expand(shape)
 

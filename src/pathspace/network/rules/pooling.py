@@ -217,7 +217,8 @@ def reduce(
         recorder.no_rule(name, "it reduces a parameter, whose elements are then no edges")
     if x.batch in dims:
         recorder.wrong_batch(name)
-    labels = pooled_labels(recorder, x.labels, dims, lambda t: t.amax(dims, keepdim))
+    labels = recorder.scales.unify_along(x.labels, dims)
+    labels = labels if keepdim else labels.squeeze(dims)
     weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if name == "mean" else 1.0
 
     def squared(t: Tensor) -> Tensor:

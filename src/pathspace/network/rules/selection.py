@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.rules.movement import move_one
 from pathspace.network.rules.packed import in_order
-from pathspace.network.rules.pooling import pooled_labels, reduce
+from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -69,7 +69,7 @@ def picked_along(
     dim %= value.labels.dim()
     if value.batch == dim or index.batch is not None:
         recorder.wrong_batch(name)
-    common = pooled_labels(recorder, value.labels, (dim,), lambda t: t.amax(dim))
+    common = recorder.scales.unify_along(value.labels, (dim,)).squeeze(dim)
     size = torch.Size((*value.shape[:dim], *shape, *value.shape[dim + 1 :]))
     new = (1,) * len(shape)
 
@@ -125,7 +125,7 @@ def gather(
         recorder.wrong_batch(name)
     shape = index.shape
     part = tuple(slice(None) if d == dim else slice(n) for d, n in enumerate(shape))
-    labels = pooled_labels(recorder, x.labels, (dim,), lambda t: t.amax(dim, keepdim=True))[part]
+    labels = recorder.scales.unify_along(x.labels, (dim,))[part]
 
     def squared(h: Tensor) -> Tensor:
         return h.sum(dim, keepdim=True)[part].expand(shape)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pathspace.network.network import Call, Network, NodeLabels
 from pathspace.network.program import Program
 from pathspace.network.trace.lattice import Monomial
+from pathspace.network.trace.parameter_uses import written_out
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD, Scales, without_repeats
 from pathspace.network.trace.values import Value
@@ -142,7 +143,7 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
     for end in ("target", "source"):
         flat = torch.full((shape.numel(),), WILD)
         for use in uses:
-            flat[use.index.reshape(-1)] = (
+            flat[written_out(use.index).reshape(-1)] = (
                 scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
             )
         labels.append(flat.reshape(shape))
@@ -205,6 +206,6 @@ def coverage(recorder: Recorder) -> dict[str, int]:
         if any(recorder.uses.is_whole(use, name) for use in uses):
             result[name] = size
             continue
-        counts = sum(torch.bincount(use.index.reshape(-1), minlength=size) for use in uses)
+        counts = sum(torch.bincount(written_out(use.index).reshape(-1), minlength=size) for use in uses)
         result[name] = int(torch.as_tensor(counts).count_nonzero())
     return result

@@ -13,7 +13,7 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
 from pathspace.network.returned import tensors_in
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import FIXED, WILD
+from pathspace.network.trace.scales import FIXED, WILD, without_repeats
 from pathspace.network.trace.values import Origin, Value
 
 Outputs = tuple[list[Value], tuple[int, ...], tuple[int | None, ...], tuple[Cut, ...]]
@@ -67,7 +67,8 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     held = _held(recorder, returned, shadow)
     cuts = _cuts(recorder, counted, held)
     for value in {id(v): v for v in [*outputs, *(v for origin in held for v in origin.entering)]}.values():
-        recorder.scales.unify(value.labels, torch.where(value.labels == WILD, WILD, FIXED))
+        labels = without_repeats(value.labels)
+        recorder.scales.unify(labels, torch.where(labels == WILD, WILD, FIXED))
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
 

@@ -1,12 +1,21 @@
-"""Which edges the elements of each parameter are, and what using a parameter more than once means for scales."""
+"""Which edges the elements of each parameter are, and what using a parameter more than once means for scales.
+
+The flat index of every element of a (view of a) parameter stands in its labels. As long as only views were taken, it is
+told by their strides and offset, and takes no memory: they lie on the meta device. What copies elements (``cat``,
+indices, ``flip``) copies a written-out index; one without values cannot be read by mistake.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from pathspace.network.trace.scales import WILD, Scales
 from pathspace.network.trace.values import Value
@@ -16,43 +25,24 @@ from pathspace.network.trace.values import Value
 class ParameterUse:
     """One use of (a view of) a parameter as edges: their target and source scales."""
 
-    index: Tensor  # flat index in the parameter of every element used
+    index: Tensor  # flat index in the parameter of every element used, on the meta device where strides tell it
     target: Tensor  # labels, broadcastable to index.shape
     source: Tensor
     column: int | None  # dimension of the parameter along which the target varies; None if that means nothing
     bias: bool  # its edges come from the bias node
 
 
-class Counting:
-    """The flat index of every element of a parameter, for parameters of all shapes and for all passes of a trace.
-
-    It is by far the largest tensor of a trace: four bytes for every element of the model's largest parameter.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = torch.arange(0)
-
-    def __call__(self, shape: torch.Size) -> Tensor:
-        """The flat indices of a parameter of a shape."""
-        size = shape.numel()
-        if len(self._numbers) < size:
-            dtype = torch.int32 if size <= torch.iinfo(torch.int32).max else torch.int64
-            self._numbers = torch.arange(size, dtype=dtype)
-        return self._numbers[:size].view(shape)
-
-
 class ParameterUses:
     """All uses of all parameters seen so far."""
 
-    def __init__(self, scales: Scales, counting: Counting) -> None:
+    def __init__(self, scales: Scales) -> None:
         self.scales = scales
         self.of: dict[str, list[ParameterUse]] = {}
         self.shapes: dict[str, torch.Size] = {}
-        self.index_of = counting
 
     def is_whole(self, use: ParameterUse, name: str) -> bool:
         """Whether a use is of the parameter as it is, every element once and in its place."""
-        return _same_index(use.index, self.index_of(self.shapes[name]))
+        return _same_index(use.index, index_of(self.shapes[name]))
 
     def add(
         self,
@@ -89,7 +79,7 @@ class ParameterUses:
 
     def _tie_repeats(self, use: ParameterUse, size: int) -> None:
         """An element that occurs several times in one view (repeat, expand, indexing) has one target and one source."""
-        flat = use.index.reshape(-1)
+        flat = written_out(use.index).reshape(-1)
         if flat.numel() == 0 or int(torch.bincount(flat, minlength=size).max()) < 2:
             return
         for labels in (use.target, use.source):
@@ -119,11 +109,38 @@ class ParameterUses:
             old.target, old.source = unify(old.target, _inverse(source)), unify(old.source, _inverse(target))
 
 
+def index_of(shape: torch.Size) -> Tensor:
+    """The flat index of every element of a parameter, told by strides."""
+    return torch.empty(shape, dtype=torch.long, device="meta")
+
+
+def moved_index(function: Callable[[Tensor], Any], index: Tensor) -> Any:
+    """What a movement of the elements of a parameter makes of their index."""
+    with suppress(RuntimeError, NotImplementedError):
+        moved = function(index)
+        memory = index.untyped_storage()._cdata
+        if all(t.untyped_storage()._cdata == memory for t in pytree.tree_leaves(moved)):
+            return moved
+    return function(written_out(index))
+
+
+def written_out(index: Tensor) -> Tensor:
+    """An index with its values."""
+    if not index.is_meta:
+        return index
+    result = torch.tensor(index.storage_offset())
+    for size, stride in zip(index.shape, index.stride(), strict=True):
+        result = result[..., None] + stride * torch.arange(size)
+    return result
+
+
 def _same_index(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    same_memory = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
-    return same_memory or torch.equal(a, b)
+    if a is b or a.shape != b.shape:
+        return a is b
+    if not (a.is_meta and b.is_meta):
+        return torch.equal(written_out(a), written_out(b))
+    steps = [tuple(step for step, n in zip(t.stride(), t.shape, strict=True) if n > 1) for t in (a, b)]
+    return a.storage_offset() == b.storage_offset() and steps[0] == steps[1]
 
 
 def _inverse(labels: Tensor) -> Tensor:
@@ -137,7 +154,9 @@ def _dimension_of(index: Tensor, dim: int | None, shape: torch.Size) -> int | No
     dim %= index.dim()
     if index.shape[dim] < 2:  # one row: nothing varies; take the view as untransposed
         return dim if index.shape == shape else None
-    step = int((index.select(dim, 1) - index.select(dim, 0)).flatten()[0])
+    step = index.stride(dim)
+    if not index.is_meta:
+        step = int((index.select(dim, 1) - index.select(dim, 0)).flatten()[0])
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     return next((d for d, stride in enumerate(strides) if step >= stride), None)
 
@@ -146,6 +165,6 @@ def _scatter(size: int, index: Tensor, target: Tensor, source: Tensor) -> tuple[
     result = []
     for labels in (target, source):
         flat = torch.full((size,), WILD)
-        flat[index.reshape(-1)] = labels.expand(index.shape).reshape(-1)
+        flat[written_out(index).reshape(-1)] = labels.expand(index.shape).reshape(-1)
         result.append(flat)
     return result[0], result[1]

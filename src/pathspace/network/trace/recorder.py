@@ -18,7 +18,7 @@ from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, Wr
 from pathspace.network.program import Operation
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import short_name, without_values
-from pathspace.network.trace.parameter_uses import Counting, ParameterUses
+from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
 from pathspace.network.trace.values import Origin, Value, View, common_kind, put
@@ -32,7 +32,6 @@ class Recorder:
         rules: the rule of every operation, for rules that are written in terms of others.
         examples: how many there are in a batch, and where they are.
         strict: whether an operation without a rule ends the network.
-        counting: the flat indices of parameters, if another pass has them.
     """
 
     def __init__(
@@ -41,14 +40,13 @@ class Recorder:
         examples: Examples | None = None,
         *,
         strict: bool = False,
-        counting: Counting | None = None,
     ) -> None:
         self.rules, self.examples = rules, Examples() if examples is None else examples
         self.strict = strict
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
-        self.uses = ParameterUses(self.scales, Counting() if counting is None else counting)
+        self.uses = ParameterUses(self.scales)
         self.real: dict[
             int, Tensor
         ] = {}  # values of buffers and of views of them, by the id of the empty tensor
@@ -119,8 +117,7 @@ class Recorder:
         self.leaves.append(Leaf(slot, kind, name, tuple(tensor.shape)))
         if kind == "parameter":
             self.uses.shapes[name] = tensor.shape
-            index = self.uses.index_of(tensor.shape)
-            value = Value(slot, index, "parameter", name)
+            value = Value(slot, index_of(tensor.shape), "parameter", name)
             value.memory.parameter = name
             return self.bind(tensor, value)
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)

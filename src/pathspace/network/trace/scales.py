@@ -17,6 +17,7 @@ theirs. What the equations leave free is found when all are there (see ``lattice
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -28,13 +29,17 @@ WILD = 1
 
 
 class Scales:
-    """Scale variables and the equalities between them found so far."""
+    """Scale variables and the equalities between them found so far.
+
+    Every variable points to an older one of its class, and the oldest, its *representative*, to itself. A merge goes
+    through those that it is given; all of them are pointed to their representatives when as many labels have been
+    looked up since.
+    """
 
     def __init__(self) -> None:
-        self._table = torch.tensor(
-            [FIXED, WILD]
-        )  # signed representative of each variable: the oldest of its class
-        self._signed: Tensor | None = None  # the same for labels of both signs, once somebody asks
+        self._count = 2  # FIXED and WILD point to themselves
+        self._older = _to_themselves(2)  # of labels of both signs: negative ones look for theirs at the end
+        self._detours = 0  # labels to look up before all point to their representatives; 0 if they do
         self._firsts: list[int] = []  # first variable of each batch of fresh ones
         self._origins: list[str] = []  # where that batch was made
         self._equations: list[
@@ -44,12 +49,15 @@ class Scales:
 
     def fresh(self, count: int, origin: str) -> Tensor:
         """``count`` new variables, made at ``origin`` (used in the names of unit classes)."""
-        first = len(self._table)
+        first = self._count
         self._firsts.append(first)
         self._origins.append(origin)
-        created = torch.arange(first, first + count)
-        self._table, self._signed = torch.cat([self._table, created]), None
-        return created
+        self._count += count
+        if 2 * self._count > len(self._older):
+            larger = _to_themselves(2 * self._count)
+            larger[:first], larger[1 - first :] = self._older[:first], self._older[1 - first :]
+            self._older = larger
+        return torch.arange(first, self._count)
 
     def origin(self, variable: int) -> tuple[str, int]:
         """Where a variable was made, and its index there."""
@@ -58,11 +66,25 @@ class Scales:
 
     def resolve(self, labels: Tensor) -> Tensor:
         """The labels with every variable replaced by its representative; same shape."""
-        if self._signed is None:  # ..., -2, -1 at the end, where negative labels look for them
-            self._signed = torch.cat([self._table, -self._table[1:].flip(0)])
         small = without_repeats(labels)
-        result = self._signed[small]
+        result = self._older[small]
+        if self._detours:
+            while not torch.equal(further := self._older[result], result):
+                result = further
+            self._detours = max(0, self._detours - result.numel())
+            if not self._detours:
+                self._shorten()
         return result if small is labels else result.expand(labels.shape)
+
+    def _shorten(self) -> None:
+        """Point all variables to their representatives."""
+        while not torch.equal(further := self._older[self._older], self._older):
+            self._older = further
+
+    def _point(self, labels: Tensor, to: Tensor) -> None:
+        variables = labels.abs()
+        self._older[variables] = to * labels.sign()
+        self._older[-variables] = -self._older[variables]
 
     def unify(self, a: Tensor, b: Tensor) -> Tensor:
         """Make two broadcastable arrays of labels equal, element by element; returns the common labels."""
@@ -94,7 +116,7 @@ class Scales:
 
     def _multiplied(self, a: Tensor, b: Tensor, origin: str) -> Tensor:
         """Variables for the products of representatives, one for each pair of them."""
-        size = 2 * len(self._table)  # pairs as numbers, which are sorted faster
+        size = 2 * self._count  # pairs as numbers, which are sorted faster
         numbers, place = (torch.minimum(a, b) * size + torch.maximum(a, b)).unique(return_inverse=True)
         larger = (numbers + size // 2).remainder(size) - size // 2
         pairs = torch.stack([(numbers - larger) // size, larger])
@@ -127,35 +149,39 @@ class Scales:
             older = a.abs() < b.abs()
             keep, drop = torch.where(older, a, b), torch.where(older, b, a)
             keep = torch.where(keep == -drop, FIXED, keep)  # s = 1/s for s > 0 leaves s = 1
-            renamed = torch.arange(len(self._table))
             # a variable in several pairs follows the oldest partner now, the others in the next round
-            oldest = renamed.scatter_reduce(0, drop.abs(), keep.abs(), "amin")
-            first = keep.abs() == oldest[drop.abs()]
-            renamed[drop[first].abs()] = keep[first] * drop[first].sign()
-            while True:  # partners may have followed others
-                further = renamed[renamed.abs()] * renamed.sign()
-                if torch.equal(further, renamed):
-                    break
-                renamed = further
-            self._table, self._signed = renamed[self._table.abs()] * self._table.sign(), None
+            self._older.scatter_reduce_(0, drop.abs(), keep.abs(), "amin")
+            first = keep.abs() == self._older[drop.abs()]
+            self._point(drop[first], keep[first])
+            self._detours = self._count
             a, b = self.resolve(a), self.resolve(b)
             left = a != b
             a, b = a[left], b[left]
+
+    def unify_along(self, labels: Tensor, dims: Iterable[int]) -> Tensor:
+        """Make labels equal along some dimensions; returns them, of size one there."""
+        small = self.resolve(without_repeats(labels))
+        shape, dims = list(labels.shape), [d % labels.dim() for d in dims]
+        for d in dims:
+            shape[d] = min(shape[d], 1)
+        differing = [d for d in dims if small.shape[d] > 1]
+        if differing:
+            largest = small.where(small != WILD, -self._count).amax(differing, keepdim=True)
+            common = largest.where(largest > -self._count, WILD)
+            self.unify(small, common)
+            small = self.resolve(common)
+        return small.expand(shape)
 
     def unify_over(self, labels: Tensor, keep: tuple[int, ...]) -> Tensor:
         """Make labels equal along every dimension but those in ``keep``; returns them with shape ``[len] * keep``."""
         keep = tuple(d % labels.dim() for d in keep)
         rest = [d for d in range(labels.dim()) if d not in keep]
-        shape = [labels.shape[d] for d in keep]
-        small = self.resolve(without_repeats(labels))
-        rows = small.permute((*rest, *keep)).reshape(-1, *(small.shape[d] for d in keep))
-        common = rows[0]
-        if rows.shape[0] > 1 and not bool((rows == common).all()):
-            for row in rows.reshape(rows.shape[0], -1).unique(
-                dim=0
-            ):  # few distinct rows, however many there are
-                common = self.unify(common, row.reshape(common.shape))
-        return self.resolve(common).expand(shape)
+        return self.unify_along(labels, rest).permute((*rest, *keep)).reshape([labels.shape[d] for d in keep])
+
+
+def _to_themselves(count: int) -> Tensor:
+    """As many labels of both signs as two times ``count``, in the order in which they are looked up."""
+    return torch.cat([torch.arange(count), torch.arange(-count, 0)])
 
 
 def without_repeats(labels: Tensor) -> Tensor:

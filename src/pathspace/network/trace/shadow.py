@@ -22,7 +22,6 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     """A copy of the model without data, its parameters and floating-point buffers bound to leaves."""
     parameters = dict(model.named_parameters())
     memo: dict[int, Any] = {}
-    recorder.uses.index_of(torch.Size([max(p.numel() for p in parameters.values())]))  # once, for all of them
     leaves: list[tuple[Tensor, str, str, Tensor]] = []
     for name, parameter in parameters.items():
         empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.outputs import outputs_of
-from pathspace.network.trace.parameter_uses import Counting
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.shadow import arguments_for, running, shadow_of
 
@@ -129,7 +128,6 @@ class _Plan:
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
     strict: bool = False
-    counting: Counting = field(default_factory=Counting)
 
     def with_any_batch(self) -> Network:
         """The network with the first dimension as the batch that can be, or without one."""
@@ -203,7 +201,7 @@ class _Plan:
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
         examples = Examples() if examples is None else examples
-        recorder = Recorder(RULES, examples, strict=self.strict, counting=self.counting)
+        recorder = Recorder(RULES, examples, strict=self.strict)
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
