@@ -161,7 +161,7 @@ def mass_of(model, growth=1.0):
     """Path mass of the two layers' nodes ``[4, 6]`` and of the mean output, where all squares grow by a factor."""
 
     def square(parameter):
-        return growth * parameter.detach().square() / 2
+        return growth * parameter.detach().square()
 
     def convolve(x, layer, padding):
         return functional.conv1d(x, square(layer.weight), square(layer.bias), padding=padding)

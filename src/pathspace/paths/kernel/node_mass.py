@@ -21,7 +21,8 @@ paths into c and out of it,
     b_c^2 = gamma_in,c / n_c / M^(l_c / (l_c + l'_c))
 
 is the path mass of one node in units of what it would be if every weight changed mass by the same factor, as in the
-starts of He, of Glorot and of PyTorch. Recurrent networks, whose paths have many lengths, keep balance.
+starts of He, of Glorot and of PyTorch. Mass is counted whole there: a factor for every weight of a path cancels.
+Recurrent networks, whose paths have many lengths, keep balance.
 
 Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta = dG/dh.
 """
@@ -87,7 +88,9 @@ class NodeMass:
 
 
 def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
-    """Path mass into and out of every unit class, half of what enters a unit (but in a network that normalizes).
+    """Path mass into and out of every unit class.
+
+    Half of what enters a unit is counted, but all of it in a network that normalizes or whose units have positions.
 
     Args:
         network: a traced network.
@@ -101,8 +104,9 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
     """
     source = current_values(network, parameters)
     normalized = bool(network.tape.normalizations)
+    positions = not normalized and _has_positions(network)
     q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
-    if not normalized:
+    if not normalized and not positions:
         q = {n: square.mul_(_share_entering(network, n)) for n, square in q.items()}
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
@@ -112,12 +116,12 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
             + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
         )
     even = None
-    if not normalized and _has_positions(network):
+    if positions:
         longer_in, longer_out, _, _ = _sums(network, {n: square.mul_(_MORE) for n, square in q.items()})
         # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on a path
         length, rest = (longer_in / into).log(), (longer_out / out_of).log()
-        # half of what enters an output, too, so that all weights count alike
-        even = torch.where((into > 0) & (out_of > 0), (mass / 2) ** (length / (length + rest)), 1.0)
+        # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of one layer is 1
+        even = torch.where((into > 0) & (out_of > 0), mass ** (length / (length + rest)), 2.0)
     return NodeMass(into, out_of, nodes, normalized, even)
 
 
