@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.outputs import outputs_of
+from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.shadow import arguments_for, running, shadow_of
 
@@ -33,7 +34,7 @@ def trace(
     model: nn.Module,
     example_input: Any,
     *,
-    outside: Iterable[nn.Module | str] = (),
+    outside: Outside | Iterable[Outside] = (),
     batch_dim: int | str | None = "auto",
     output: Callable[[Any], Any] | None = None,
     states: Iterable[int | str] = (),
@@ -55,15 +56,17 @@ def trace(
             operation the network is cut.
         example_input: what the model is called with: a tensor, a tuple or list of positional arguments, or a dict
             of keyword arguments. Only shapes and types are read.
-        outside: modules of the model, or their paths (without what torch.compile or data parallelism add), to leave
-            to the plain rule of an optimizer. What enters them counts as an output of the network, what leaves them
-            as an input.
+        outside: what to leave to the plain rule of an optimizer: modules of the model, classes of modules
+            (``nn.GELU``), paths (without what torch.compile or data parallelism add), or patterns of paths
+            (``"blocks.*.norm"``, as in ``fnmatch``; ``*`` takes dots too). What enters such a module counts as an
+            output of the network, what leaves it as an input.
         batch_dim: the dimension of the inputs that holds the batch; None for inputs without one; ``"auto"`` finds it.
         output: picks the outputs from what the model returns. By default all returned tensors are outputs but
             the last states of recurrent layers.
         states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
             with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
-        strict: refuse an operation without a rule where a parameter comes after it, in the place of cutting there.
+        strict: refuse an operation without a rule where a parameter comes after it, in the place of cutting there; the
+            message lists all of them, and what to write for ``outside``.
 
     Returns:
         The network.
@@ -72,7 +75,7 @@ def trace(
         UntraceableError: what an operation does cannot be followed exactly (it writes where tracing does not see it,
             hands values to Python, mixes the examples of a batch), or ``strict`` is set and it has no rule; the message
             names it, its module and the reason.
-        ValueError: the model has no parameters, a name in ``outside`` is no module of it, one in ``states`` no
+        ValueError: the model has no parameters, something in ``outside`` is no module of it, a name in ``states`` no
             argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
 
     Example:
@@ -89,11 +92,17 @@ def trace(
     model = unwrapped(model)
     if not any(True for _ in model.parameters()):
         raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
-    names = _outside_names(model, outside)
+    names = outside_names(model, outside)
     _check_whole(model)
-    _check_model(model, names)
     plan = _Plan(model, example_input, names, output, frozenset(states), strict)
-    network = plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
+    try:
+        network = plan.network(batch_dim)
+    except UntraceableError as error:
+        if not strict:
+            raise
+        raise with_all_obstacles(
+            error, model, names, lambda left: replace(plan, outside=left).network(batch_dim)
+        ) from None
     if not network.num_classes:
         warnings.warn(_without_classes(network), stacklevel=2)
     return network
@@ -128,6 +137,11 @@ class _Plan:
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
     strict: bool = False
+
+    def network(self, batch_dim: int | str | None) -> Network:
+        """The network, with the batch in a given dimension or in any that can be."""
+        _check_model(self.model, self.outside)
+        return self.with_any_batch() if batch_dim == "auto" else self.with_batch(batch_dim)  # type: ignore[arg-type]
 
     def with_any_batch(self) -> Network:
         """The network with the first dimension as the batch that can be, or without one."""
@@ -243,20 +257,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = compiled
         else:
             return model
-
-
-def _outside_names(model: nn.Module, outside: Iterable[nn.Module | str]) -> set[str]:
-    if isinstance(outside, (str, nn.Module)):
-        outside = [outside]
-    by_module = {module: name for name, module in model.named_modules()}
-    names = set()
-    for item in outside:
-        name = item if isinstance(item, str) else by_module.get(item)
-        if name is None or name not in by_module.values():
-            some = ", ".join(f"'{n}'" for n in list(by_module.values())[1:9])
-            raise ValueError(f"outside={item!r} is no module of the model; its modules are {some}, ...")
-        names.add(name)
-    return names
 
 
 def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tensor], bool]) -> None:
