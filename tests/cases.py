@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -881,3 +882,29 @@ PRODUCTS: list[Case] = [
 
 BY_NAME = {case.name: case for case in [*ZOO, *PRODUCTS]}
 INVARIANCE = [case for case in ZOO if "invariance" in case.tags]
+
+# Another layout or another way in to the operations of the case beside it. What shows a mistake first has all cases:
+# the classes, the path norm, kappa and rescaling against brute force. Longer tests have these in `make test-all`.
+NEAR_ANOTHER = {
+    "mlp without bias": "mlp",
+    "mlp on sequences": "mlp",
+    "siamese by keyword": "siamese",
+    "siamese sum of a dictionary": "siamese",
+    "cnn 3d": "cnn 2d",
+    "convolution transposed 2d": "convolution transposed",
+    "dilated max pool": "overlapping max pool",
+    "average pool without padding": "average pool with padding",
+    "adaptive max pool": "adaptive pool",
+    "batch norm of vectors": "batch norm",
+    "stacked rnn with dropout": "stacked rnn",
+    "rnn time first": "rnn",
+    "rnn final state": "rnn",
+    "hand-written loop, list of outputs": "hand-written loop, every step",
+}
+assert BY_NAME.keys() >= {*NEAR_ANOTHER, *NEAR_ANOTHER.values()}
+
+
+def of_each_kind(cases: Iterable[Case], *more: Any) -> list[Any]:
+    """Parameters of a longer test: cases near another one are slow."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(case, *more, marks=slow if case.name in NEAR_ANOTHER else []) for case in cases]

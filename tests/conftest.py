@@ -1,5 +1,7 @@
 """One thread and a fixed seed for every test: neither its neighbours nor the clock may decide on it."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -9,6 +11,12 @@ torch.set_num_threads(1)
 # Both go by the clock on the wall, which a busy machine moves too.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays to the end: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -352,7 +352,8 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
 @pytest.mark.parametrize("command", [["compare", *TINY[:2]], ["reproduce", "adding"]])
 def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path: Path) -> None:
     few = [*TINY[2:4], "--set", "batch_size=16", *TINY[6:]]
-    arguments = [*command, *few, "--methods", "sgd", "--seeds", "1", "--set", "starts=['default']", "--quiet"]
+    few += ["--methods", "sgd", "--seeds", "1", "--set", "starts=['default']", "--workers", "1", "--quiet"]
+    arguments = [*command, *few]
     lost = call(*arguments, "--learning-rates", "1e20", "--output", str(tmp_path / "one"))
     assert lost.exit_code == 1, lost.output
     assert lost.stderr.splitlines()[-1].startswith("Error: Every run was lost, at rates of 1e+20")
@@ -467,6 +468,7 @@ runpy.run_module("pathspace.cli", run_name="__main__")
 """
 
 
+@pytest.mark.slow  # faults/kills.py kills the same command at other moments, in a copy of a process that has started
 @pytest.mark.usefixtures("no_pictures")
 def test_a_killed_run_resumes_to_the_same_curves(tmp_path: Path) -> None:
     folder = tmp_path / "killed"

@@ -78,7 +78,13 @@ def test_the_device_refuses_to_be_mixed_with_the_cpu():
             there + torch.ones(3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# each of these is another one with more layers, groups or directions
+LARGER = ("skip", "depthwise", "bidirectional rnn")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGER else ()) for n in NAMES]
+)
 def test_path_geometry_on_another_device(name):
     def compute(device):
         _, _, x, network = built(name, device)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, HandLoop, Recurrent, call, mlp, oracle, trace, traced
+from cases import BY_NAME, ZOO, HandLoop, Recurrent, call, mlp, of_each_kind, oracle, trace, traced
 from oracles.squared import Oracle
 
 
@@ -19,7 +19,7 @@ def test_finds_every_class(case):
     assert trace(case, case.model()).num_classes == case.classes
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_finds_the_same_network_for_every_batch_size(case):
     model, first = traced(case)  # from a batch of three
     for batch in (1, 7):
@@ -49,7 +49,7 @@ def test_without_a_batch_dimension_all_of_the_input_is_one_example():
 @pytest.mark.parametrize(
     ("case", "training"),
     [
-        *((case, True) for case in ZOO),
+        *of_each_kind(ZOO, True),
         *(
             (BY_NAME[name], False)
             for name in ("mlp", "batch norm", "stacked rnn with dropout", "language model")

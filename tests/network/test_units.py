@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, trace, traced
+from cases import BY_NAME, ZOO, of_each_kind, trace, traced
 
 
 def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
@@ -42,7 +42,9 @@ def test_are_numbered_named_and_consistent(case):
         assert set(unit_class.bias) <= set(unit_class.incoming)
 
 
-@pytest.mark.parametrize("case", [case for case in ZOO if case.name != "tied characters"], ids=str)
+@pytest.mark.parametrize(
+    "case", of_each_kind(case for case in ZOO if case.name != "tied characters"), ids=str
+)
 def test_edges_say_how_every_weight_scales(case):
     """Weight *= s_target / s_source, read from the edges alone, is what `rescale_` does.
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Case, call, mlp, trace
+from cases import BY_NAME, ZOO, Case, call, mlp, of_each_kind, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import PathValues, as_skeleton
 
@@ -124,15 +124,15 @@ MODELS = [
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
-        *((case, rule) for case in (*UNTIED, *MODELS) for rule in ("largest", "random")),
+        *of_each_kind((*UNTIED, *MODELS), "largest"),
+        *((case, "random") for case in (*UNTIED, *MODELS)[::3]),
         *((BY_NAME[name], "cyclic") for name in ("mlp", "small resnet", "stacked bidirectional rnn")),
     ],
     ids=str,
 )
 def test_every_basis_path_takes_a_gradient_step(case, rule):
     """v_e <- v_e - lr dL/dv_e, with a rate at which some path loses or gains a third of its value."""
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     skeleton = ps.paths.skeleton(network, rule, generator=torch.Generator().manual_seed(2))
     values = PathValues(network, skeleton)
     case.loss(call(model, case.example(4, torch.float64, seed=0))).backward()
@@ -168,8 +168,7 @@ class Skipping(torch.nn.Module):
         return self.out(self.up(h).relu()) + self.across(h)
 
 
-@pytest.mark.parametrize("block", [7 * 40, 2**16])
-@pytest.mark.parametrize("case", [ONE_CLASS, TALL], ids=str)
+@pytest.mark.parametrize(("case", "block"), [(ONE_CLASS, 2**16), (TALL, 7 * 40)], ids=str)
 def test_sums_over_what_leaves_a_class_are_whole(case, block, monkeypatch):
     monkeypatch.setattr("pathspace.paths.space.leaving._BLOCK", block)
     follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))

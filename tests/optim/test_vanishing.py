@@ -1,6 +1,7 @@
 """Deep networks whose first layers get gradients of zero, as float32 has no smaller numbers: they stay as they are."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -24,6 +25,13 @@ RULES = {
 MOVES_ALL = ("GSGD", "GSGD with momentum", "GAdam")  # R_c moves what leaves a class
 
 
+@functools.cache
+def traced(layers, scale, dtype=torch.float32):
+    """A deep model and its network, and the input that it is traced with: to be copied."""
+    model, x = deep(layers, scale).to(dtype), torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    return model, ps.trace(model, x.to(dtype)), x.to(dtype)
+
+
 def deep(layers, scale):
     torch.manual_seed(0)
     parts = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.ReLU())]
@@ -34,12 +42,10 @@ def deep(layers, scale):
     return model
 
 
-def train(model, rule, steps, **options):
+def train(model, network, x, rule, steps, **options):
     """Returns which parameters had a gradient other than zero in any step."""
-    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1)).to(model[0].weight.dtype)
-    optimizer = getattr(ps.optim, rule.split()[0])(
-        model.parameters(), ps.trace(model, x), lr=0.01, **RULES[rule], **options
-    )
+    kind = getattr(ps.optim, rule.split()[0])
+    optimizer = kind(model.parameters(), network, lr=0.01, **RULES[rule], **options)
     pulled = set()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -54,9 +60,9 @@ def train(model, rule, steps, **options):
     [(rule, 60, 0.05) for rule in RULES] + [(rule, 200, 1.0) for rule in ("PathSGD", "GSGD", "DDPSGD")],
 )
 def test_weights_without_gradients_stay(rule, layers, scale):
-    start = deep(layers, scale)
-    model = copy.deepcopy(start)
-    pulled = train(model, rule, 2)
+    start = traced(layers, scale)[0]
+    model, network, x = copy.deepcopy(traced(layers, scale))
+    pulled = train(model, network, x, rule, 2)
     assert len(pulled) < len(list(model.parameters()))
     for name, p in model.named_parameters():
         assert p.isfinite().all(), name
@@ -67,11 +73,12 @@ def test_weights_without_gradients_stay(rule, layers, scale):
 
 @pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
 def test_the_last_layers_step_as_in_float64(rule):
-    start = deep(30, 0.05)
-    ours, exact = copy.deepcopy(start), copy.deepcopy(start).double()
-    train(ours, rule, 1)
-    train(exact, rule, 1)
-    moved = ours[-1].bias.double() - start[-1].bias.double()
-    expected = exact[-1].bias - start[-1].bias.double()
+    start = traced(30, 0.05)[0][-1].bias.double()
+    ends = []
+    for dtype in (torch.float32, torch.float64):
+        model, network, x = copy.deepcopy(traced(30, 0.05, dtype))
+        train(model, network, x, rule, 1)
+        ends.append(model[-1].bias.double())
+    moved, expected = (end - start for end in ends)
     assert_close(moved, expected, rtol=1e-5, atol=1e-9)
     assert expected.abs().max() > 1e-4

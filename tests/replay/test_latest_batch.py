@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import pathspace as ps
-from cases import ZOO, call, mlp, trace
+from cases import ZOO, call, mlp, of_each_kind, trace
 from pathspace.metrics import data_terms
 from pathspace.network import UnmatchedForwardError
 
@@ -67,7 +67,7 @@ WATCHED = [case for case in ZOO if case.name != "rnn with a learned start"]
 @pytest.mark.parametrize(
     ("case", "statistic"),
     [
-        *((case, "second_moment") for case in WATCHED),
+        *of_each_kind(WATCHED, "second_moment"),
         *((case, "covariance") for case in WATCHED if case.name in FOLLOWED),
     ],
     ids=str,

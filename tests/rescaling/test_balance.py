@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, trace, traced
+from cases import BY_NAME, ZOO, Recurrent, Skip, call, mlp, of_each_kind, trace, traced
 from oracles.graph import layered, recurrent
 from pathspace.paths.kernel.node_mass import node_mass
 
@@ -232,7 +232,7 @@ def test_powers_of_two_leave_at_most_a_factor_of_four():
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [*((case, torch.float32) for case in ZOO), (BY_NAME["mlp"], torch.float64)],
+    [*of_each_kind(ZOO, torch.float32), (BY_NAME["mlp"], torch.float64)],
     ids=str,
 )
 def test_the_check_passes_where_the_function_stays(case, dtype):

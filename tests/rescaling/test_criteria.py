@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, traced
+from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, of_each_kind, traced
 from pathspace.rescaling.criteria import Scales, agreement, range_gap, rounded_edges
 
 CRITERIA = ["range", "activations"]
@@ -86,7 +86,7 @@ def test_two_layers_have_the_closed_form_of_smoothquant():
 # --- any network ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_ranges_are_equal_in_every_class(case):
     _, network = traced(case, torch.float64)
     ps.rescaling.random_rescale_(network, 0.1, 10.0, generator=generator())
@@ -378,7 +378,7 @@ def test_a_gain_in_front_lets_every_column_have_the_same_range():
     assert_close(model[1].weight.detach().abs().amax(0), torch.ones(5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_all_of_the_strength_on_the_values_is_possible_everywhere(case):
     _, network = traced(case, torch.float64)
     example = case.example(3, torch.float64)

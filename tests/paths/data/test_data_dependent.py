@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, call, mlp, trace, traced
+from cases import BY_NAME, ZOO, Recurrent, call, mlp, of_each_kind, trace, traced
 from conformance import arbitrary_factors
 from fixture_nets import NETS, load
 from oracles.data import OnData
@@ -143,7 +143,7 @@ def examples_one_by_one(case, example, count):
 
 
 # with statistics of what enters held, see test_normalization
-@pytest.mark.parametrize("case", [case for case in FOLLOWED if not case.normalizes], ids=str)
+@pytest.mark.parametrize("case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str)
 def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     (model, network), n = traced(case, torch.float64), 3
     example = case.example(n, torch.float64)
@@ -354,7 +354,7 @@ def test_the_variance_of_one_example_is_zero(estimator):
     assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
 
 
-@pytest.mark.parametrize("case", FOLLOWED, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(FOLLOWED), ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
     _, network = traced(case, torch.float64)
     example = case.example(4, torch.float64)

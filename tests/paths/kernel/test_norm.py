@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, oracle, trace, traced
+from cases import BY_NAME, ZOO, of_each_kind, oracle, trace, traced
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)
@@ -68,14 +68,14 @@ def test_follows_the_weights():
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(4 * before, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_is_that_of_one_example_whatever_the_batch(case):
     model = case.model(torch.float64)
     values = {ps.paths.squared_path_norm(trace(case, model, batch=batch)).item() for batch in (1, 5)}
     assert max(values) == pytest.approx(min(values), rel=1e-12)
 
 
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_single_precision_comes_close(case):
     value = ps.paths.squared_path_norm(traced(case, torch.float32)[1])
     assert value.item() == pytest.approx(oracle(case).squared_path_norm().item(), rel=1e-4)

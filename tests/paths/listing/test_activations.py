@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import ZOO, listed, mlp, trace, traced
+from cases import ZOO, listed, mlp, of_each_kind, trace, traced
 
 MANY = {  # paths
     *("deep residual", "small resnet", "stacked bidirectional rnn", "recurrent tower", "paddings"),
@@ -28,7 +28,7 @@ def coordinates(network, rule="largest"):
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
-        *((case, "largest") for case in SHOWN),
+        *of_each_kind(SHOWN, "largest"),
         *((case, rule) for case in SHOWN[:3] for rule in ("cyclic", "random")),
     ],
     ids=str,
@@ -48,7 +48,7 @@ def test_what_is_active_follows_from_basis_values_and_signs(case, rule):
     assert_close(found.outputs, before.outputs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", SHOWN, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(SHOWN), ids=str)
 def test_the_weights_are_a_member_of_the_class_with_skeleton_weights_of_one(case):
     network = traced(case, torch.float64)[1]
     skeleton, values, signs = coordinates(network)

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, listed, trace, traced
+from cases import BY_NAME, ZOO, listed, of_each_kind, trace, traced
 from fixture_nets import NETS, load
 
 MANY = {
@@ -29,7 +29,7 @@ def test_paths_of_the_fixtures_in_terms_of_a_basis(name, rule):
     check(network, rule)
 
 
-@pytest.mark.parametrize("case", SHOWN, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(SHOWN), ids=str)
 def test_paths_in_terms_of_a_basis(case):
     check(traced(case, torch.float64)[1], "largest", listed(case))
 

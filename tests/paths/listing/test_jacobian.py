@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, listed, trace, traced
+from cases import BY_NAME, ZOO, listed, of_each_kind, trace, traced
 from fixture_nets import NETS, load
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -38,7 +38,7 @@ def test_rank_of_the_fixtures(name):
     assert_close(torch.tensor(sorted(jacobian.tolist())), torch.tensor(sorted(torch.stack(rows).tolist())))
 
 
-@pytest.mark.parametrize("case", COUNTED, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(COUNTED), ids=str)
 def test_rank_is_weights_minus_classes(case):
     _, network = traced(case, torch.float64)
     jacobian = ps.paths.path_jacobian(network, listed(case))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, NormalizedBlocks, RootMeanSquare, call, listed, trace, traced
+from cases import BY_NAME, ZOO, NormalizedBlocks, RootMeanSquare, call, listed, of_each_kind, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.graph import enumerate_paths as oracle_paths
 
@@ -55,7 +55,7 @@ def test_the_fixtures_outputs_are_sums_over_paths(name):
     )
 
 
-@pytest.mark.parametrize("case", LISTED, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(LISTED), ids=str)
 def test_outputs_and_path_norm_are_sums_over_paths(case):
     model, network = traced(case, torch.float64)
     paths = listed(case)

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, mlp, trace, traced
+from cases import BY_NAME, ZOO, mlp, of_each_kind, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import as_skeleton, best_products, fixture_edges
 
@@ -53,7 +53,7 @@ def test_cyclic_rule_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_edges_are_where_they_belong(case, rule):
     _, network = traced(case, torch.float64)
     skeleton = choose(network, rule)
@@ -66,7 +66,7 @@ def test_edges_are_where_they_belong(case, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", UNTIED, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(UNTIED), ids=str)
 def test_there_are_as_many_independent_basis_paths_as_dimensions(case, rule):
     _, network = traced(case, torch.float64)
     skeleton = choose(network, rule)
@@ -111,7 +111,7 @@ def test_other_rules_do_not():
 
 
 @pytest.mark.parametrize("rule", ["largest", "cyclic"])
-@pytest.mark.parametrize("case", ZOO, ids=str)
+@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_choice_does_not_depend_on_the_scales(case, rule):
     _, network = traced(case, torch.float64)
     before = choose(network, rule)
