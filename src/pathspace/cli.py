@@ -343,6 +343,111 @@ def reproduce(
         _expect_survivors(comparisons.values())
 
 
+@app.command()
+def sweep(
+    name: Annotated[
+        str, typer.Argument(help="A recipe, or else a task; default digits.", show_default=False)
+    ] = "",
+    size: Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")] = "",
+    methods: MethodsOption = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Runs at each point.")] = None,
+    learning_rates: RatesOption = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            help="What else to search, or a range of rates: NAME=LOW:HIGH, LOW:HIGH:log, LOW:HIGH:log:POINTS or A,B,C; "
+            "NAME as for --set, or learning_rate, weight_decay. Repeatable.",
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option("--sampler", help="grid (every combination), random or tpe; default grid.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", help="Points for each optimizer and start, if drawn; default 20."),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            "--prune", help="median: end runs worse than the median at the same step; default none."
+        ),
+    ] = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchOption = None,
+    clip_step: ClipStepOption = None,
+    settings: SetOption = None,
+    output: OutputOption = None,
+    data_dir: DataOption = None,
+    threads: ThreadsOption = None,
+    plain_rnn: PlainOption = None,
+    device: DeviceOption = "cpu",
+    workers: WorkersOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = "",
+    resume: ResumeOption = False,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    _listed: ListMethodsOption = False,
+) -> None:
+    """Search learning rates, and any other settings, for several optimizers on the validation split.
+
+    Seeds times points times optimizers are run; the same command goes on where it was stopped or killed. A run that
+    fails is reported with its reason and stops nothing; the exit code is 1 when all failed.
+
+    \b
+    Examples:
+      pathspace sweep digits
+      pathspace sweep adding --methods sgd,path-sgd-short --learning-rates 0.01,0.03,0.1 --seeds 3
+      pathspace sweep adding --search learning_rate=1e-4:1:log --search damping=0.01,0.1
+      pathspace sweep digits --sampler tpe --trials 30 --prune median
+      pathspace sweep mnist-rows --engine ray --address auto
+      pathspace sweep --resume --output runs/sweep
+    """  # noqa: D301 (click wants the character, not the letters)
+    with _clear_errors("sweep") as folders:
+        from pathspace.experiments.sweep.command import run_sweep
+
+        options = _options(
+            settings,
+            methods=names_in(methods, "--methods"),
+            seeds=seeds,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rates=numbers_in(learning_rates, "--learning-rates"),
+            clip_step=clip_step,
+            threads=threads,
+            plain_rnn=plain_rnn,
+        )
+        around = _surroundings(
+            "sweep",
+            output,
+            data_dir,
+            resume,
+            fresh,
+            workers,
+            threads,
+            as_json,
+            device,
+            quiet,
+            engine,
+            address,
+        )
+        done = run_sweep(
+            name,
+            size,
+            (COMMAND_LINE, options),
+            replace(around, chosen=folders.append),
+            search=search or (),
+            sampler=sampler,
+            trials=trials,
+            prune=prune,
+        )
+        if done.all_failed:
+            typer.echo(f"Error: Every run failed, the first one so: {done.trials[0].reason}.", err=True)
+            raise typer.Exit(DIVERGED)
+
+
 @app.command("check-invariance")
 def check_invariance(
     optimizers: Annotated[
@@ -543,9 +648,13 @@ def _surroundings(
         raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
     if workers is None and not address:
         workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
+    default = Path("runs") / name
+    if engine == "ray":  # whose processes work in other folders
+        output, data_dir = (path and path.absolute() for path in (output, data_dir))
+        default = default.absolute()
     return Surroundings(
         output,
-        Path("runs") / name,
+        default,
         data_dir,
         resume,
         fresh,

@@ -141,6 +141,7 @@ EXECUTED = {
     "pathspace reproduce smnist-28-98 --size long-28 --data-dir data",  # data from a folder, and a size
     "pathspace reproduce cost --data-dir data --workers 1",  # a study after the comparison
     "pathspace reproduce long-memory",  # an engine of its own
+    "pathspace sweep adding --methods sgd,path-sgd-short --seeds 3",
     "pathspace check-invariance --networks mlp,rnn --steps 20",
     "pathspace paths mlp --rule cyclic --picture mlp.png",
 }
@@ -166,7 +167,7 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
     monkeypatch.setattr("pathspace.experiments.commands.check_task_of", lambda *_: None)
     for work in (
         "commands.compare", "commands.train", "invariance.check_all", "path_summary.summarize",
-        "long_memory.command.all_results",
+        "long_memory.command.all_results", "sweep.command.sweep",
     ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)
     monkeypatch.chdir(tmp_path)
@@ -204,7 +205,7 @@ def test_commands_on_a_page_run(line, tmp_path, monkeypatch):
             words[words.index("--epochs") + 1] = "1"
     elif "long-memory" in line:
         words += TINY_MEMORY
-    elif command == "compare" or (command == "reproduce" and len(words) > 1):
+    elif command in ("compare", "sweep") or (command == "reproduce" and len(words) > 1):
         words += TINY_COMPARISON
         for name, changes in TINY_TASKS.items():
             if name in line:

@@ -4,19 +4,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pathspace.cli import app
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.executor import Executor, ThisProcess, WorkerDiedError
+from pathspace.experiments.executor import Ended, Executor, Job, ThisProcess, WorkerDiedError
 from pathspace.experiments.live import Silent
-from pathspace.experiments.monitor import Listener
+from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.workers import Workers
@@ -146,3 +148,52 @@ def test_help_and_the_local_engine_do_without_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "reproduce adding", "sweep adding"])
+def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if command.startswith("sweep"):
+        pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace[sweep]'")
+    asked = []
+
+    class Here(ThisProcess):
+        def run(self, jobs: Iterable[Job], monitor: Monitor) -> Iterator[Ended]:
+            asked.append("ran")
+            return super().run(jobs, monitor)
+
+    def instead(engine: str, processes: int | None, **options: object) -> Executor:
+        asked.append((engine, processes, options["address"]))
+        return Here()
+
+    monkeypatch.setattr("pathspace.experiments.commands.executor_for", instead)
+    for name in ("report.files.draw", "sweep.report.draw"):
+        monkeypatch.setattr(f"pathspace.experiments.{name}", lambda _: (b"", "<svg></svg>"))
+    tiny = [
+        word for name in ("train", "validation", "test") for word in ("--set", f"task_options.{name}_size=64")
+    ]
+    words = [
+        *command.split(), *tiny, "--set", "task=adding", "--set", "task_options.length=4", "--epochs", "1",
+        "--set", "model_options.hidden=4", "--set", "tuning_epochs=0", "--set", "batch_size=16", "--methods", "sgd",
+        "--seeds", "1", "--learning-rates", "0.01", "--engine", "ray", "--address", "there:1",
+        "--output", str(tmp_path),
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert ("ray", None, "there:1") in asked
+    assert "ran" in asked
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_table_are_tasks_of_ray_too() -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'pathspace[ray]'")
+    code = (
+        "import math; from pathspace.experiments.ray_tasks import computed\n"
+        "print(sorted(computed(math.sqrt, [9.0, 4.0, 1.0], address='', processes=2)))\n"
+        "try:\n    list(computed(math.sqrt, [-1.0], address='', processes=1))\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[0] == "[1.0, 2.0, 3.0]", done.stderr
+    assert len(done.stdout.splitlines()) == 2, done.stderr

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -147,21 +148,21 @@ def _reproduce_parts(
     Parts that are done are not done again until the whole is, so the same command continues what was stopped.
     """
 
-    def begun(output: Path) -> set[str]:
+    def begun_parts(output: Path) -> set[str]:
         return {part for part in recipe.parts if folders.is_own(output / part)}
 
     def unfinished(output: Path) -> bool:
-        return bool(begun(output)) and not (output / PAGE).exists()
+        return bool(begun_parts(output)) and not (output / PAGE).exists()
 
     output = _place(around, unfinished)
-    if around.resume and not begun(output):
+    if around.resume and not begun_parts(output):
         raise folders.nothing_to_resume(output)
     if around.resume and not size:
-        size = configurations.read(output / min(begun(output))).size
+        size = configurations.read(output / min(begun_parts(output))).size
     make_folder(output)
     with folders.alone_in(output):
         goes_on = around.resume or not (around.fresh or (output / PAGE).exists())
-        known = begun(output)
+        known = begun_parts(output)
         (output / PAGE).unlink(missing_ok=True)
         content = {
             "command": "reproduce",
@@ -271,6 +272,35 @@ def run_check_invariance(
 
 def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done:
     """Do all runs and write the report."""
+    with begun(asked, around, given=given) as (configuration, output, resume):
+        comparison = _runs(configuration, output, around, resume=resume)
+        write_report(
+            comparison,
+            output,
+            title=configuration.title,
+            configuration=configuration.as_dict(),
+            published=_published(configuration),
+        )
+    return Done(comparison, configuration, output)
+
+
+@contextmanager
+def begun(
+    asked: Configuration, around: Surroundings, *, given: bool
+) -> Iterator[tuple[Configuration, Path, bool]]:
+    """Give the folder that a command is to write to, with nobody else at work there.
+
+    Args:
+        asked: What the command was asked for.
+        around: Where to write, and whether to continue.
+        given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
+
+    Yields:
+        What is to be run, the folder, and whether earlier runs are continued.
+
+    Raises:
+        ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
+    """
     around.executor(asked.settings.threads)  # refused before a folder is made
 
     def goes_on(folder: Path) -> bool:
@@ -291,15 +321,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done
         around.chosen(output)
         if resume and not (around.resume or around.quiet):
             print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
-        comparison = _runs(configuration, output, around, resume=resume)
-        write_report(
-            comparison,
-            output,
-            title=configuration.title,
-            configuration=configuration.as_dict(),
-            published=_published(configuration),
-        )
-    return Done(comparison, configuration, output)
+        yield configuration, output, resume
 
 
 def _runs(configuration: Configuration, output: Path, around: Surroundings, *, resume: bool) -> Comparison:

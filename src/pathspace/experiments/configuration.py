@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pathspace.experiments.folders import FILE, is_own, nothing_to_resume
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import write_json
 
+JOURNAL = "sweep.journal"
 RUN_FILES = (pool.RESULT, checkpoint.FILE, checkpoint.BEFORE)
 
 
@@ -23,12 +25,13 @@ class Configuration:
     """What a command was asked for.
 
     Attributes:
-        command: `"compare"`, `"train"` or `"reproduce"`.
+        command: `"compare"`, `"train"`, `"reproduce"` or `"sweep"`.
         title: The headline of the report.
         settings: All settings, defaults included.
         recipe: The name of the recipe, or empty.
         size: The size of the recipe, or empty.
         seed: The one seed of `train`; None elsewhere.
+        sweep: What a sweep searches, as `sweep.plan.Plan.as_dict` gives it; empty elsewhere.
     """
 
     command: str
@@ -37,11 +40,17 @@ class Configuration:
     recipe: str = ""
     size: str = ""
     seed: int | None = None
+    sweep: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with seeds and versions spelled out."""
         settings = self.settings
         tuned = len(settings.learning_rates) > 1 or self.seed is None
+        if self.sweep:  # none of its runs is one to report
+            seeds, tuning_seeds = [], [FIRST_TUNING_SEED + i for i in range(settings.seeds)]
+        else:
+            seeds = list(range(settings.seeds)) if self.seed is None else [self.seed]
+            tuning_seeds = [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)] if tuned else []
         return {
             "command": self.command,
             "title": self.title,
@@ -49,8 +58,9 @@ class Configuration:
             "size": self.size,
             "seed": self.seed,
             "settings": settings.as_dict(),
-            "seeds": list(range(settings.seeds)) if self.seed is None else [self.seed],
-            "tuning_seeds": [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)] if tuned else [],
+            "seeds": seeds,
+            "tuning_seeds": tuning_seeds,
+            **({"sweep": dict(self.sweep)} if self.sweep else {}),
             "versions": versions(),
         }
 
@@ -96,6 +106,7 @@ def read(output: Path) -> Configuration:
             recipe=content["recipe"],
             size=content["size"],
             seed=content["seed"],
+            sweep=dict(content.get("sweep", {})),
         )
     except FileNotFoundError as error:
         raise nothing_to_resume(output) from error
@@ -117,7 +128,9 @@ def read(output: Path) -> Configuration:
 
 def is_begun(output: Path) -> bool:
     """Say whether a command has done something in `output`."""
-    return is_own(output) and any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
+    if not is_own(output):
+        return False
+    return (output / JOURNAL).exists() or any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
 
 
 def unfinished(output: Path, report: str) -> bool:
@@ -135,7 +148,8 @@ def is_same(output: Path, asked: Configuration) -> bool:
 
 def clear(output: Path, report: str) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
-    (output / report).unlink(missing_ok=True)
+    for name in (report, JOURNAL):
+        (output / name).unlink(missing_ok=True)
     for folder in sorted((output / RUNS).glob("*")):
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)

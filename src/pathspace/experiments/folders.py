@@ -16,7 +16,7 @@ from pathspace.experiments.storage import writable_folder
 from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
-COMMANDS = ("compare", "train", "reproduce")
+COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 
 class BusyError(ConfigurationError):

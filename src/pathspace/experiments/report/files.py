@@ -54,18 +54,18 @@ def write_report(
     final = _final_runs(comparison)
     write_atomically(output / FIGURE, lambda file: file.write(png))
     titles = [title.replace("\n", " ") for title in table.columns]
-    write_text(output / "table.csv", _csv(titles, (row.cells for row in table.rows)))
-    write_text(output / "runs.csv", _csv(RUN_COLUMNS, _run_lines(comparison, final)))
+    write_text(output / "table.csv", csv_text(titles, (row.cells for row in table.rows)))
+    write_text(output / "runs.csv", csv_text(RUN_COLUMNS, _run_lines(comparison, final)))
     write_text(
         output / "curves.csv",
-        _csv(
+        csv_text(
             ("method", "start", "learning_rate", "seed", "step", "training_loss"),
             ((*_names(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
         ),
     )
     write_text(
         output / "validation.csv",
-        _csv(
+        csv_text(
             ("method", "start", "learning_rate", "seed", "step", "validation_loss", "validation_error"),
             ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
         ),
@@ -76,7 +76,7 @@ def write_report(
         won = claim.claim_table(comparison)
         png, svg = draw_claim([comparison])
         write_atomically(output / CLAIM, lambda file: file.write(png))
-        write_text(output / "claim.csv", _csv(won.columns, (row.cells for row in won.rows)))
+        write_text(output / "claim.csv", csv_text(won.columns, (row.cells for row in won.rows)))
         sections.insert(0, Section("Against the best baseline", won, svg))
     # The page last: who finds it finds the rest.
     write_text(output / PAGE, render(title, sections, configuration, published, conclusion(comparison)))
@@ -201,7 +201,8 @@ def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[t
             )
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

@@ -1,0 +1,93 @@
+"""`pathspace sweep`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from pathspace.experiments.commands import Layer, Surroundings, begun
+from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.live import monitor
+from pathspace.experiments.recipes import load_recipe, recipe_names
+from pathspace.experiments.report.files import PAGE
+from pathspace.experiments.report.table import print_table
+from pathspace.experiments.settings import Settings, settings_from
+from pathspace.experiments.sweep.plan import Plan, plan_from
+from pathspace.experiments.sweep.report import as_json, best_table, failures_table, write_report
+from pathspace.experiments.sweep.trials import Sweep, sweep
+from pathspace.experiments.tasks import TASKS
+from pathspace.experiments.terminal import output_console
+
+FAILURES_SHOWN = 12
+
+
+def run_sweep(
+    name: str,
+    size: str,
+    options: Layer,
+    around: Surroundings,
+    *,
+    search: Sequence[str] = (),
+    sampler: str | None = None,
+    trials: int | None = None,
+    prune: str | None = None,
+) -> Sweep:
+    """Do what `pathspace sweep` was asked for; see there."""
+    recipe, title, settings = _settings(name, size, options)
+    plan = plan_from(settings, search, sampler or "grid", trials, prune or "none")
+    asked = Configuration("sweep", title, settings, recipe=recipe, size=size, sweep=plan.as_dict())
+    given = bool(name or options[1] or search or sampler or trials or prune)
+    with begun(asked, around, given=given) as (configuration, output, _):
+        display, watcher = monitor(Console(stderr=True), quiet=around.quiet)
+        with display:
+            found = sweep(
+                configuration.settings,
+                Plan.from_dict(configuration.sweep),
+                output,
+                watcher,
+                data_dir=around.data_dir,
+                executor=around.executor(configuration.settings.threads),
+                device=around.run_device,
+            )
+        write_report(found, output, title=configuration.title, configuration=configuration.as_dict())
+    if around.as_json:
+        print(json.dumps(as_json(found, configuration.as_dict()), indent=2, allow_nan=False))
+        return found
+    console = output_console()
+    print_table(best_table(found), console)
+    lost = failures_table(found, FAILURES_SHOWN)
+    if lost is not None:
+        print_table(lost, output_console(160))
+    console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+    return found
+
+
+def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]:
+    """Return the recipe's name, if it is one, the title of the page, and the settings."""
+    where, chosen = options
+    if "epochs" in chosen and "tuning_epochs" not in chosen:  # a sweep has runs of one length alone
+        options = where, {**chosen, "tuning_epochs": 0}
+    if name in recipe_names():
+        recipe = load_recipe(name)
+        if recipe.parts or recipe.engine:
+            other = (
+                f"one of its parts: {', '.join(recipe.parts)}"
+                if recipe.parts
+                else "another recipe, or a task"
+            )
+            raise ConfigurationError(
+                f"The recipe {name!r} is not one comparison of optimizers, which can be swept: give {other}."
+            )
+        if "methods" in chosen and "baselines" not in chosen:
+            options = where, {**options[1], "baselines": []}  # a sweep compares nothing
+        return name, f"Sweep: {recipe.title}", settings_from(*recipe.layers(size), options)
+    if name and name not in TASKS:
+        raise unknown_name("recipe or task", name, [*recipe_names(), *TASKS], "sweep")
+    if size:
+        raise ConfigurationError(f"--size {size} is of a recipe: name one, such as `pathspace sweep adding`.")
+    layers = [("sweep", {"task": name}), options] if name else [options]
+    settings = settings_from(*layers)
+    return "", f"Sweep of the task {settings.task}", settings

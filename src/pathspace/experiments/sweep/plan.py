@@ -1,0 +1,259 @@
+"""What a sweep searches: settings as lists or ranges, and how points among them are taken."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.run import RunConfig
+from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
+
+SAMPLERS = ("grid", "random", "tpe")
+PRUNERS = ("none", "median")
+RATE, DECAY = "learning_rate", "weight_decay"
+TABLES = ("task_options", "model_options")
+GRID_POINTS = 5  # of a range that does not say how many
+TRIALS = 20  # points for each optimizer where they are drawn
+EXAMPLE = f"--search {RATE}=1e-4:1:log, or --search damping=0.01,0.1"
+
+# What is searched is a setting of a run: these say which runs are done and how they are reported.
+NOT_OF_A_RUN = {
+    "task", "methods", "starts", "baselines", "seeds", "tuning_seeds", "learning_rates", "weight_decays", "tuning",
+    "tuning_epochs", "verified_seeds", "shared_rates", "target_error", "checkpoint_every", "method_options", *TABLES,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting that is searched: some values, or a range.
+
+    Attributes:
+        name: Of a setting, of an entry `TABLE.NAME`, or `learning_rate` or `weight_decay`.
+        values: What it may be; empty for a range.
+        low: The least of a range; a whole number if both ends are.
+        high: The greatest of a range.
+        log: Whether equal factors count as equal distances.
+        points: Of a range, for the grid.
+    """
+
+    name: str
+    values: tuple[float | int | str | bool, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    points: int = GRID_POINTS
+
+    @property
+    def whole(self) -> bool:
+        """Whether a range has whole numbers alone."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def listed(self) -> Dimension:
+        """Return the same with values in the place of a range, at equal distances."""
+        if self.values:
+            return self
+        parts = [number / max(1, self.points - 1) for number in range(self.points)]
+        if self.log:
+            between = [self.low * (self.high / self.low) ** part for part in parts]
+        else:
+            between = [self.low + (self.high - self.low) * part for part in parts]
+        exact = [round(value) if self.whole else float(f"{value:.6g}") for value in between]
+        return Dimension(self.name, tuple(dict.fromkeys(exact)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a sweep takes its points.
+
+    Attributes:
+        search: What is searched; the learning rate is always among it.
+        sampler: A name in `SAMPLERS`: every combination, or points drawn at random, or drawn where earlier ones were
+            good (Optuna's tree-structured Parzen estimator).
+        trials: Points for each method and start; of the grid, all.
+        prune: A name in `PRUNERS`: whether runs that are worse than most at the same step are ended.
+    """
+
+    search: tuple[Dimension, ...]
+    sampler: str = "grid"
+    trials: int = 0
+    prune: str = "none"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "search": [{**asdict(d), "values": list(d.values)} for d in self.search]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Undo `as_dict`."""
+        search = tuple(Dimension(**{**d, "values": tuple(d["values"])}) for d in values["search"])
+        return cls(**{**values, "search": search})
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Return all points of a grid."""
+        names = [dimension.name for dimension in self.search]
+        values = itertools.product(*(dimension.values for dimension in self.search))
+        return [dict(zip(names, point, strict=True)) for point in values]
+
+
+def plan_from(
+    settings: Settings, searched: Sequence[str] = (), sampler: str = "grid", trials: int | None = None,
+    prune: str = "none",
+) -> Plan:  # fmt: skip
+    """Read what a sweep is asked for.
+
+    Args:
+        settings: Their grids of rates and decays are searched unless `searched` names them.
+        searched: `NAME=LOW:HIGH[:log][:POINTS]` or `NAME=VALUE,VALUE,...`.
+        sampler: See `Plan`.
+        trials: See `Plan`; None: all of a grid, `TRIALS` otherwise.
+        prune: See `Plan`.
+
+    Raises:
+        ConfigurationError: Says what is wrong, and what to give.
+    """
+    if sampler not in SAMPLERS:
+        raise unknown_name("sampler", sampler, SAMPLERS, "--sampler")
+    if prune not in PRUNERS:
+        raise unknown_name("pruner", prune, PRUNERS, "--prune")
+    if trials is not None and (trials < 1 or sampler == "grid"):
+        raise ConfigurationError(
+            f"The option --trials is {trials}: "
+            + (
+                "a grid does all of its points; give --sampler random or tpe, too."
+                if trials > 0
+                else "give 1 or more."
+            )
+        )
+    dimensions = [parse_search(text) for text in searched]
+    names = [dimension.name for dimension in dimensions]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"--search names {name!r} twice: give it once.")
+    grids = {RATE: settings.learning_rates, DECAY: settings.weight_decays}
+    for name, values in reversed(grids.items()):
+        if name not in names and (name == RATE or len(values) > 1):
+            drawn = sampler != "grid" and name == RATE and len(values) > 1
+            between = Dimension(name, low=float(min(values)), high=float(max(values)), log=True)
+            dimensions.insert(0, between if drawn else Dimension(name, tuple(values)))
+    if sampler == "grid":
+        dimensions = [dimension.listed() for dimension in dimensions]
+    plan = Plan(tuple(dimensions), sampler, trials or TRIALS, prune)
+    if sampler == "grid":
+        plan = Plan(plan.search, sampler, len(plan.grid()), prune)
+    _check_corners(settings, plan)
+    return plan
+
+
+def parse_search(text: str) -> Dimension:
+    """Read one `--search`.
+
+    Raises:
+        ConfigurationError: Says what is wrong, and what to give.
+    """
+    name, equals, rest = text.partition("=")
+    if not equals or not rest:
+        raise ConfigurationError(f"--search {text!r} says nothing to search: write {EXAMPLE}.")
+    known = [RATE, DECAY, *(item.name for item in fields(Settings) if item.name not in NOT_OF_A_RUN)]
+    if name.partition(".")[0] not in TABLES and name not in known:
+        raise unknown_name("setting", name, [*known, *(f"{table}.NAME" for table in TABLES)], "--search")
+    if ":" in rest:
+        return _range(name, rest.split(":"), text)
+    try:
+        values = tomllib.loads(f"value = {rest}")["value"] if rest.startswith("[") else rest.split(",")
+    except tomllib.TOMLDecodeError:
+        raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.") from None
+    read = tuple(dict.fromkeys(_value(one) if isinstance(one, str) else one for one in values))
+    if not read or not all(isinstance(one, bool | int | float | str) and one != "" for one in read):
+        raise ConfigurationError(f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}.")
+    if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
+        raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
+    return Dimension(name, read)
+
+
+def _range(name: str, parts: list[str], text: str) -> Dimension:
+    log = "log" in parts[2:3]
+    rest = parts[3:] if log else parts[2:]
+    numbers = [_value(part) for part in (*parts[:2], *rest)]
+    wrong = ConfigurationError(
+        f"--search {text!r} is no range: write NAME=LOW:HIGH, with :log for equal factors and :5 for five points of a "
+        f"grid, such as {EXAMPLE}."
+    )
+    if len(rest) > 1 or not all(_is_number(number) for number in numbers):
+        raise wrong
+    low, high = numbers[:2]
+    points = numbers[2] if rest else GRID_POINTS
+    if not low < high or (log and low <= 0) or not isinstance(points, int) or points < 2:
+        raise wrong
+    return Dimension(name, low=low, high=high, log=log, points=points)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _value(text: str) -> Any:
+    """Read a value as `--set` does: as in TOML, a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        try:
+            return float(text)  # 1e-4 is TOML; 1.e-4 and .5 are not
+        except ValueError:
+            return text.strip()
+
+
+def _check_corners(settings: Settings, plan: Plan) -> None:
+    """Refuse a plan none of whose corners can be run: a name is wrong, not a value here and there."""
+    ends = [(d.values[0], d.values[-1]) if d.values else (d.low, d.high) for d in plan.search]
+    errors = []
+    for corner in zip(*ends, strict=True):
+        point = dict(zip([d.name for d in plan.search], corner, strict=True))
+        try:
+            config_of(settings, (settings.methods[0], settings.starts[0]), point, 0)
+            return
+        except ConfigurationError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def config_of(settings: Settings, study: tuple[str, str], point: Mapping[str, Any], seed: int) -> RunConfig:
+    """Return the run at a point: one that looks at the validation split alone.
+
+    Args:
+        settings: Of everything that is not searched.
+        study: A name in `methods.METHODS` and one in `starts.STARTS`.
+        point: Values of what is searched.
+        seed: The number of the seed, from 0 on.
+
+    Raises:
+        ConfigurationError: The settings of the point are impossible.
+    """
+    laid: dict[str, Any] = {}
+    for name, value in point.items():
+        table, dot, entry = name.partition(".")
+        if dot:
+            laid.setdefault(table, {})[entry] = value
+        elif name not in (RATE, DECAY):
+            laid[name] = value
+    there = (
+        settings_from(("the settings of the sweep", settings.as_dict()), ("--search", laid))
+        if laid
+        else settings
+    )
+    if not 0 < point[RATE] < math.inf:
+        raise ConfigurationError(f"The learning rate is {point[RATE]!r}: give a positive number.")
+    if point.get(DECAY, 0) < 0:
+        raise ConfigurationError(f"The weight decay is {point[DECAY]!r}: give 0 or more.")
+    return there.run_config(
+        *study,
+        point[RATE],
+        FIRST_TUNING_SEED + seed,
+        evaluate_test=False,
+        weight_decay=point.get(DECAY),
+        epochs=there.tuning_epochs,
+    )

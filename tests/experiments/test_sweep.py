@@ -1,0 +1,387 @@
+"""Sweeps: every point once, however often the command is killed, and each failure with its reason."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace[sweep]'")
+
+import pathspace
+from pathspace.cli import app
+from pathspace.experiments.executor import Executor, ThisProcess
+from pathspace.experiments.live import Silent
+from pathspace.experiments.pool import RESULT
+from pathspace.experiments.run import RunConfig, RunResult
+from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
+from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_search, plan_from
+from pathspace.experiments.sweep.report import best_table, failures_table, points_of
+from pathspace.experiments.sweep.trials import Sweep, sweep
+from pathspace.experiments.workers import Workers
+
+Make = Callable[..., Settings]
+TASK = [
+    "--set", "model_options.hidden=6", "--set", "task_options.length=6", "--set", "task_options.train_size=64",
+    "--set", "task_options.validation_size=32", "--set", "task_options.test_size=32", "--batch-size", "16",
+    "--set", "clip_norm=0", "--set", 'starts=["default"]', "--set", 'model_options.start="uniform"',
+]  # fmt: skip
+TINY = [
+    "sweep",
+    "adding",
+    *TASK,
+    "--epochs",
+    "1",
+    "--methods",
+    "sgd,path-sgd",
+    "--seeds",
+    "2",
+    "--workers",
+    "1",
+]
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathspace.experiments.sweep.report.draw", lambda _: (b"", "<svg></svg>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension"),
+    [
+        ("learning_rate=1e-4:1:log", Dimension("learning_rate", low=1e-4, high=1, log=True)),
+        ("learning_rate=0.01,0.1", Dimension("learning_rate", (0.01, 0.1))),
+        ("damping=0:1:3", Dimension("damping", low=0, high=1, points=3)),
+        (
+            "model_options.hidden=4:64:log:3",
+            Dimension("model_options.hidden", low=4, high=64, log=True, points=3),
+        ),
+        ("schedule=cosine,constant", Dimension("schedule", ("cosine", "constant"))),
+        ("plain_rnn=[true, false]", Dimension("plain_rnn", (True, False))),
+    ],
+)
+def test_searches_are_read(text: str, dimension: Dimension) -> None:
+    assert parse_search(text) == dimension
+
+
+def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
+    assert parse_search("learning_rate=1e-4:1:log").listed().values == (0.0001, 0.001, 0.01, 0.1, 1.0)
+    assert parse_search("damping=0:1:3").listed().values == (0, 1)  # whole numbers
+    assert parse_search("damping=0.0:1.0:3").listed().values == (0.0, 0.5, 1.0)
+    assert parse_search("model_options.hidden=4:64:log:3").listed().values == (4, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--search", "damping"], "--search 'damping' says nothing to search: write --search learning_rate="),
+        (["--search", "dampening=1,2"], "Unknown setting 'dampening' in --search: choose from learning_rate"),
+        (["--search", "seeds=1,2"], "Unknown setting 'seeds' in --search"),
+        (["--search", "damping=1:0.1"], "is no range: write NAME=LOW:HIGH"),
+        (["--search", "learning_rate=0:1:log"], "is no range"),
+        (["--search", "learning_rate=fast,slow"], "needs numbers"),
+        (["--search", "damping=1,2", "--search", "damping=1,2"], "names 'damping' twice"),
+        (["--search", "model_options.width=1,2"], "width"),
+        (["--sampler", "best"], "Unknown sampler 'best' in --sampler: choose from grid, random, tpe"),
+        (["--prune", "all"], "Unknown pruner 'all' in --prune: choose from none, median"),
+        (["--trials", "5"], "--trials is 5: a grid does all of its points; give --sampler random or tpe"),
+        (["--size", "huge"], "Unknown size 'huge'"),
+        (["--engine", "dask"], "Unknown engine 'dask'"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(arguments: list[str], says: str, tmp_path: Path) -> None:
+    result = call("sweep", "adding", *arguments, "--output", str(tmp_path / "out"))
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_swept_is_named() -> None:
+    assert "Unknown recipe or task 'chess' in sweep" in call("sweep", "chess").stderr
+    assert "give one of its parts: winner-mnist" in call("sweep", "winner").stderr
+    assert "'xor' is not one comparison of optimizers" in call("sweep", "xor").stderr
+
+
+def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
+    result = call(
+        *TINY, "--learning-rates", "0.01,0.1", "--search", "damping=0.1,1.0", "--output", str(tmp_path)
+    )
+    assert result.exit_code == 0, result.output
+    assert f"Report: {tmp_path / 'report.html'}" in result.stdout
+    assert "16/16" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs", "sweep.journal",
+    }  # fmt: skip
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [best["method"] for best in content["best"]] == ["sgd", "path-sgd"]
+    assert len(content["trials"]) == 2 * 2 * 2 * 2
+    assert {trial["seed"] for trial in content["trials"]} == {FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1}
+    for best in content["best"]:
+        errors: dict[Any, list[float]] = {}
+        for trial in content["trials"]:
+            if trial["method"] == best["method"]:
+                errors.setdefault(json.dumps(trial["point"]), []).append(trial["validation_error"])
+        means = {point: sum(some) / 2 for point, some in errors.items()}
+        assert best["validation_error_mean"] == pytest.approx(min(means.values()))
+        assert means[json.dumps(best["point"])] == min(means.values())
+    page = (tmp_path / "report.html").read_text()
+    assert "All points" in page
+    assert "<svg" in page
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_json_is_all_that_stands_on_standard_output_and_quiet_shows_no_progress(tmp_path: Path) -> None:
+    result = call(*TINY, "--learning-rates", "0.1", "--json", "--quiet", "--output", str(tmp_path))
+    assert json.loads(result.stdout) == json.loads((tmp_path / "results.json").read_text())
+    assert result.stderr == ""
+
+
+def swept(
+    settings: Settings, plan: Plan, folder: Path, monitor: Any = None, executor: Executor | None = None
+) -> Sweep:
+    folder.mkdir(exist_ok=True)
+    return sweep(settings, plan, folder, monitor or Silent(), executor=executor or ThisProcess())
+
+
+def numbers(found: Sweep) -> list[Any]:
+    return [(t.method, t.start, dict(t.point), t.seed, t.state, t.error, t.reason) for t in found.trials]
+
+
+@pytest.mark.parametrize("executor", [ThisProcess, lambda: Workers(2)])
+def test_a_failed_run_has_its_reason_and_stops_nothing(
+    executor: Callable[[], Executor], tiny_settings: Make, tmp_path: Path
+) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1)
+    # More sequences than there are, no units, and a rate at which the loss overflows.
+    plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
+    found = swept(settings, plan, tmp_path, executor=executor())
+    reasons = {(*t.point.values(),): t.reason for t in found.trials}
+    assert len(reasons) == 8
+    assert reasons[0.01, 16, 6] == ""
+    assert "The batch size 1000 exceeds the 64 training sequences" in reasons[0.01, 1000, 6]
+    assert "hidden" in reasons[0.01, 16, 0]
+    assert "not finite after" in reasons[1e30, 16, 6]
+    assert not found.all_failed
+    table = failures_table(found)
+    assert table is not None
+    assert [row.cells[-1] for row in table.rows] == [reason for reason in reasons.values() if reason]
+    assert best_table(found).rows[0].cells[2] == "0.01*"
+    again = swept(settings, plan, tmp_path)
+    assert numbers(again) == numbers(found)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
+    some = call(*TINY, "--learning-rates", "1e30,0.01", "--output", str(tmp_path / "some"))
+    assert some.exit_code == 0
+    assert "not finite" in some.stdout
+    every = call(*TINY, "--learning-rates", "1e30", "--output", str(tmp_path / "every"), "--json")
+    assert every.exit_code == 1
+    assert "Every run failed, the first one so: the loss or a step was not finite" in every.stderr
+    assert {trial["state"] for trial in json.loads(every.stdout)["trials"]} == {"failed"}
+
+
+def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> None:
+    from pathspace.experiments.selection import tuning_runs
+
+    settings = tiny_settings(seeds=2, tuning_seeds=2, weight_decays=[0.0, 0.1])
+    plan = plan_from(settings)
+    keys = {
+        config_of(settings, (method, start), point, seed).key
+        for method in settings.methods for start in settings.starts for point in plan.grid() for seed in range(2)
+    }  # fmt: skip
+    assert keys == {config.key for config in tuning_runs(settings)}
+
+
+class StopsAfter(Silent):
+    """Presses Ctrl-C, in effect, once so many runs are over."""
+
+    def __init__(self, runs: int) -> None:
+        self.left = runs
+        self.begun: list[str] = []
+
+    def started(self, config: RunConfig, steps: int) -> None:  # noqa: ARG002
+        self.begun.append(config.key)
+
+    def finished(self, result: RunResult) -> None:  # noqa: ARG002
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_ones(
+    sampler: str, tiny_settings: Make, tmp_path: Path
+) -> None:
+    settings = tiny_settings(methods=["sgd", "path-sgd"], starts=["default"], seeds=2, epochs=1)
+    plan = plan_from(settings, ["model_options.hidden=2:8", "schedule=constant,cosine"], sampler, 4)
+    whole = swept(settings, plan, tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        swept(settings, plan, stopped, StopsAfter(5))
+    with (stopped / "sweep.journal").open("ab") as journal:
+        journal.write(b'{"op_code": 5, "work')  # as a full disk, or a machine that went down, may leave it
+    (stopped / "sweep.journal.lock").symlink_to("sweep.journal")
+    rest = StopsAfter(-1)
+    assert numbers(swept(settings, plan, stopped, rest)) == numbers(whole)
+    assert 0 < len(rest.begun) <= len(whole.trials) - 4
+    assert len(whole.trials) == 2 * 4 * 2
+    for point in points_of(whole):
+        assert [trial.seed for trial in point.trials] == [FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1]
+        assert 0.01 <= point.point["learning_rate"] <= 0.1
+        assert point.point["model_options.hidden"] in range(2, 9)
+    drawn = [{t.point["learning_rate"] for t in whole.trials if t.method == m} for m in settings.methods]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_point_that_is_drawn_twice_is_run_once(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1)
+    plan = plan_from(settings, ["momentum=0.0,0.5"], "random", 6)
+    monitor = StopsAfter(-1)
+    with Workers(2) as workers:
+        found = swept(settings, plan, tmp_path, monitor, workers)
+    assert len(found.trials) == 6
+    assert len(set(monitor.begun)) == len(monitor.begun) <= 2
+    assert all(trial.error is not None for trial in found.trials)
+
+
+def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 1e-7, 2e-7))
+    search = [f"learning_rate={rates}"]
+    found = swept(settings, plan_from(settings, search), tmp_path / "all")
+    assert {trial.state for trial in found.trials} == {"complete"}
+    pruned = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
+    assert [t.state for t in pruned.trials][-2:] == ["pruned", "pruned"]
+    last = pruned.trials[-1]
+    assert last.pruned_at == 4
+    assert last.reason == "pruned at step 4: worse than the median there"
+    assert "Pruned, as asked for" in " ".join(best_table(pruned).notes)
+    assert not list((tmp_path / "pruned").glob("runs/*/checkpoint*"))
+    again = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
+    assert numbers(again) == numbers(pruned)
+
+
+def test_a_hard_seed_is_not_taken_for_a_bad_point(tmp_path: Path) -> None:
+    from pathspace.experiments.sweep.journal import Journal
+
+    plan = Plan((Dimension("learning_rate", tuple(map(float, range(1, 8)))),), trials=7, prune="median")
+    journal = Journal(tmp_path / "journal", plan, 2, [("sgd", "default")])
+    pruned = []
+    for asked in journal.new():
+        # The second seed's errors are ten times larger; points get better, but for the last one.
+        error = (10.0 if asked.seed else 1.0) * (
+            9.0 if asked.number >= 12 else 1.0 / asked.number if asked.number else 1.0
+        )
+        if journal.report(asked, 1, error):
+            pruned.append(asked.number)
+            journal.prune(asked)
+        else:
+            journal.complete(asked, error)
+    assert pruned == [12, 13]
+
+
+# The command as its own process, which kills itself when so many results have been written.
+KILLED = """
+import os, runpy, signal, sys
+from pathspace.experiments import pool
+
+left, write = int(sys.argv.pop(1)), pool.write_result
+
+def write_and_die(folder, result):
+    global left
+    write(folder, result)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+pool.write_result = write_and_die
+runpy.run_module("pathspace.cli", run_name="__main__")
+"""
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
+    command = [*TINY, "--learning-rates", "0.01,0.1", "--output", str(tmp_path / "killed")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, "3", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob(f"runs/*/{RESULT}")}
+    assert len(before) == 3
+    resumed = call("sweep", "--resume", "--output", str(tmp_path / "killed"))
+    assert resumed.exit_code == 0, resumed.output
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    whole = call(*command[:-1], str(tmp_path / "whole"))
+    assert whole.exit_code == 0
+    trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("killed", "whole")]
+    assert trials[0] == trials[1]
+
+
+def with_mark(mark: str) -> dict[int, str]:
+    """The command lines of all processes that have a mark in their environment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return {pid: line for pid, line in found.items() if line}
+
+
+@pytest.mark.slow
+def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'pathspace[ray]'")
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("looks for processes in /proc, which this system has not")
+    arguments = [
+        "sweep", "adding", *TASK, "--set", "task_options.train_size=20000", "--set", "checkpoint_every=20",
+        "--epochs", "1", "--methods", "sgd,path-sgd", "--seeds", "1", "--learning-rates", "0.01,0.1", "--workers", "2",
+    ]  # fmt: skip
+    mark = f"PATHSPACE_TEST_MARK={uuid.uuid4()}"
+    name, value = mark.split("=")
+    here = {"PYTHONPATH": str(Path(pathspace.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pathspace", *arguments, "--engine", "ray", "--output", "ray"],
+        cwd=tmp_path, env={**os.environ, **here, name: value}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        killed = None
+        deadline = time.monotonic() + 400
+        while killed is None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            if list(tmp_path.glob("ray/runs/*/checkpoint.pt")):
+                at_work = [
+                    pid for pid, line in with_mark(mark).items() if line.startswith("ray::sgd, default")
+                ]
+                if at_work:
+                    killed = at_work[0]
+                    os.kill(killed, signal.SIGKILL)
+        out, said = process.communicate(timeout=500)
+    finally:
+        process.kill()
+    assert killed is not None, out + said
+    assert process.returncode == 0, out + said
+    assert "its process died: going on from its last checkpoint." in said
+    deadline = time.monotonic() + 60
+    while with_mark(mark) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert with_mark(mark) == {}
+    alone = call(*arguments, "--output", str(tmp_path / "here"))
+    assert alone.exit_code == 0, alone.output
+    trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("ray", "here")]
+    assert trials[0] == trials[1]
