@@ -170,9 +170,12 @@ def test_side_effects_are_named() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
 @pytest.mark.parametrize("units", [2, 60])
-def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int) -> None:
+@pytest.mark.parametrize("cuts", [0, 1, 6])
+def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int, cuts: int) -> None:
     inner = [part for _ in range(layers - 1) for part in (nn.Linear(units, units), nn.ReLU())]
-    model = nn.Sequential(nn.Linear(2, units), nn.ReLU(), *inner, nn.Linear(units, 2))
+    cutting = [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softmax(-1), nn.Mish()][:cuts]
+    ends = [part for activation in cutting for part in (nn.Linear(units, units), activation)]
+    model = nn.Sequential(nn.Linear(2, units), nn.ReLU(), *inner, *ends, nn.Linear(units, 2))
     network = ps.trace(model, torch.zeros(1, 2))
     figure = reduction_figure(network, ps.paths.skeleton(network), "a_folder/" * 30 + "model.py:build")
     figure.canvas.draw()
@@ -181,7 +184,8 @@ def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, un
         legend.get_window_extent() for legend in figure.legends
     ]
     whole = figure.bbox
-    assert len(boxes) == 1 + 3 + layers + 1
+    assert len(boxes) == 1 + 3 + layers + 1 + min(cuts, 4)
+    assert sum("cut at" in text.get_text() for text in texts) == min(cuts, 4)
     for number, box in enumerate(boxes):
         assert whole.x0 <= box.x0
         assert box.x1 <= whole.x1

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from pathspace.network import Network
+from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
 from pathspace.paths.space.skeleton import Skeleton
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 MOST = 40
 """Classes drawn in a column; the rest is left out, and the title of the column says so."""
-NARROWEST, TITLE, LEGEND, CHARACTERS = 5.6, 0.4, 0.55, 11
-"""Inches: the least width, the heights of title and legend; characters of the title that an inch holds."""
-IN, OUT, OTHER, LOOP = "#1f5fa8", "#b3400e", "#b9bdc4", "#8d78a8"
+NARROWEST, TITLE, LEGEND, LINE, CHARACTERS = 5.6, 0.4, 0.55, 0.18, 11
+"""Inches: the least width, the heights of title, legend and a line of text; characters of a title in an inch."""
+IN, OUT, OTHER, LOOP, CUT = "#1f5fa8", "#b3400e", "#b9bdc4", "#8d78a8", "#3d7a4a"
+MOST_CUTS = 4
+"""Lines about cuts below the graph."""
 Place = tuple[float, float]
 
 
@@ -46,23 +49,35 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = _columns(network)
+    columns, cuts = _columns(network), told(network.cuts)
+    if len(cuts) > MOST_CUTS:
+        cuts[MOST_CUTS - 1 :] = [f"{len(cuts) - MOST_CUTS + 1} more"]
     tallest = max([3, *(min(len(column), MOST) for column in columns)])
-    width, height = max(NARROWEST, 2.6 + 1.6 * len(columns)), min(9.0, 2.2 + 0.42 * tallest)
+    below = LEGEND + LINE * (len(cuts) + bool(cuts))
+    width, height = max(NARROWEST, 2.6 + 1.6 * len(columns)), min(9.0, 1.65 + 0.42 * tallest + below)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     # Places of their own for title, graph and legend: a layout that makes room for the widest of them takes it from
     # the graph.
-    axes = figure.add_axes((0.0, LEGEND / height, 1.0, 1.0 - (LEGEND + TITLE) / height))
+    axes = figure.add_axes((0.0, below / height, 1.0, 1.0 - (below + TITLE) / height))
     axes.set_axis_off()
-    most = int(width * CHARACTERS)
-    shown = title if len(title) <= most else f"... {title[4 - most :]}"
+    shown = _shortened(title, int(width * CHARACTERS))
     figure.text(0.15 / width, 1.0 - 0.1 / height, shown, va="top", fontsize=11)
+    for number, cut in enumerate(cuts):
+        y = (below - LINE * (number + 0.5)) / height
+        line = _shortened(f"cut at {cut}", int(width * CHARACTERS * 1.2))
+        figure.text(0.5, y, line, ha="center", va="center", fontsize=8, color=CUT)
     places = _places(columns, tallest)
     _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
     _draw_nodes(axes, columns, places, tallest)
-    _legend(figure)
+    if cuts:
+        _draw_cut(axes, last=len(columns) + 1, height=tallest)
+    _legend(figure, with_cuts=bool(cuts))
     return figure
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"... {text[4 - most :]}"
 
 
 def _columns(network: Network) -> list[list[int]]:
@@ -149,7 +164,14 @@ def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], 
     axes.set_ylim(-1.3, height + 0.3)
 
 
-def _legend(figure: Figure) -> None:
+def _draw_cut(axes: Axes, *, last: int, height: int) -> None:
+    """What counts as an output at a cut comes back as an input: below the columns, not through them."""
+    middle, under = (height - 1) / 2, -0.4
+    axes.plot([last, last, 0, 0], [middle, under, under, middle], color=CUT, lw=1.2, ls="--", zorder=2)
+    axes.plot([0], [under + 0.3], marker="^", ms=6, color=CUT, zorder=2)
+
+
+def _legend(figure: Figure, *, with_cuts: bool) -> None:
     from matplotlib.lines import Line2D
 
     marks = [
@@ -158,4 +180,7 @@ def _legend(figure: Figure) -> None:
         Line2D([], [], color=OTHER, lw=0.8, label="other weights"),
         Line2D([], [], color=LOOP, lw=0.8, label="recurrent; ring: to itself"),
     ]
-    figure.legend(handles=marks, loc="lower center", ncols=2, frameon=False, fontsize=8)
+    if with_cuts:
+        marks.append(Line2D([], [], color=CUT, lw=1.2, ls="--", label="through a cut"))
+    columns = 3 if with_cuts else 2
+    figure.legend(handles=marks, loc="lower center", ncols=columns, frameon=False, fontsize=8)
