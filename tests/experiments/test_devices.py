@@ -148,6 +148,7 @@ def test_the_command_line_computes_elsewhere_and_its_report_says_where(
     monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", "<svg></svg>"))
     folder = str(tmp_path)
     arguments = ("compare", *TINY, "--methods", "sgd,path-sgd", "--learning-rates", "0.01", "--seeds", "1",
+                 "--set", "starts=['rescaled']",
                  "--workers", "1", "--output", folder)  # fmt: skip
     with on(GPU):
         result = call(*arguments, "--device", GPU)

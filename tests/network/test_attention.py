@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import in_turn
 from pathspace.network.written_out import multi_head_attention
 
 WIDTH, HEADS, STEPS, WORDS = 8, 2, 4, 5
@@ -302,8 +303,14 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("rule", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "ViT", "encoder layer", "several heads in one call"])
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    in_turn(
+        OPTIMIZERS,
+        ["GPT-2", "Llama", "ViT", "encoder layer", "several heads in one call"],
+        everywhere=("PathSGD",),
+    ),
+)
 def test_optimizers_are_bitwise_invariant(name, rule):
     model, x, _ = made(name, torch.float32)
     report = ps.rescaling.check_invariance(

@@ -173,10 +173,11 @@ def test_powers_of_two_go_through_bitwise():
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
 def test_gradcheck_of_both_orders(options):
-    fast = ps.nn.RNN(3, 5, nonlinearity="relu", dtype=torch.float64, **options)
-    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    D, H = (2, 3) if "num_layers" in options else (3, 5)
+    fast = ps.nn.RNN(D, H, nonlinearity="relu", dtype=torch.float64, **options)
+    x = torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
     hx = torch.randn(
-        fast.num_layers * (1 + fast.bidirectional), 2, 5, dtype=torch.float64, requires_grad=True
+        fast.num_layers * (1 + fast.bidirectional), 2, H, dtype=torch.float64, requires_grad=True
     )
 
     def run(x, hx, *parameters):
@@ -189,7 +190,7 @@ def test_gradcheck_of_both_orders(options):
     assert torch.autograd.gradgradcheck(run, arguments)
     packed = pack_sequence([x[:, 0], x[:2, 1]])
     second = []
-    for layer in (fast, nn.RNN(3, 5, nonlinearity="relu", dtype=torch.float64, **options)):
+    for layer in (fast, nn.RNN(D, H, nonlinearity="relu", dtype=torch.float64, **options)):
         layer.load_state_dict(fast.state_dict())
         loss = layer(packed)[0].data.square().sum()
         first = torch.autograd.grad(loss, tuple(layer.parameters()), create_graph=True)
