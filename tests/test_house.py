@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-ARROWS = {name: imported(path) for name, path in MODULES.items()}
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def floor(module: str) -> int | None:
@@ -39,7 +42,7 @@ def floor(module: str) -> int | None:
 def test_imports_go_one_way():
     """Each floor of the core stands on those before it; what is built on the core is none of its business."""
     wrong = []
-    for module, others in ARROWS.items():
+    for module, others in arrows().items():
         here = floor(module)
         for other in others if here is not None else ():
             there = floor(other)
@@ -50,7 +53,7 @@ def test_imports_go_one_way():
 
 
 def test_there_are_no_circles():
-    left = {name: {b for b in others if b in MODULES and b != name} for name, others in ARROWS.items()}
+    left = {name: {b for b in others if b in MODULES and b != name} for name, others in arrows().items()}
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
             del left[name]
@@ -65,7 +68,7 @@ def test_files_of_optim_are_its_public_classes():
 @pytest.mark.parametrize("package", ["numba", "numpy"])
 def test_the_core_needs_torch_alone(package: str):
     allowed = ("pathspace.nn.kernels", "pathspace.sequences", "pathspace.experiments")
-    users = [name for name, others in ARROWS.items() if package in {b.split(".")[0] for b in others}]
+    users = [name for name, others in arrows().items() if package in {b.split(".")[0] for b in others}]
     assert [name for name in users if not name.startswith(allowed)] == []
 
 

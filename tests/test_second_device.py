@@ -101,7 +101,7 @@ def test_path_geometry_on_another_device(name):
 def trained(rule, name, device):
     case, model, x, network = built(name, device)
     optimizer = getattr(ps.optim, rule.split()[0])(model.parameters(), network, lr=1e-2, **RULES[rule])
-    for _ in range(4):
+    for _ in range(3):
         optimizer.zero_grad()
         case.picked(call(model, x)).square().mean().backward()
         optimizer.step()

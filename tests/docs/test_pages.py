@@ -182,6 +182,14 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
         assert isinstance(result.exception, Begun), result.output
 
 
+@pytest.fixture
+def _no_pictures(monkeypatch):
+    """Pictures take a second each; the tests of the reports draw them."""
+    for where in ("report.files.draw", "report.files.draw_claim", "long_memory.report.draw"):
+        monkeypatch.setattr(f"pathspace.experiments.{where}", lambda *_: (b"", "<svg></svg>"))
+
+
+@pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize("line", executed())
 def test_commands_on_a_page_run(line, tmp_path, monkeypatch):
     from pathspace.cli import app
@@ -244,11 +252,19 @@ def test_commands_on_the_page_of_sequences_run_in_order(tmp_path, monkeypatch):
 GALLERY = sorted(set(ROOT.glob("docs/gallery/*.py")) - {ROOT / "docs/gallery/published_defects.py"})
 
 
+SHORTER = {"path_space": {"EPOCHS": 1}}  # what it trains is the same, five times as long on the page
+
+
 @pytest.mark.parametrize("program", GALLERY, ids=lambda path: path.stem)
 def test_gallery_runs(program):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        runpy.run_path(str(program), run_name="__main__")
+        if program.stem in SHORTER:
+            main = runpy.run_path(str(program))["main"]
+            main.__globals__.update(SHORTER[program.stem])
+            main()
+        else:
+            runpy.run_path(str(program), run_name="__main__")
     assert out.getvalue()
 
 

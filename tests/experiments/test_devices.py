@@ -159,7 +159,7 @@ def test_the_command_line_computes_elsewhere_and_its_report_says_where(
     # the report is gone, and with it one of the runs: the rest stay, whatever computed them
     (tmp_path / "report.html").unlink()
     next(tmp_path.glob("runs/sgd-*/result.json")).unlink()
-    result = call("compare", "--resume", "--output", folder)
+    result = call("compare", "--resume", "--workers", "1", "--output", folder)
     assert result.exit_code == 0, result.output
     assert "cpu (1 run)" in result.stdout
     assert "Between devices rounding differs" in " ".join(result.stdout.split())

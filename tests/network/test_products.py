@@ -283,7 +283,7 @@ def test_optimizers_are_bitwise_invariant(name, rule):
         X.float(),
         lambda y: y.square().mean(),
         OPTIMIZERS[rule],
-        steps=12,
+        steps=8,
         low=2.0**-6,
         high=2.0**6,
     )

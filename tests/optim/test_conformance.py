@@ -116,7 +116,7 @@ def test_stays_bitwise_invariant_in_long_runs(name):
     ("entry", "case"),
     [
         *small_networks_for(THOROUGH),
-        *(pair for n, pair in enumerate(larger_networks_for(THOROUGH)) if n % 2 == 0),
+        *(pair for n, pair in enumerate(larger_networks_for(THOROUGH)) if n % 3 == 0),
         *((brief(e), SMALL[n % len(SMALL)]) for n, e in enumerate(INVARIANT) if e not in THOROUGH),
     ],
     ids=str,
@@ -197,7 +197,7 @@ def test_suite_tells_plain_sgd_and_idleness():
 
 @pytest.mark.parametrize(
     ("entry", "case"),
-    [(e, c) for n, e in enumerate(REGISTRY) for m, c in enumerate(SMALL) if e in MANY or n % len(SMALL) == m],
+    [(e, SMALL[n % len(SMALL)]) for n, e in enumerate(REGISTRY)],
     ids=str,
 )
 def test_descends(entry, case):
