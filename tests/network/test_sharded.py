@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import pathspace as ps
 from cases import mlp
 
 PATH = [name for name in ps.optim.__all__ if name != "Invariant"]
+LOCAL = ["PathSGD", "PathAdam", "PathRMSprop", "PathGradientAdam"]  # that step parts of parameters
+WHOLE = sorted(set(PATH) - set(LOCAL))
 
 
 @pytest.fixture
@@ -85,18 +88,36 @@ def test_a_model_whose_weights_are_whole_for_the_moment_is_sharded_all_the_same(
         ps.trace(model, torch.zeros(1, 4))
 
 
+INSTEAD = "given weights .* FSDP's fully_shard .*make the optimizer after.*AdamW.*DistributedDataPar"
+
+
 @pytest.mark.parametrize("name", PATH)
-def test_optimizers_of_sharded_parameters(mesh, name):
+def test_a_model_that_was_not_traced_before_it_was_sharded(mesh, name):
     model = build()
     network = ps.trace(model, torch.zeros(1, 4))
-    sharded = split(copy.deepcopy(model), mesh)
-    with pytest.raises(
-        ValueError, match=f"{name} was given weights .* FSDP's fully_shard .*DistributedDataPar"
-    ):
-        getattr(ps.optim, name)(sharded.parameters(), network)
+    with pytest.raises(ValueError, match=f"{name} was {INSTEAD}"):
+        getattr(ps.optim, name)(split(copy.deepcopy(model), mesh).parameters(), network)
 
 
-@pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD"])
+def test_optimizers_that_need_whole_weights(mesh):
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    split(model, mesh)
+    for name in WHOLE:
+        with pytest.raises(ValueError, match=f"{name} was {INSTEAD}"):
+            getattr(ps.optim, name)(model.parameters(), network)
+    for name in LOCAL:
+        with pytest.raises(ValueError, match=r"given weights .* \(without second_term\)"):
+            getattr(ps.optim, name)(model.parameters(), network, second_term=True)
+    invariant = lambda rule, **options: ps.optim.Invariant(model.parameters(), network, rule, **options)  # noqa: E731
+    for rule in (torch.optim.Adafactor, torch.optim.Rprop, torch.optim.LBFGS):
+        with pytest.raises(ValueError, match=f"Invariant was {INSTEAD}"):
+            invariant(rule, points=())
+    with pytest.raises(ValueError, match=f"Invariant was {INSTEAD}"):
+        invariant(torch.optim.SGD, metric=ps.metrics.DataDependent())
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_groups_of_sharded_parameters(mesh, name):
     model = build()
     optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, torch.zeros(1, 4)))
@@ -104,15 +125,84 @@ def test_groups_of_sharded_parameters(mesh, name):
         optimizer.add_param_group({"params": split(nn.Linear(2, 2), mesh).parameters()})
 
 
-def test_a_model_that_was_sharded_after_tracing(mesh):
+def test_an_optimizer_that_was_made_before(mesh):
     model = build()
-    network = ps.trace(model, torch.zeros(1, 4))
-    optimizer = ps.optim.PathSGD(model.parameters(), network)
+    optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, torch.zeros(1, 4)))
     split(model, mesh)
     model(torch.randn(3, 4)).square().sum().backward()
-    for refused in (optimizer.step, lambda: ps.paths.kappa(network), lambda: ps.rescaling.balance_(network)):
-        with pytest.raises(RuntimeError, match=r"'0.weight' was split over processes after tracing \(FSDP"):
+    with pytest.raises(RuntimeError, match=r"after this PathSGD was made, .* make the optimizer after it"):
+        optimizer.step()
+
+
+def test_what_follows_a_model_that_was_sharded_after_tracing(mesh):
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    kappa, norm = ps.paths.kappa(network), ps.paths.squared_path_norm(network).detach()
+    before = [weakref.ref(p) for p in model.parameters()]
+    split(model, mesh)
+    assert all(map(torch.equal, (k.full_tensor() for k in ps.paths.kappa(network).values()), kappa.values()))
+    assert torch.equal(ps.paths.squared_path_norm(network), norm)
+    gc.collect()
+    assert not any(p() is not None for p in before)  # the network would keep them in memory
+    for refused in (
+        lambda: ps.rescaling.balance_(network),
+        lambda: ps.rescaling.random_rescale_(network),
+        lambda: ps.paths.kappa(network, second_term=True),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"split over processes after tracing \(FSDP.*before the model is sh"
+        ):
             refused()
+
+
+def test_weights_that_are_whole_for_the_moment(mesh):
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    split(model, mesh)
+    with torch.no_grad():
+        model(torch.zeros(1, 4))
+    with pytest.raises(RuntimeError, match=r"'0.weight' is split .* whole at present: call reshard\(\)"):
+        ps.optim.PathSGD(model.parameters(), network)
+    model.reshard()
+    optimizer = ps.optim.PathSGD(model.parameters(), network)
+    model(torch.randn(3, 4)).square().sum().backward()
+    with torch.no_grad():
+        model(torch.zeros(1, 4))
+    with pytest.raises(RuntimeError, match=r"'0.weight' is whole at present: .* Call reshard\(\)"):
+        optimizer.step()
+    model.reshard()
+    optimizer.step()
+
+
+def test_weights_that_are_split_otherwise(mesh):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    square = device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    for options, why in [
+        ({"mesh": square}, "over a mesh of 2 dimensions .*hybrid.*FSDP"),
+        (
+            {"mesh": mesh, "shard_placement_fn": lambda p: Shard(p.dim() - 1)},
+            r"as S\(1\).*no shard_placement_fn",
+        ),
+    ]:
+        model = build()
+        network = ps.trace(model, torch.zeros(1, 4))
+        fully_shard(model, **options)
+        with pytest.raises(RuntimeError, match=f"'0.weight' was split over processes .*{why}"):
+            ps.optim.PathAdam(model.parameters(), network)
+
+
+def test_weights_that_are_split_anew(mesh):
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    optimizer = ps.optim.PathAdam(split(model, mesh).parameters(), network)
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(p.detach().clone()))
+    model(torch.randn(3, 4)).square().sum().backward()
+    with pytest.raises(RuntimeError, match=r"'0.weight' was split over processes anew"):
+        optimizer.step()
 
 
 def test_a_balanced_model_may_be_sharded_and_trained(mesh):

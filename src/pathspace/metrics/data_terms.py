@@ -106,6 +106,11 @@ class DataTerms(Path):
             self._chain = chain_of(network)
             self._latest = self._watching(self, network, look=self._watch and self.alpha > 0)
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether parameters may be split over processes: the pass over data needs a model that is whole."""
+        return False
+
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import widened
+from pathspace.squared.parts import cut_factor, joined, local
 from pathspace.squared.squares import Outer
 
 FAR = 16
@@ -73,7 +74,7 @@ class Gauge:
 
     def times_(self, values: Tensor, exponent: int = 1) -> Tensor:
         """F^exponent values, written over them."""
-        flat = values.view(values.shape[0] if values.dim() else 1, -1)
+        flat = values.view(values.shape[0] if values.dim() else 1, values.shape[1:].numel())
         for factor, is_one in zip(self._powers(exponent, values.dtype), self._ones, strict=True):
             if not is_one:
                 flat.mul_(factor)
@@ -91,7 +92,7 @@ class Gauge:
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""
-        flat = values.reshape(values.shape[0] if values.dim() else 1, -1)
+        flat = values.reshape(values.shape[0] if values.dim() else 1, values.shape[1:].numel())
         return (flat / self.rows.to(values.dtype) / self.columns.to(values.dtype)).reshape(values.shape)
 
 
@@ -155,9 +156,10 @@ def gauges(
 
 
 def powers(network: Network, name: str, far: Tensor) -> Tensor:
-    """m_e of a parameter's edges, in its type where that has room, else in float64."""
+    """m_e of a parameter's edges in this process, in its type where that has room, else in float64."""
     parameter, factors = network.parameters[name], network.edge_factors(name, far)
-    return factors.to(parameter.device, parameter.dtype if _has_room(factors) else torch.float64)
+    dtype = parameter.dtype if _has_room(factors) else torch.float64
+    return cut_factor(factors, parameter).to(parameter.device, dtype)
 
 
 def near_member(network: Network, far: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -167,7 +169,9 @@ def near_member(network: Network, far: Mapping[str, Tensor]) -> dict[str, Tensor
         network: a traced network.
         far: m_e by name, of all parameters.
     """
-    return {name: (p.detach() / far[name]).to(p.dtype) for name, p in network.parameters.items()}
+    return {
+        name: joined((local(p.detach()) / far[name]).to(p.dtype), p) for name, p in network.parameters.items()
+    }
 
 
 def _has_room(factors: Tensor) -> bool:

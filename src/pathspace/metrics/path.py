@@ -30,6 +30,7 @@ from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values
+from pathspace.squared.parts import cut_rows, first_split, is_split, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer
 
@@ -121,6 +122,11 @@ class Path:
         self._rescalings = 0
         self.frozen = False
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether parameters may be split over processes by FSDP."""
+        return not self.second_term
+
     # -- one network ------------------------------------------------------------------------------------------
 
     @property
@@ -204,10 +210,12 @@ class Path:
     def gauge(self, name: str) -> Gauge:
         """The gauge of a parameter that has taken a step."""
         gauge = self._gauges.get(name)
-        if gauge is None:  # its state was loaded
+        if gauge is None:
             state = self.state[name]
             far = None if "scales" not in state else powers(self.network, name, state["scales"])
-            gauge = self._gauges[name] = Gauge(state["gauge_rows"], state["gauge_columns"], far)
+            p = self.network.parameters[name]
+            rows, columns = (cut_rows(state[end], p) for end in ("gauge_rows", "gauge_columns"))
+            gauge = self._gauges[name] = Gauge(rows, columns, far)
         return gauge
 
     def near_parameters(self) -> dict[str, Tensor] | None:
@@ -282,7 +290,8 @@ class Path:
         wide = {
             n: p.detach().double() for n, p in (self.network.parameters if near is None else near).items()
         }
-        if not all(bool(torch.isfinite(p).all()) for p in wide.values()):
+        bad = [1.0 - torch.isfinite(local(p)).all().double() for p in wide.values()]
+        if float(totals(torch.stack(bad), wide.values()).sum()):
             return False
         if bool(torch.isfinite(squared_path_norm(self.network, wide))):
             return False
@@ -300,7 +309,6 @@ class Path:
             for name, gauge in gauges(network, new, b, far).items():
                 kept = {"age": 0, "gauge_rows": gauge.rows, "gauge_columns": gauge.columns}
                 self.state[name].update(kept | ({} if far is None else {"scales": far}))
-                self._gauges[name] = gauge
         return new
 
     def _far(self) -> Tensor | None:
@@ -323,7 +331,7 @@ class Path:
             second_term=self.second_term,
             parameters=self.near_parameters(),
             seen=self._in_frame,
-            measure=means,
+            measure=lambda values: means(values, self.network.parameters),
         )
 
     def _set_normalizers(self, names: Sequence[str], new: Sequence[str], measured: Sequence[float]) -> None:
@@ -336,7 +344,7 @@ class Path:
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
         """What the optimizer works with, from kappa', in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
-        gauge, form, parameter = self.gauge(name), self._forms[name], self.network.parameters[name]
+        gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
         self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
         if kappa is None or (self.damping and self.state[name]["empty"]):
             # without kappa, or where no path has any mass: the metric of the balanced network
@@ -380,7 +388,7 @@ class Path:
         """
         for name, mean in zip(names, means_of(measured, len(names)), strict=True):
             g = self.network.parameters[name].grad
-            if mean == 0 and g is not None and bool(g.count_nonzero()):
+            if mean == 0 and g is not None and bool(local(g).count_nonzero()):
                 takes = "takes the plain step of the balanced network" if self.damping else "does not move"
                 warnings.warn(
                     f"'{name}' {takes}: gradients reach it, but no path of the network as it was traced does. If the "
@@ -395,8 +403,15 @@ def _alone(t: Tensor) -> Tensor:
     return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
 
 
-def means(values: Mapping[str, Tensor | Outer]) -> list[Tensor]:
-    """The mean of every value, as two 0-dim tensors each whose product it is."""
+def means(
+    values: Mapping[str, Tensor | Outer], parameters: Mapping[str, Tensor] | None = None
+) -> list[Tensor]:
+    """The mean of every value, as two 0-dim tensors each whose product it is.
+
+    Args:
+        values: by name.
+        parameters: whose values they are; where these are split over processes, the means are those of all parts.
+    """
     parts: list[Tensor] = []
     ones: dict[torch.dtype, Tensor] = {}
     for value in values.values():
@@ -404,6 +419,11 @@ def means(values: Mapping[str, Tensor | Outer]) -> list[Tensor]:
         parts += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
         if len(factors) == 1:
             parts.append(ones.setdefault(value.dtype, factors[0].new_ones(())))
+    owners = [] if parameters is None else [parameters[name] for name in values]
+    if first_split(owners) is not None:  # what columns have is alike everywhere
+        shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in owners]
+        firsts = torch.stack([mean * share for mean, share in zip(parts[::2], shares, strict=True)])
+        parts[::2] = totals(firsts, owners)
     return parts
 
 

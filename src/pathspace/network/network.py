@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from pathspace.network.errors import expect_network
 from pathspace.network.places import Places
 from pathspace.network.program import Cut, Program, told
+from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.units import EdgeLabels, UnitClass
+from pathspace.squared.parts import is_split
 from pathspace.squared.tape import Tape
 
 
@@ -108,9 +110,29 @@ class Network:
     def _places(self) -> Places:
         return Places(self.model, self.parameters, self.call.outside)
 
-    def check_current(self) -> None:
-        """Raise RuntimeError if modules or parameters of the model are no longer those that were traced."""
-        self._places.check()
+    def check_current(self, *, parts: bool = False) -> None:
+        """Raise RuntimeError if modules or parameters of the model are no longer those that were traced.
+
+        Args:
+            parts: whether parameters may be split over processes by FSDP since; the network follows these, in the
+                place of the whole ones.
+        """
+        split = self._places.check()
+        if split:
+            # the only change ever made to a network: whoever keeps it would keep the whole weights in memory
+            self.__dict__["parameters"] = MappingProxyType({**self.parameters, **split})
+            for name in ("names_by_id", "splits", "_places"):
+                self.__dict__.pop(name, None)
+        if self.splits and not parts:
+            raise RuntimeError(
+                f"{self.splits} parameters of the network were split over processes after tracing (FSDP's "
+                f"fully_shard), and this needs whole weights: do it before the model is sharded. {WHAT_TO_DO}"
+            )
+
+    @cached_property
+    def splits(self) -> int:
+        """How many of its parameters are split over processes."""
+        return sum(map(is_split, self.parameters.values()))
 
     @cached_property
     def rescalings(self) -> Counter[str]:
@@ -170,12 +192,15 @@ class Network:
         return "\n".join([head, *(f"  cut at {line}" for line in told(self.cuts))])
 
 
-def current_values(network: Network, parameters: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
+def current_values(
+    network: Network, parameters: Mapping[str, Tensor] | None = None, *, parts: bool = False
+) -> Mapping[str, Tensor]:
     """The values to compute with: the given ones, or those of the model.
 
     Args:
         network: a traced network.
         parameters: a value for each of the network's parameters, by name; the model's own if None.
+        parts: whether these may be split over processes.
 
     Raises:
         TypeError: ``network`` is no traced network.
@@ -185,7 +210,7 @@ def current_values(network: Network, parameters: Mapping[str, Tensor] | None = N
     """
     expect_network(network)
     if parameters is None:
-        network.check_current()
+        network.check_current(parts=parts)
         return network.parameters
     for name, current in network.parameters.items():
         if name not in parameters:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from pathspace.network.sharded import WHAT_TO_DO, is_sharded
+from pathspace.network.sharded import follow, shards
+from pathspace.squared.parts import is_split
 
 # what makes no difference to the network, in whatever way it is switched
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -41,8 +42,9 @@ class Places:
             path, _, leaf = name.rpartition(".")
             self._leaves.append((model.get_submodule(path)._parameters, leaf, parameter, name))
 
-    def check(self) -> None:
-        """Raise RuntimeError if a part was replaced."""
+    def check(self) -> dict[str, nn.Parameter]:
+        """Raise RuntimeError if a part was replaced; by name, the parameters that were split over processes since."""
+        split: dict[str, nn.Parameter] = {}
         for siblings, name, child, path in self._children:
             result = siblings.get(name)
             if result is not child and not _wraps(result, child):
@@ -61,15 +63,22 @@ class Places:
                 )
         for owned, leaf, parameter, name in self._leaves:
             if owned.get(leaf) is not parameter and self._parameter(name) is not parameter:
-                if is_sharded(self._parameter(name)):
+                now = self._parameter(name)
+                if is_split(now) or is_split(parameter):
+                    follow(name, parameter, now, split)
+                    assert now is not None
+                    split[name] = now
+                    continue
+                if any(map(shards, self._model.modules())):
                     raise RuntimeError(
-                        f"the model's parameter '{name}' was split over processes after tracing (FSDP's fully_shard, "
-                        f"tensor parallelism). {WHAT_TO_DO}"
+                        f"the model's parameter '{name}' is split over processes by FSDP, and whole at present: call "
+                        "reshard() of the model's FSDP modules before the network is used"
                     )
                 raise RuntimeError(
                     f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
                     "or load_state_dict with assign=True): trace the model again"
                 )
+        return split
 
     def _parameter(self, name: str) -> nn.Parameter | None:
         try:

@@ -1,26 +1,27 @@
-"""Weights that are split over processes, by FSDP or tensor parallelism.
+"""Weights that are split over processes, by FSDP or tensor parallelism: what may be done with them, and what not.
 
-Every path runs through all layers, so its products need whole weights; a process that has a part of them is told so.
+A network that was traced before FSDP's ``fully_shard`` follows the parameters that took the place of its own. Kappa is
+computed of whole weights, gathered one after the other (see ``squared.parts``); whatever else goes along paths needs
+them all at once, and says so.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from pathspace.squared.parts import is_split, layout_refused
+
 WHAT_TO_DO = (
-    "Path sums need whole weights: keep the model whole in every process (DistributedDataParallel, which trace and all "
-    "optimizers know); or balance it once (pathspace.rescaling.balance_), shard it then, and train it with an "
-    "optimizer of torch"
+    "Trace the model before FSDP's fully_shard splits it, and make the optimizer after, of model.parameters(): "
+    "PathSGD, PathAdam, PathRMSprop, PathGradientAdam, or Invariant with an elementwise rule such as "
+    "torch.optim.AdamW, with the metric Path (without second_term) or Balanced. Or keep the model whole in every "
+    "process (DistributedDataParallel, which trace and all optimizers know); or balance it before "
+    "(pathspace.rescaling.balance_) and train it with an optimizer of torch"
 )
-
-
-def is_sharded(tensor: Tensor | None) -> bool:
-    """Whether a tensor is split over processes."""
-    tensors = sys.modules.get("torch.distributed.tensor")  # not imported: then there are none
-    return tensors is not None and isinstance(tensor, tensors.DTensor)
 
 
 def shards(module: nn.Module) -> bool:
@@ -29,14 +30,39 @@ def shards(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
-def expect_whole(parameters: Iterable[Tensor], kind: str) -> None:
-    """Refuse parameters that are split over processes.
+def refused(kind: str) -> ValueError:
+    """The error of an optimizer that cannot work on parts of weights."""
+    return ValueError(
+        f"{kind} was given weights that are split over processes (DTensor, made by FSDP's fully_shard or tensor "
+        f"parallelism). {WHAT_TO_DO}"
+    )
+
+
+def follow(name: str, traced: Tensor, now: Any, split: Mapping[str, Any]) -> None:
+    """Look at a parameter that took the place of the one that was traced.
+
+    Args:
+        name: of the parameter.
+        traced: what was traced, or followed since.
+        now: what the model has.
+        split: other parameters that are split.
 
     Raises:
-        ValueError: one is.
+        RuntimeError: the network cannot follow it.
     """
-    if any(is_sharded(p) for p in parameters):
-        raise ValueError(
-            f"{kind} was given weights that are split over processes (DTensor, made by FSDP's fully_shard or tensor "
-            f"parallelism). {WHAT_TO_DO}"
+    if is_split(traced):
+        if is_split(now):
+            raise RuntimeError(
+                f"the model's parameter '{name}' was split over processes anew since the network last followed it: "
+                "trace the whole model again, shard it then, and make a new optimizer"
+            )
+        raise RuntimeError(
+            f"the model's parameter '{name}' is whole at present: FSDP gathered it for a forward pass without a "
+            "backward pass (or with set_reshard_after_backward(False)). Call reshard() of the model's FSDP modules "
+            "first"
         )
+    why = layout_refused(now, traced.shape)
+    if not why and any(p.device_mesh != now.device_mesh for p in split.values()):
+        why = "over another mesh than other parameters: give all fully_shard(..., mesh=...) the same"
+    if why:
+        raise RuntimeError(f"the model's parameter '{name}' was split over processes {why}. {WHAT_TO_DO}")

@@ -25,8 +25,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from pathspace.metrics import Path
 from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
-from pathspace.network.sharded import expect_whole
 from pathspace.optim.base.coordinates import (
+    ELEMENTWISE,
     Entry,
     as_shadow,
     entries_of,
@@ -43,6 +43,7 @@ from pathspace.optim.base.points import frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.rmsprop import RMSprop
+from pathspace.squared.parts import local, totals
 from pathspace.squared.precision import full_precision
 
 _SIGNS = frozenset(
@@ -128,6 +129,12 @@ class Invariant(MetricOptimizer):
         for group in self.param_groups:
             self._check_group(group)
         self._adopt_groups()
+        self._expect_whole(self._shadows)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether parameters may be split over processes by FSDP: if the rule treats every element by itself."""
+        return super().takes_parts and (self.rule is None or type(self.rule) in ELEMENTWISE)
 
     # -- the rule and its groups --------------------------------------------------------------------------------
 
@@ -179,7 +186,7 @@ class Invariant(MetricOptimizer):
             return
         self._check_group(param_group)
         group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
-        expect_whole(group["params"], type(self).__name__)
+        self._expect_whole(group["params"])
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")
@@ -206,10 +213,10 @@ class Invariant(MetricOptimizer):
         assert self.rule is not None
         if closure is None or not _evaluates(self.rule):
             return super().step(closure)
-        self.network.check_current()
+        self._check_current()
         if not self._active():
             evaluated(closure)  # which parameters have gradients
-        entries = self._entries([(step.p, step.factor) for step in self._steps()])
+        entries = self._entries([(step.parameter, step.factor) for step in self._steps()])
         if not entries:
             return None
         with full_precision(entries[0].p), self._rule_at_work() as rule:
@@ -227,11 +234,13 @@ class Invariant(MetricOptimizer):
         steps = super()._steps()
         assert self.rule is not None
         for step in steps:
-            move_points_(self.rule, self._points, self._shadows[step.p], before[step.p], step.factor)
+            move_points_(
+                self.rule, self._points, self._shadows[step.parameter], before[step.parameter], step.factor
+            )
         return steps
 
     def _advance(self, steps: list[Descent]) -> None:
-        entries = self._entries([(step.p, step.factor) for step in steps])
+        entries = self._entries([(step.parameter, step.factor) for step in steps])
         with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
             masked, factor = type(rule).__name__ in _SIGNS, 1.0
             parts = in_turn(rule, entries)
@@ -259,6 +268,7 @@ class Invariant(MetricOptimizer):
             kept = self._kept_entries = self._new_entries()
         entries = [kept[p] for p, _ in factors]
         for entry, (p, r) in zip(entries, factors, strict=True):
+            entry.p = local(p)  # FSDP may have put it elsewhere
             entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
         if len(entries) < len(self._shadows):
             moved = {id(entry.shadow) for entry in entries}
@@ -350,12 +360,13 @@ class Invariant(MetricOptimizer):
 
 def _squared_norm(parts: Sequence[Sequence[Entry]], *, masked: bool) -> float:
     """The squared norm of all h, which are read for it, for each part takes the memory of the one before."""
-    squares = []
+    squares, parameters = [], []
     for part in parts:
         for entry in part:
             entry.read_gradient(masked=masked)
             squares.append(entry.squared_norm())
-    return float(torch.stack(squares).sum())
+            parameters.append(entry.parameter)
+    return float(totals(torch.stack(squares), parameters).sum())
 
 
 _OURS = "metric_"

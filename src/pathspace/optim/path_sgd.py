@@ -18,6 +18,7 @@ from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import Descent, clipping, descend_, turn
 from pathspace.paths.kernel.kappa import first_term
+from pathspace.squared.parts import local
 
 
 class PathSGD(MetricOptimizer):
@@ -105,5 +106,5 @@ class PathSGD(MetricOptimizer):
         decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
         kappa1 = first_term(self.network, near, names=list(decayed)) if decayed else {}
         for name, step in decayed.items():
-            term = kappa1[name].to(step.g.dtype) * weights[name].to(step.g.dtype)
+            term = kappa1[name].to(step.g.dtype) * local(weights[name]).to(step.g.dtype)
             step.g = torch.add(step.g, term, alpha=step.group["path_decay"])

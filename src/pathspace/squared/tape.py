@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.squared.normalization import Normalization
+from pathspace.squared.parts import Gathering, first_split
 
 Mix = Callable[[tuple[int, ...], Tensor], Tensor]
 """Replaces the value of a slot, (slot,), or of step t of a recurrent cell in it, (slot, cell, t)."""
@@ -87,7 +88,8 @@ class Tape:
         """Replay the squared network.
 
         Args:
-            squared: squared parameters by name; their type and device are those of the computation.
+            squared: squared parameters by name; their type and device are those of the computation. Those that are
+                split over processes are gathered for each instruction that reads them, and let go of after it.
             live: returns a buffer, or a parameter outside the network, of the model by name.
             watch: slots whose values are wanted too.
             taps: a list to which the inside of every recurrent cell is appended.
@@ -97,8 +99,28 @@ class Tape:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
         slots = self._leaves(squared, live, next(iter(squared.values())))
-        for instruction in self.instructions:
+        if first_split(slots.values()) is None:
+            return self._run(slots, watch, taps, mix)
+        gathering = Gathering()
+        with gathering:
+            for slot in {*watch, *self.outputs} & slots.keys():
+                slots[slot] = gathering.whole(slots[slot])
+            return self._run(slots, watch, taps, mix, gathering)
+
+    def _run(
+        self,
+        slots: dict[int, Tensor],
+        watch: Sequence[int],
+        taps: list[Tap] | None,
+        mix: Mix | None,
+        gathering: Gathering | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        for instruction, read in zip(self.instructions, self._read, strict=True):
             inputs = [slots[i] for i in instruction.inputs]
+            if gathering is not None:
+                inputs = [gathering.whole(value) for value in inputs]
+                for slot in read.difference(watch):
+                    del slots[slot]  # it may be a view of a whole parameter
             if instruction.recurrent:
                 first = instruction.outputs[0]
                 inner = None if mix is None else lambda key, h, first=first: mix((first, *key), h)
@@ -128,6 +150,15 @@ class Tape:
                 data = live(leaf.name) if leaf.data is None else leaf.data
                 slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
         return slots
+
+    @cached_property
+    def _read(self) -> list[set[int]]:
+        """For each instruction, the slots that nothing reads after it."""
+        later, result = set(self.outputs), []
+        for instruction in reversed(self.instructions):
+            result.append(set(instruction.inputs) - later)
+            later.update(instruction.inputs)
+        return result[::-1]
 
     @cached_property
     def maps(self) -> Mapping[str, tuple[int, int]]:

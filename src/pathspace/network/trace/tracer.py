@@ -20,7 +20,7 @@ from pathspace.network.network import Call, Network
 from pathspace.network.program import Program, told
 from pathspace.network.returned import Returned
 from pathspace.network.rules import RULES
-from pathspace.network.sharded import WHAT_TO_DO, is_sharded, shards
+from pathspace.network.sharded import WHAT_TO_DO, shards
 from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
@@ -28,6 +28,7 @@ from pathspace.network.trace.outputs import outputs_of
 from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.shadow import arguments_for, running, shadow_of
+from pathspace.squared.parts import is_split
 
 
 def trace(
@@ -271,7 +272,7 @@ def _check_types(parameters: Mapping[str, nn.Parameter], allowed: Callable[[Tens
 def _check_whole(model: nn.Module) -> None:
     """Refuse a model that is split over processes; parts that are left outside cannot be copied either."""
     for name, module in model.named_modules():
-        if shards(module) or any(is_sharded(p) for p in module.parameters(recurse=False)):
+        if shards(module) or any(is_split(p) for p in module.parameters(recurse=False)):
             by = "FSDP" if shards(module) else "DTensor"
             raise UntraceableError(by, name, "it splits the weights over processes", WHAT_TO_DO)
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from pathspace.squared.parts import local, totals
+
 _LOOKS, _SECOND = 5, 50
 _EQUAL = 3  # of the five
 _SAME = 3e-5  # between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
@@ -80,9 +82,11 @@ def _norms(gradients: Sequence[Tensor]) -> Tensor:
     """The norms of tensors, shape (how many,)."""
     device = gradients[0].device
     norms = (
-        torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients
+        torch.linalg.vector_norm(local(g), dtype=torch.promote_types(g.dtype, torch.float32))
+        for g in gradients
     )
-    return torch.stack([norm.to(device, torch.float64) for norm in norms])
+    squares = torch.stack([norm.to(device, torch.float64) for norm in norms]).square_()
+    return totals(squares, gradients).sqrt_()
 
 
 def repeated(norms: list[list[float]]) -> float | None:

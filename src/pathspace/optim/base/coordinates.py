@@ -27,6 +27,7 @@ from pathspace.optim.base.network_optimizer import evaluated
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
+from pathspace.squared.parts import local
 
 # by class, not by name: others have rules of these names that decay in other ways
 _DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
@@ -35,6 +36,8 @@ _BLIND = (
     optim.Adadelta, optim.Rprop, RMSprop,
 )  # fmt: skip
 _SEPARATE = (*_BLIND, optim.Adafactor, optim.ASGD)  # what they do to a parameter depends on no other
+ELEMENTWISE = frozenset(_SEPARATE) - {optim.Muon, MuonAdamW, SOAP, optim.Adafactor, optim.Rprop}
+"""Rules that do to an element what depends on no other element, and so may be given parts of parameters."""
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
 _ALIGNED = 16  # elements, a line of the cache
@@ -44,7 +47,11 @@ _NOTHING = (
 
 
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
-    """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without memory."""
+    """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without memory.
+
+    Of a parameter that is split over processes, those of the part in this one.
+    """
+    p = local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
     zero = torch.zeros((), dtype=type_of_shadow(p), device=p.device)
     return nn.Parameter(zero.expand(shape), requires_grad=p.requires_grad)
@@ -111,20 +118,22 @@ class Entry:
     """One parameter, and what the rule trains in its place.
 
     Args:
-        p: the parameter w.
-        shadow: u, with h as its gradient; of p's size.
+        parameter: the parameter.
+        shadow: u, with h as its gradient; of w's size.
         part: where their memory is.
         start: from where on.
 
     Attributes:
+        p: w, the part of the parameter in this process: all of it, unless FSDP splits it.
         r: 1 / sqrt(D); None outside the network.
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_place", "_shaped", "_u", "has_zeros", "p", "part", "r", "shadow")
+    __slots__ = ("_h", "_place", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
 
-    def __init__(self, p: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
-        self.p, self.shadow, self.part = p, shadow, part
+    def __init__(self, parameter: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
+        self.parameter, self.shadow, self.part = parameter, shadow, part
+        self.p = p = local(parameter)
         self.r: Tensor | None = None
         self.has_zeros = False
         self._place = slice(start, start + p.numel())
@@ -145,8 +154,8 @@ class Entry:
             masked: what is nothing beside the largest becomes zero.
             factor: what clips all gradients.
         """
-        g, r, h = self.p.grad, self.r, self._h
-        assert g is not None
+        assert self.parameter.grad is not None
+        g, r, h = local(self.parameter.grad), self.r, self._h
         if r is None:
             h.copy_(g)
         elif r.dtype == g.dtype == h.dtype:
@@ -260,7 +269,7 @@ def handed(rule: Optimizer, entries: Sequence[Entry]) -> Iterator[None]:
 
 def _size(parameters: Sequence[Tensor]) -> int:
     """Elements, with each parameter at the start of a line of the cache."""
-    return sum(-(-p.numel() // _ALIGNED) * _ALIGNED for p in parameters)
+    return sum(-(-local(p).numel() // _ALIGNED) * _ALIGNED for p in parameters)
 
 
 def through(
@@ -281,7 +290,7 @@ def through(
         with at_rest():
             loss = evaluated(closure)
         for entry, w in zip(entries, start, strict=True):
-            if entry.p.grad is not None:
+            if entry.parameter.grad is not None:
                 entry.read_gradient(masked=False)
             entry.p.copy_(w)  # the step is mapped back from here
         return loss

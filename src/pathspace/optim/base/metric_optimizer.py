@@ -18,6 +18,7 @@ from pathspace.metrics.path import Form
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import NetworkOptimizer, Parameters, evaluated
 from pathspace.optim.base.steepest import Descent
+from pathspace.squared.parts import local
 
 
 class MetricOptimizer(NetworkOptimizer):
@@ -64,6 +65,11 @@ class MetricOptimizer(NetworkOptimizer):
         names = self.network.names_by_id
         self.metric.bind(self.network, [names[id(p)] for p in parameters if id(p) in names], self.form)
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether parameters may be split over processes by FSDP."""
+        return self.metric.takes_parts
+
     @abstractmethod
     def _advance(self, steps: list[Descent]) -> None:
         """Move the parameters."""
@@ -79,17 +85,20 @@ class MetricOptimizer(NetworkOptimizer):
             The closure's loss, or None.
         """
         loss = evaluated(closure)
-        self.network.check_current()
+        self._check_current()
         steps = self._steps()
         if steps:
-            self._expect_unclipped(step.g for step in steps)
+            self._expect_unclipped(g for _, _, g in self._active())
             self._advance(steps)
         return loss
 
     def _steps(self) -> list[Descent]:
         """The parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
-        steps = [Descent(p, group, self.state[p], names.get(id(p)), g) for p, group, g in self._active()]
+        steps = [
+            Descent(p, local(p), group, self.state[p], names.get(id(p)), local(g))
+            for p, group, g in self._active()
+        ]
         inside = {step.name: step for step in steps if step.name is not None}
         if inside:
             factors = self.metric.advance({name: step.state for name, step in inside.items()})

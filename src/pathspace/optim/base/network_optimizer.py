@@ -13,13 +13,15 @@ from torch import Tensor
 from pathspace.metrics.checks import check_betas, check_not_negative
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
-from pathspace.network.sharded import expect_whole
+from pathspace.network.sharded import refused
 from pathspace.optim.base.clipped_gradients import ClippedGradients
+from pathspace.squared.parts import cut, is_split, joined, local, whole
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
 _NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
+_ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 _NOTHING = "stateless"  # the entry of a parameter that has no state, beside others that have one
 
 
@@ -34,6 +36,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     clips_by: str | None = "clip_norm"
     """The argument that does what clipping gradients does to others; None if the rule is not invariant anyhow."""
+    takes_parts: bool | property = False
+    """Whether parameters may be split over processes by FSDP."""
 
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
@@ -42,9 +46,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self._of_groups = frozenset(
             defaults
         )  # torch adds options of its own to ``defaults`` when it loads a state
+        network.check_current(parts=True)
+        self._splits = network.splits
         super().__init__(params, defaults)
-        network.check_current()
         if not any(id(p) in network.names_by_id for group in self.param_groups for p in group["params"]):
+            if any(map(is_split, self._all_parameters())) and not network.splits:
+                raise refused(type(self).__name__)  # of a model that was not traced before
             raise ValueError(
                 "none of these parameters belongs to the network: trace the model that they are the parameters of "
                 "(a copied or converted model must be traced again)"
@@ -59,7 +66,29 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         self._check_group(param_group)
         super().add_param_group(param_group)
-        expect_whole(self.param_groups[-1]["params"], type(self).__name__)
+        self._expect_whole(self.param_groups[-1]["params"])
+
+    def _expect_whole(self, parameters: Iterable[Tensor]) -> None:
+        """Refuse parameters that are split over processes, where those cannot be stepped.
+
+        Raises:
+            ValueError: one is.
+        """
+        if not self.takes_parts and any(map(is_split, parameters)):
+            raise refused(type(self).__name__)
+
+    def _check_current(self) -> None:
+        """Look whether the network is still what it was when this was made.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        self.network.check_current(parts=True)
+        if self.network.splits != self._splits:
+            raise RuntimeError(
+                f"the model was split over processes (FSDP's fully_shard) after this {type(self).__name__} was made, "
+                "whose parameters are no longer the model's: make the optimizer after it, of model.parameters()"
+            )
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         """Refuse options of a group that are out of their range, or no options of groups.
@@ -120,16 +149,25 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return self._packed(super().state_dict())
 
     def _packed(self, packed: dict[str, Any]) -> dict[str, Any]:
-        """A state with an entry for every parameter, which tools that go by the parameters' names ask for."""
-        states = {i: packed["state"].get(i) or {} for i in range(len(self._all_parameters()))}
+        """A state with an entry for every parameter, which tools that go by the parameters' names ask for.
+
+        What is kept of the elements of a parameter that is split over processes is split like it.
+        """
+        states = {
+            i: {key: _joined(key, value, p) for key, value in packed["state"].get(i, {}).items()}
+            for i, p in enumerate(self._all_parameters())
+        }
         if any(states.values()):
             packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()}
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`_packed` was made of."""
+        """What :meth:`_packed` was made of, be the parameters whole there and split here, or the reverse."""
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        of = dict(zip(saved, self._all_parameters(), strict=False))  # torch tells if they are not as many
         states = {
-            i: {k: v for k, v in state.items() if k != _NOTHING} for i, state in state_dict["state"].items()
+            i: {k: _own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
+            for i, state in state_dict["state"].items()
         }
         return {**state_dict, "state": {i: state for i, state in states.items() if state}}
 
@@ -180,18 +218,19 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it does not fit the parameter.
         """
-        shape = self.network.parameters[name].shape
+        shape, kept_here = self.network.parameters[name].shape, local(self.network.parameters[name]).shape
         rows = shape[:1].numel()
         matrix = (
             rows,
             shape.numel() // max(1, rows),
         )  # what gauges, and moments of matrix rules, are kept for
+        moments = (tuple(shape), matrix) if kept_here == shape else (tuple(kept_here),)
         for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
             kept = state.get(key)
             if not isinstance(kept, Tensor):
                 continue
             gauge = key.startswith("gauge")
-            fits = _spreads(kept.shape, matrix) if gauge else tuple(kept.shape) in (tuple(shape), matrix)
+            fits = _spreads(kept.shape, matrix) if gauge else tuple(kept.shape) in moments
             if not fits:
                 raise ValueError(
                     f"the state of parameter {index} has a '{key}' of shape {tuple(kept.shape)}, which does not fit "
@@ -230,3 +269,23 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
 def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
     """Whether a tensor of one shape can be expanded to another one of as many dimensions."""
     return len(shape) == len(over) and all(a in (1, b) for a, b in zip(shape, over, strict=True))
+
+
+def _is_of_elements(key: str, value: Any) -> bool:
+    """Whether an entry of a state may have a value for every element of the parameter."""
+    return isinstance(value, Tensor) and value.dim() > 0 and not key.endswith(_ENDS)
+
+
+def _joined(key: str, value: Any, p: Tensor) -> Any:
+    """An entry of a state as it travels."""
+    return joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value
+
+
+def _own_part(key: str, value: Any, p: Any) -> Any:
+    """What a process keeps of an entry of a state."""
+    if p is None or not _is_of_elements(key, value):
+        return value
+    if is_split(value) and is_split(p) and value.device_mesh == p.device_mesh:
+        return local(value)
+    value = whole(value)
+    return cut(value, p).clone() if is_split(p) and value.shape == p.shape else value

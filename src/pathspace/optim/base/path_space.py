@@ -204,7 +204,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             The closure's loss, or None.
         """
         loss = evaluated(closure)
-        self.network.check_current()  # parameters that were replaced have no gradients any more
+        self._check_current()  # parameters that were replaced have no gradients any more
         active = self._active()
         if active:
             self._expect_unclipped(g for _, _, g in active)

@@ -17,6 +17,7 @@ from pathspace.metrics import Path
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
+from pathspace.squared.parts import totals
 
 # torch's own optimizers are made of these
 _mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
@@ -29,15 +30,17 @@ class Descent:
     """What a step does to one parameter is made of this.
 
     Attributes:
-        p: the parameter.
+        parameter: the parameter.
+        p: the part of it in this process: all of it, unless FSDP splits it.
         group: its options.
         state: what the optimizer keeps of it.
         name: in the network; None outside.
-        g: the gradient to descend, in the near member: m dL/dp.
+        g: the gradient of p to descend, in the near member: m dL/dp.
         factor: what the metric gives, 1 / D there for this rule; None outside the network, where d = g.
         gauge: f / m and m; None outside the network.
     """
 
+    parameter: Tensor
     p: Tensor
     group: dict[str, Any]
     state: dict[str, Any]
@@ -77,16 +80,17 @@ def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | N
     """
     factor = 1.0
     if clip_norm is not None:
-        factor = clip_factor(_sum(widened(s.g) * widened(s.direction()) for s in steps), clip_norm)
+        products = (widened(s.g) * widened(s.direction()) for s in steps)
+        factor = clip_factor(_sum(products, steps), clip_norm)
     if clip_step is not None:
         balanced = (widened(s.direction()) if s.gauge is None else s.gauge.into(s.direction()) for s in steps)
-        factor *= clip_factor(factor**2 * _sum(d * d for d in balanced), clip_step)
+        factor *= clip_factor(factor**2 * _sum((d * d for d in balanced), steps), clip_step)
     return factor
 
 
-def _sum(terms: Iterable[Tensor]) -> float:
-    totals = [t.sum() for t in terms]
-    return float(torch.stack(totals).sum()) if totals else 0.0
+def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> float:
+    sums = [t.sum() for t in terms]
+    return float(totals(torch.stack(sums), (s.parameter for s in steps)).sum()) if sums else 0.0
 
 
 def descend_(steps: list[Descent], factor: float) -> None:

@@ -24,6 +24,7 @@ from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
 from pathspace.paths.kernel.safe_type import Measure, Surveyed, Values, in_safe_type
+from pathspace.squared.parts import cut, joined, local
 from pathspace.squared.squares import Outer, dense
 
 
@@ -56,10 +57,11 @@ def kappa(
         >>> ps.paths.kappa(ps.trace(model, torch.zeros(1, 2)))
         {'weight': tensor([[1., 1.]]), 'bias': tensor([1.])}
     """
-    current_values(network, parameters)
+    source = current_values(network, parameters, parts=not second_term)
     names = list(network.parameters)
     values = surveyed_kappa(network, names, second_term=second_term, parameters=parameters).values
-    return own_memory({name: dense(value) for name, value in values.items()})
+    parts = own_memory({name: dense(value) for name, value in values.items()})
+    return {name: joined(value, source[name]) for name, value in parts.items()}
 
 
 @in_full_precision
@@ -72,7 +74,7 @@ def surveyed_kappa(
     measure: Measure | None = None,
     seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
-    """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds.
+    """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds; parts of split parameters.
 
     For ``measure`` and ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
@@ -98,7 +100,8 @@ def first_term(
         names: the parameters to return; all of the network's if None.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape; inf where the type overflows.
+        Parameter name -> tensor of the parameter's shape; inf where the type overflows. The part in this process of
+        a parameter that is split.
     """
     values = squared_gradients(network, parameters, names)
     return own_memory({name: dense(value) for name, value in values.items()})
@@ -110,7 +113,10 @@ def squared_gradients(
     parameters: Mapping[str, Tensor] | None = None,
     names: Iterable[str] | None = None,
 ) -> Values:
-    """:func:`first_term` in tensors that may share memory, and as products delta_v h_u where a matrix is used once."""
+    """:func:`first_term` in tensors that may share memory, and as products delta_v h_u where a matrix is used once.
+
+    Of parameters that are split over processes, the parts in this one.
+    """
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters if names is None else names)
     with torch.inference_mode(False), torch.enable_grad():
@@ -127,7 +133,7 @@ def squared_gradients(
         ends = [leaves.get(name, q[name]) for name in names]
         gradients = torch.autograd.grad(total, ends, materialize_grads=True)
     return {
-        name: g if end is q[name] else Outer(g.reshape(-1), h[name].detach().reshape(-1))
+        name: local(g) if end is q[name] else Outer(cut(g.reshape(-1), q[name]), h[name].detach().reshape(-1))
         for name, g, end in zip(names, gradients, ends, strict=True)
     }
 

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.network import current_values
+from pathspace.squared.parts import cut_factor, local
 from pathspace.squared.tape import Tap
 
 _MORE = 1 + 2.0**-10
@@ -102,22 +103,25 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
     Raises:
         FloatingPointError: a mass is not finite in float64.
     """
-    source = current_values(network, parameters)
+    source = current_values(network, parameters, parts=True)
     normalized = bool(network.tape.normalizations)
     positions = not normalized and _has_positions(network)
     q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
     if not normalized and not positions:
-        q = {n: square.mul_(_share_entering(network, n)) for n, square in q.items()}
+        for n, square in q.items():
+            local(square).mul_(cut_factor(_share_entering(network, n), square))
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
-        worst = next((n for n, p in source.items() if not bool(torch.isfinite(p.detach()).all())), None)
+        worst = next(
+            (n for n, p in source.items() if not bool(torch.isfinite(local(p.detach())).all())), None
+        )
         raise FloatingPointError(
             "the path mass of a unit class is not finite in float64: "
             + ("the weights are too large" if worst is None else f"'{worst}' is not finite")
         )
     even = None
     if positions:
-        longer_in, longer_out, _, _ = _sums(network, {n: square.mul_(_MORE) for n, square in q.items()})
+        longer_in, longer_out, _, _ = _sums(network, {n: square * _MORE for n, square in q.items()})
         # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on a path
         length, rest = (longer_in / into).log(), (longer_out / out_of).log()
         # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of one layer is 1

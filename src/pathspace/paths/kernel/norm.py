@@ -45,7 +45,7 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
         >>> ps.paths.squared_path_norm(ps.trace(model, torch.zeros(1, 2))).item()
         18.0
     """
-    source = current_values(network, parameters)
+    source = current_values(network, parameters, parts=True)
     squared = {name: p.square() for name, p in all_widened(source, network.parameters).items()}
     return network.squared(squared)
 

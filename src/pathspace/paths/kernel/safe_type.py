@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import all_widened
+from pathspace.squared.parts import extremes, first_split
 from pathspace.squared.squares import Outer, dense
 
 Values = dict[str, Tensor | Outer]
@@ -52,13 +53,18 @@ class Surveyed:
         return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in self.measured)
 
 
-def survey(values: Values, measure: Measure | None = None) -> Surveyed:
+def survey(
+    values: Values, measure: Measure | None = None, parameters: Mapping[str, Tensor] | None = None
+) -> Surveyed:
     """Look at all values in one synchronisation.
 
     Args:
         values: tensors or outer products by name; none negative.
         measure: gives more numbers to read.
+        parameters: whose values they are; where these are split over processes, bounds are those of all parts.
     """
+    split = None if parameters is None else first_split(parameters.values())
+    least, most = (1.0, 1.0) if split is None else (math.inf, -math.inf)
     places: dict[int, int] = {}
     result: list[Tensor] = []
     at: dict[str, list[int]] = {}
@@ -67,9 +73,11 @@ def survey(values: Values, measure: Measure | None = None) -> Surveyed:
         for t in (value.rows, value.columns) if isinstance(value, Outer) else (value,):
             if id(t) not in places:  # biases share their kappa
                 places[id(t)] = len(result)
-                result += t.aminmax() if t.numel() else (t.new_ones(()), t.new_ones(()))
+                result += t.aminmax() if t.numel() else (t.new_tensor(least), t.new_tensor(most))
             spans.append(places[id(t)])
     measured = [] if measure is None else measure(values)
+    if split is not None:
+        result = [*extremes(torch.stack(result).view(-1, 2), split).view(-1)]
     numbers = torch.stack(result + measured).tolist() if result else []
     bounds = {name: tuple((numbers[i], numbers[i + 1]) for i in spans) for name, spans in at.items()}
     return Surveyed(values, bounds, numbers[len(result) :])
@@ -105,13 +113,13 @@ def in_safe_type(
     source = network.parameters if parameters is None else parameters
     source = all_widened(source, network.parameters)
     shown = (lambda values: values) if seen is None else seen
-    result = survey(shown(compute(source)), measure)
+    result = survey(shown(compute(source)), measure, source)
     moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: p.double() for name, p in source.items()})
-    result = survey(shown({name: dense(value) for name, value in wide.items()}), measure)
+    result = survey(shown({name: dense(value) for name, value in wide.items()}), measure, source)
     worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(
@@ -122,5 +130,5 @@ def in_safe_type(
     if moderate and all(
         result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values
     ):
-        return survey({name: k.to(source[name].dtype) for name, k in result.values.items()}, measure)
+        return survey({name: k.to(source[name].dtype) for name, k in result.values.items()}, measure, source)
     return result

@@ -1,0 +1,163 @@
+"""Models that FSDP's ``fully_shard`` splits over processes train as one process trains them."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import pathspace as ps
+from cases import mlp
+from processes import in_processes
+
+STEPS = 50
+METRICS = {"half": lambda: ps.metrics.Path(0.5, damping=0.0), "balanced": ps.metrics.Balanced}
+
+
+def invariant(rule, metric=None, **options):
+    def make(params, network):
+        own = None if metric is None else METRICS[metric]()
+        return ps.optim.Invariant(params, network, getattr(torch.optim, rule), metric=own, lr=0.01, **options)
+
+    return make
+
+
+def named(name, **options):
+    return lambda params, network: getattr(ps.optim, name)(params, network, **options)
+
+
+RULES = {
+    "PathSGD": named("PathSGD", lr=0.1),
+    "all of PathSGD": named(
+        "PathSGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01, path_decay=1e-3, clip_norm=0.5,
+        clip_step=0.1, refresh_every=3,
+    ),
+    "as published": named("PathSGD", lr=1e-3, normalization="none"),
+    "PathAdam": named("PathAdam", lr=0.01),
+    "all of PathAdam": named("PathAdam", lr=0.01, amsgrad=True, weight_decay=0.1, clip_norm=0.05, power=0.5),
+    "PathRMSprop": named("PathRMSprop", lr=1e-3),
+    "centred": named("PathRMSprop", lr=1e-3, momentum=0.5),
+    "PathGradientAdam": named("PathGradientAdam", lr=1e-3, clip_norm=1.0),
+    "SGD": invariant("SGD", "balanced", momentum=0.9),
+    "NAdam": invariant("NAdam", "half"),
+    "ASGD": invariant("ASGD", t0=10),
+    "Adagrad": invariant("Adagrad"),
+}  # fmt: skip
+
+
+class Conv(nn.Module):
+    """Grouped filters, a normalization, a position embedding that is read twice, and a part outside the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Parameter(torch.rand(5, 1, 1) + 0.5)
+        self.first, self.second = nn.Conv2d(2, 5, 3), nn.Conv2d(4, 6, 2, groups=2)
+        self.between, self.norm = nn.Conv2d(5, 4, 1), nn.GroupNorm(2, 4)
+        self.last, self.outside = nn.Linear(6, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x.view(len(x), 2, 4, 4)) + self.place)
+        h = torch.relu(self.norm(self.between(h + self.place)))
+        return self.outside(self.last(torch.relu(self.second(h)).flatten(1)).softmax(-1))
+
+
+MODELS = {
+    "mlp": (functools.partial(mlp, 6, 5, 7, 3), {}),
+    "conv": (Conv, {"outside": ["outside"]}),
+    "rnn": (lambda: Recurrent(), {}),
+}
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.RNN(4, 5, nonlinearity="relu", batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.out(self.cell(x.view(len(x), -1, 4))[0][:, -1])
+
+
+SIZES = {"mlp": 6, "conv": 32, "rnn": 24}
+
+
+def batches(model, dtype):
+    torch.manual_seed(1)
+    return torch.randn(STEPS, 8, SIZES[model], dtype=dtype)
+
+
+def build(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    make, options = MODELS[name]
+    model = make().to(dtype)
+    return model, ps.trace(model, batches(name, dtype)[0], **options)
+
+
+def split(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for module in list(model.children())[::2]:
+        if any(True for _ in module.parameters()):
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def trained(model, network, name, rule, parts, steps=STEPS):
+    """Weights after some steps on parts of batches, and the outputs on the way."""
+    dtype = next(model.parameters()).dtype
+    optimizer, outputs = RULES[rule](model.parameters(), network), []
+    for x in batches(name, dtype)[:steps]:
+        optimizer.zero_grad()
+        output = model(x[parts])
+        (output.square().mean() + output.mean()).backward()
+        optimizer.step()
+        outputs.append(output.detach())
+    return {n: whole(p) for n, p in model.named_parameters()}, outputs
+
+
+PAIRS = [
+    *(("mlp", rule) for rule in RULES),
+    *((m, r) for m in ("conv", "rnn") for r in ("all of PathSGD", "PathAdam")),
+]
+
+
+def trains(rank, folder, steps=STEPS, pairs=PAIRS):
+    size = torch.distributed.get_world_size()
+    half, ends = slice(8 * rank // size, 8 * (rank + 1) // size), {}
+    for name, rule in pairs:
+        model, network = build(name)
+        ends[name, rule] = trained(split(model), network, name, rule, half, steps)[0]
+    model, network = build("mlp")
+    ends["mlp", "all data"] = trained(split(model), network, "mlp", "PathAdam", slice(None), steps)[0]
+    return ends
+
+
+def few(rank, folder):
+    return trains(rank, folder, 12, [*PAIRS[1:4:2], *PAIRS[-4:]])
+
+
+def check(ends, steps=STEPS):
+    for name, rule in ends[0]:
+        model, network = build(name)
+        alone, _ = trained(
+            model, network, name, "PathAdam" if rule == "all data" else rule, slice(None), steps
+        )
+        for other in ends:
+            for parameter, end in other[name, rule].items():
+                assert_close(
+                    end, alone[parameter], rtol=1e-10, atol=1e-10, msg=f"{name}, {rule}: {parameter}"
+                )
+
+
+def test_two_processes_train_as_one(tmp_path):
+    check(in_processes(2, trains, tmp_path))
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one(tmp_path):
+    """Some of them have no row of some parameters."""
+    check(in_processes(4, few, tmp_path), 12)
