@@ -121,7 +121,9 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
         )
     even = None
     if positions:
-        longer_in, longer_out, _, _ = _sums(network, {n: square * _MORE for n, square in q.items()})
+        for square in q.values():
+            local(square).mul_(_MORE)
+        longer_in, longer_out, _, _ = _sums(network, q)
         # q^l: where all squares grow by a factor, mass grows by it as often as there are weights on a path
         length, rest = (longer_in / into).log(), (longer_out / out_of).log()
         # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of one layer is 1
