@@ -22,7 +22,8 @@ except ModuleNotFoundError as error:
         "Error: the command line needs more packages: pip install 'pathspace[experiments]'"
     ) from error
 
-from pathspace.experiments.errors import ConfigurationError, StorageError
+from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.errors import ConfigurationError, LostProcessError, StorageError
 from pathspace.experiments.methods import method
 from pathspace.experiments.options import (
     AddressOption,
@@ -49,6 +50,7 @@ from pathspace.experiments.options import (
     names_in,
     numbers_in,
 )
+from pathspace.experiments.processes import expect_one, is_first, joined, started_by_torchrun
 from pathspace.experiments.starts import STARTS, check_start
 
 if TYPE_CHECKING:
@@ -246,9 +248,11 @@ def train(
       pathspace train --method path-sgd --clip-step 1 --quiet --json
       pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
       pathspace train --resume --output runs/train
+      torchrun --nproc-per-node 2 -m pathspace train --task mnist --data-dir data
     """  # noqa: D301 (click wants the character, not the letters)
     with _clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
+        from pathspace.experiments.pool import follow
 
         options = _options(
             settings,
@@ -264,15 +268,20 @@ def train(
         around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json, device, quiet)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
-        done = run_train(
-            method_name or "path-sgd",
-            start or "default",
-            chosen.learning_rate if learning_rate is None else learning_rate,
-            seed or 0,
-            (COMMAND_LINE, options),
-            replace(around, chosen=folders.append),
-            given=any(value is not None for value in (method_name, start, learning_rate, seed)),
-        )
+        with joined(chosen_device(device)) as processes:
+            if processes.rank:
+                follow(processes, folders.append)
+                return
+            with processes.leading():
+                done = run_train(
+                    method_name or "path-sgd",
+                    start or "default",
+                    chosen.learning_rate if learning_rate is None else learning_rate,
+                    seed or 0,
+                    (COMMAND_LINE, options),
+                    replace(around, chosen=folders.append, joined=processes),
+                    given=any(value is not None for value in (method_name, start, learning_rate, seed)),
+                )
         (run,) = done.rows[0].runs
         if run.lost_at is not None:
             _say_lost(run)
@@ -558,10 +567,16 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
     """Turn the errors that a user can mend into one sentence and an exit code; wants the folder in use told."""
     folders: list[Path] = []
     try:
+        if command != "train":
+            expect_one(command)
         yield folders
+    except LostProcessError as error:
+        typer.echo(f"Error: {error}{_continuation(command, folders, 'Continue')}", err=True)
+        raise typer.Exit(WRONG_USE) from None
     except ConfigurationError as error:
         kept = "Finished runs are kept; then continue" if isinstance(error, StorageError) else ""
-        typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
+        if is_first():
+            typer.echo(f"Error: {error}{kept and _continuation(command, folders, kept)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
@@ -572,7 +587,8 @@ def _clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[
         )
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
-        typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
+        if is_first():
+            typer.echo(f"Stopped.{_continuation(command, folders, 'Continue')}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -612,7 +628,9 @@ def _say_lost(run: RunResult) -> None:
 
 def _continuation(command: str, folders: list[Path], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
-    return "".join(f" {opening} with: pathspace {command} --resume --output {folder}" for folder in folders)
+    count = started_by_torchrun()
+    program = "pathspace" if count == 1 else f"torchrun --nproc-per-node {count} -m pathspace"
+    return "".join(f" {opening} with: {program} {command} --resume --output {folder}" for folder in folders)
 
 
 def _options(assignments: list[str] | None, **named: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
 from pathspace.experiments.live import monitor
+from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
 from pathspace.experiments.report import (
@@ -62,6 +63,7 @@ class Surroundings:
         chosen: Told the folder once it is known.
         engine: Who does the runs, a name in `engines.ENGINES`.
         address: Of a Ray cluster; empty: none.
+        joined: The processes that do a run together, for `train`.
     """
 
     output: Path | None
@@ -76,6 +78,7 @@ class Surroundings:
     chosen: Callable[[Path], object] = lambda _folder: None
     engine: str = "local"
     address: str = ""
+    joined: Processes = ALONE
 
     @property
     def run_device(self) -> str:
@@ -345,6 +348,7 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
             data_dir=around.data_dir,
             resume=resume,
             device=around.run_device,
+            processes=around.joined,
         )
 
 

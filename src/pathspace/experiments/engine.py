@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
+from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
@@ -51,6 +52,7 @@ def run(
     finished: Callable[[nn.Module], None] | None = None,
     noted: Callable[[str], object] = lambda _sentence: None,
     device: str = "cpu",
+    processes: Processes = ALONE,
 ) -> RunResult:
     """Train one model once.
 
@@ -71,16 +73,24 @@ def run(
         noted: Told if a damaged checkpoint is passed over, or one of another device continued.
         device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
             resumed or not.
+        processes: Those that do the run together, each with its part of every batch, and all with this call. The
+            result is that of one process to rounding, but for dropout.
 
     Raises:
-        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one.
+        ConfigurationError: The configuration is impossible, or the checkpoint belongs to another one; or a step needs
+            the whole batch in one process.
         InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
+    check_parts(config, chosen, processes.count)
+    stored = folder is not None and resume and checkpoint.exists(folder)
+    stored = processes.from_first(stored)
     with _isolated(config, torch.device(device)):
-        fresh = not (resume and folder and checkpoint.exists(folder))
-        state = _initial_state(config, task, chosen, fresh=fresh, device=torch.device(device))
-        if resume and folder is not None and checkpoint.exists(folder):
+        state = _initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
+        state.processes, state.counts = processes, [processes.count]
+        if processes.rank:  # in dropout; all else is the same in every process
+            torch.manual_seed(config.seed + processes.rank)
+        if stored and folder is not None:
             checkpoint.load(folder, config, state, noted)
 
         def validate() -> None:
@@ -118,6 +128,7 @@ def run(
         step_seconds=statistics.median(state.durations) if state.durations else None,
         device=", then ".join(state.devices),
         kernel=_kernel(state.model),
+        processes=tuple(state.counts),
     )
 
 
@@ -127,6 +138,26 @@ def _kernel(model: torch.nn.Module) -> str | None:
 
     kernels = dict.fromkeys(layer.kernel for layer in model.modules() if isinstance(layer, RNN))
     return "; ".join(kernels) or None
+
+
+def check_parts(config: RunConfig, chosen: Method, count: int) -> None:
+    """Refuse a run that several processes with a part of every batch each would not do as one does.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if count == 1:
+        return
+    if config.batch_size % count:
+        raise ConfigurationError(
+            f"The batch size {config.batch_size} cannot be split evenly over {count} processes, and unequal parts "
+            "would not have the mean gradient of the batch: give a multiple of the number of processes."
+        )
+    if chosen.whole_batch:
+        raise ConfigurationError(
+            f"A step of the method {config.method!r} needs the whole batch ({chosen.whole_batch}), and each of {count} "
+            "processes has a part of it: start it without torchrun, or choose another method."
+        )
 
 
 def steps_per_epoch(batch_size: int, task: Task) -> int:
@@ -209,7 +240,7 @@ def _train(
     last_report = 0.0
     steps = config.epochs * epoch_steps
     while state.diverged_at is None and state.step < steps:
-        if should_stop():
+        if state.processes.any(should_stop()):
             save()
             raise InterruptedRunError
         epoch, place = divmod(state.step, epoch_steps)
@@ -221,6 +252,7 @@ def _train(
         if place == 0:
             state.carried = None
         batch = state.order[place * config.batch_size : (place + 1) * config.batch_size]
+        batch = state.processes.part(batch)
         rate = config.learning_rate * factor(config.schedule, config.warmup, state.step, steps)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
@@ -251,12 +283,12 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     state.optimizer.zero_grad()
     inputs, targets = _batch(task.train, batch, state)
     if task.stream:
-        outputs, state.carried = state.model(inputs, state.carried)
+        outputs, state.carried = state.training(inputs, state.carried)
     else:
-        outputs = state.model(inputs)
+        outputs = state.training(inputs)
     loss = task.loss(outputs, targets)
-    value = loss.item()
-    if not torch.isfinite(loss):
+    value = state.processes.mean(loss.item())
+    if not math.isfinite(value):
         return None
     loss.backward()
     if clip_norm is not None:
@@ -283,25 +315,35 @@ def _validate(state: RunState, task: Task) -> Validation:
 
 @torch.no_grad()
 def _evaluate(state: RunState, task: Task, split: Split) -> tuple[float, float]:
-    """Return the mean loss and the error over a split."""
-    model = state.model.eval()
-    size, carried = task.evaluation_batch, None
-    count = len(split.inputs)
+    """Return the mean loss and the error over a split; the same bits, whatever the number of processes."""
+    size, count = task.evaluation_batch, len(split.inputs)
     order = torch.arange(count)
     if task.stream:
         size = min(STREAMS_AT_A_TIME, count)
         order = contiguous_order(count, size)
-    loss = error = 0.0
-    for batch in order.split(size):
+    batches, rank, processes = order.split(size), state.processes.rank, state.processes.count
+    if task.stream:  # each batch needs the states of the one before
+        sums = state.processes.from_first([] if rank else _sums(state, task, split, batches))
+    else:
+        parts = state.processes.gathered(_sums(state, task, split, batches[rank::processes]))
+        sums = [parts[number % processes][number // processes] for number in range(len(batches))]
+    loss, error = (sum(each) for each in zip(*sums, strict=True))
+    return loss / len(order), task.reported(error / len(order))
+
+
+def _sums(state: RunState, task: Task, split: Split, batches: Sequence[Tensor]) -> list[tuple[float, float]]:
+    """Return the sums of the losses and of the errors of some batches."""
+    model, carried, sums = state.model.eval(), None, []
+    for batch in batches:
         inputs, targets = _batch(split, batch, state)
         if task.stream:
             outputs, carried = model(inputs, carried)
         else:
             outputs = model(inputs)
-        loss += task.loss(outputs, targets).item() * len(inputs)
-        error += task.errors(outputs, targets).sum().item()
+        loss = task.loss(outputs, targets).item() * len(inputs)
+        sums.append((loss, task.errors(outputs, targets).sum().item()))
     model.train()
-    return loss / len(order), task.reported(error / len(order))
+    return sums
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:

@@ -59,6 +59,8 @@ class Method:
         learning_rate: What `pathspace train` takes when none is given.
         model: The model of its own that the method trains, a name in `models.MODELS`; empty for that of the settings.
         model_options: Laid over those of the settings.
+        whole_batch: What of the whole batch a step needs in one process; empty if the mean gradient, and means over
+            examples, are enough.
         normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
             start is normalized as it is.
     """
@@ -75,6 +77,7 @@ class Method:
     model: str = ""
     model_options: Mapping[str, Any] = field(default_factory=dict)
     normalizes: Mapping[str, Any] = field(default_factory=dict)
+    whole_batch: str = ""
 
     @property
     def needs_network(self) -> bool:
@@ -191,6 +194,10 @@ def _in_basis_paths(
     return build
 
 
+_NODES = "its nodes are normalized by it"
+_VARIANCES = "a variance is not the mean of those of its parts"
+
+
 def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
     build = _in_path_space(name, **options)
     return Method(
@@ -221,7 +228,8 @@ def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> M
 
 
 def _normalized(label: str, about: str, alpha: float, statistic: str) -> Method:
-    return Method(label, about, _sgd, normalizes={"alpha": alpha, "statistic": statistic})
+    whole = _NODES if alpha else ""
+    return Method(label, about, _sgd, normalizes={"alpha": alpha, "statistic": statistic}, whole_batch=whole)
 
 
 def _with(of: Method, label: str, about: str, model: str, **model_options: Any) -> Method:
@@ -393,7 +401,11 @@ _DATA = {
         clips_itself=True,
         invariant=True,
         learning_rate=0.03,
+        whole_batch="for its conjugate gradients",
     ),
+}
+_DATA |= {
+    name: replace(_DATA[name], whole_batch=_VARIANCES) for name in ("ddp-sgd-centred", "covariance-sgd")
 }
 
 GROUPS: dict[str, dict[str, Method]] = {

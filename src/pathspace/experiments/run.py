@@ -7,7 +7,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from pathspace.experiments.processes import ALONE, Processes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -104,12 +107,14 @@ class Validation:
 class RunState:
     """A run while it lasts; `order` follows from the rest, which goes into checkpoints.
 
-    `devices` are those that have computed, in their order; the last one does.
+    `devices` are those that have computed, in their order; the last one does. Likewise `counts` of processes.
     """
 
     model: nn.Module
     optimizer: optim.Optimizer
     devices: list[str] = field(default_factory=lambda: ["cpu"])
+    processes: Processes = ALONE
+    counts: list[int] = field(default_factory=lambda: [1])
     step: int = 0
     seconds: float = 0.0
     diverged_at: int | None = None
@@ -118,6 +123,11 @@ class RunState:
     validations: list[Validation] = field(default_factory=list)
     order: Tensor | None = None
     carried: tuple[Tensor, ...] | None = None  # a stream's states, from one segment to the next
+
+    @cached_property
+    def training(self) -> nn.Module:
+        """The model as it is called in a step."""
+        return self.processes.averaging(self.model)
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,7 @@ class RunResult:
         device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
         kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, if
             they were told to be `torch.nn.RNN`, and in results that older versions wrote.
+        processes: How many processes had a part of every batch; several numbers if it was continued by others.
     """
 
     config: RunConfig
@@ -147,6 +158,7 @@ class RunResult:
     step_seconds: float | None = None
     device: str = "cpu"
     kernel: str | None = None
+    processes: tuple[int, ...] = (1,)
 
     @property
     def validation_score(self) -> tuple[float, float]:
@@ -206,6 +218,7 @@ class RunResult:
             step_seconds=values.get("step_seconds"),
             device=values.get("device", "cpu"),
             kernel=values.get("kernel"),
+            processes=tuple(values.get("processes", (1,))),
         )
 
 

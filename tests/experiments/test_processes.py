@@ -1,0 +1,124 @@
+"""Several processes, started by torchrun, do the run of one; what they cannot do so is refused; deaths cost steps."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pathspace.experiments.processes import ALONE
+from pathspace.experiments.run import RunResult
+
+from . import parallel_runs as runs
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+
+SCRIPT = Path(runs.__file__)
+TRAIN = [
+    "train", "--task", "adding", "--method", "path-adam", "--batch-size", "16", "--epochs", "3",
+    "--set", "model_options.hidden=4", "--set", "task_options.length=4", "--set", "task_options.train_size=64",
+    "--set", "task_options.validation_size=16", "--set", "task_options.test_size=16", "--set", "checkpoint_every=2",
+]  # fmt: skip
+
+
+def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture
+def in_float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def close(one: RunResult, other: RunResult) -> bool:
+    """Whether two runs in float64 are the same to rounding."""
+    assert one.config == other.config
+    pairs = [*zip(one.losses, other.losses, strict=True)]
+    pairs += [
+        pair
+        for v, w in zip(one.validations, other.validations, strict=True)
+        for pair in ((v.loss, w.loss), (v.error, w.error))
+    ]
+    assert one.test_error is not None
+    assert other.test_error is not None
+    pairs.append((one.test_error, other.test_error))
+    return all(math.isclose(a, b, rel_tol=1e-9) for a, b in pairs)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_two_processes_do_the_run_of_one(tmp_path: Path) -> None:
+    for name, made, task in (
+        ("broken", runs.config("path-adam"), runs.adding()),
+        ("broken stream", runs.of_stream(), runs.stream()),
+    ):
+        runs.broken(made, task, ALONE, tmp_path / "of one" / name)
+    done = torchrun(2, str(SCRIPT), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1))
+
+    whole = {method: runs.run(runs.config(method), runs.adding()) for method in runs.METHODS}
+    whole["stream"] = runs.run(runs.of_stream(), runs.stream())
+    for name, one in whole.items():
+        two = first[name]
+        assert close(two, one), name
+        assert (two.losses, two.validations, two.test_error) == (
+            second[name].losses, second[name].validations, second[name].test_error
+        ), name  # fmt: skip
+        assert (one.processes, two.processes) == ((1,), (2,))
+
+    # what one begins two end, and what two begin one ends
+    notes: list[str] = []
+    ended = {"two": first["resumed"], "one": runs.resumed(tmp_path, ALONE, notes.append)}
+    for by, results in ended.items():
+        assert close(results["broken"], whole["path-adam"]), by
+        assert close(results["broken stream"], whole["stream"]), by
+    assert ended["two"]["broken"].processes == (1, 2)
+    assert ended["one"]["broken"].processes == (2, 1)
+    assert len(notes) == len(first["notes"]) == 2
+    assert "was computed by 2 processes, and 1 go on" in notes[0]
+
+    assert "batch size 15 cannot be split evenly over 2 processes" in first["refused sgd"]
+    for method in runs.REFUSED:
+        if method != "sgd":
+            assert f"A step of the method '{method}' needs the whole batch" in first[f"refused {method}"]
+
+
+@pytest.mark.slow
+def test_the_command_writes_once_and_survives_a_death(tmp_path: Path) -> None:
+    two, one = tmp_path / "two", tmp_path / "one"
+    began = time.monotonic()
+    died = torchrun(2, str(SCRIPT), "die", *TRAIN, "--output", str(two))
+    assert time.monotonic() - began < 120, "starting took most of it; the others end within a minute"
+    assert died.returncode != 0
+    assert "SIGKILL" in died.stderr
+    assert not (two / "report.html").exists()
+    assert not [path for path in two.rglob("*") if path.name.endswith(".part")]
+
+    ended = torchrun(2, "-m", "pathspace", "train", "--resume", "--output", str(two))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Report:") == 1
+    assert ended.stderr.count("Training with path-adam: 1 run") == 1
+    alone = subprocess.run([sys.executable, "-m", "pathspace", *TRAIN, "--output", str(one)], check=False)
+    assert alone.returncode == 0
+    results = [json.loads(next(each.glob("runs/*/result.json")).read_text()) for each in (two, one)]
+    assert (results[0]["processes"], results[1]["processes"]) == ([2], [1])
+    for name in ("losses",):
+        for a, b in zip(results[0][name], results[1][name], strict=True):
+            assert math.isclose(a, b, rel_tol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_other_commands_are_refused_once(tmp_path: Path) -> None:
+    refused = torchrun(2, "-m", "pathspace", "compare", "--output", str(tmp_path))
+    assert refused.returncode != 0
+    assert refused.stderr.count("`pathspace compare` is not split over them") == 1
