@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint docs docs-build clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
@@ -19,6 +19,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[experiments,sequences,dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+# every extra, and the tools of others that the library is tested beside
+$(VENV)/.all: $(VENV)/.dev
+	$(PIP) -e '.[experiments,sequences,sweep,ray,dev,docs,tools]'
+	@touch $@ $(VENV)/.docs
+
 demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (three minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
@@ -28,7 +37,7 @@ test: $(VENV)/.dev ## Check style and types, then run the tests (about 7 minutes
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-all: $(VENV)/.dev ## Run every test, the slow ones too
+test-all: $(VENV)/.all ## Run every test: the slow ones, those of every extra, the site, the demo under two instruction sets
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
 
 lint: $(VENV)/.dev ## Style and types only
@@ -36,5 +45,11 @@ lint: $(VENV)/.dev ## Style and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: $(VENV)/.docs ## Serve the documentation at http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+docs-build: $(VENV)/.docs ## Build the documentation into site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## Remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site
