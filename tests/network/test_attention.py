@@ -137,16 +137,33 @@ class DecoderLayer(nn.Module):
 class SeveralHeads(nn.Module):
     """`nn.MultiheadAttention` with a mask, by default with weights that nobody reads."""
 
-    def __init__(self, **options):
+    def __init__(self, learned=False, **options):
         super().__init__()
         self.start, self.end = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2)
         self.attention, self.weights = nn.MultiheadAttention(WIDTH, HEADS, **options), True
+        self.mask = nn.Parameter(torch.zeros(STEPS, STEPS)) if learned else None
 
     def forward(self, x, padding=None):
         h = self.start(x).transpose(0, 1)
-        mask = torch.ones(len(h), len(h), dtype=torch.bool).triu(1)
+        mask = torch.ones(len(h), len(h), dtype=torch.bool).triu(1) if self.mask is None else self.mask
         h, _ = self.attention(h, h, h, key_padding_mask=padding, attn_mask=mask, need_weights=self.weights)
         return self.end(h.transpose(0, 1))
+
+
+class Relative(nn.Module):
+    """A bias of the scores for every head and distance, as T5 learns it, of the scale of the scores, which is 1."""
+
+    def __init__(self, attention=functional.scaled_dot_product_attention):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(3, WIDTH) for _ in range(4))
+        self.out, self.table = nn.Linear(WIDTH, 2), nn.Embedding(2 * STEPS, HEADS)
+        self._attention = attention
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        bias = self.table(places[:, None] - places + STEPS).permute(2, 0, 1)[None]
+        q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
+        return self.out(joined(self._attention(q, k, v, bias)))
 
 
 def tokens():
@@ -171,6 +188,10 @@ BLOCKS = {  # the model, its input, and its unit classes
     "decoder layer": (DecoderLayer, lambda: normal(3, STEPS, 3), 2 * (QK + V) + 12 + NORM),
     # what enters it and what leaves it are free, too
     "several heads in one call": (SeveralHeads, lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
+    "learned mask": (lambda: SeveralHeads(learned=True), lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
+    "learned key": (lambda: SeveralHeads(add_bias_kv=True), lambda: normal(3, STEPS, 3), QK + V + 2 * WIDTH),
+    # the scores of a head and pair of steps are added to a table of their distances, looked up by inputs
+    "relative positions": (Relative, lambda: normal(3, STEPS, 3), QK + V),
 }
 
 
@@ -216,7 +237,10 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
             assert torch.equal(now * network.edge_factors(key, factors).square(), kappa[key])
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": WIDTH, "vdim": WIDTH}, {"dropout": 0.1}])
+@pytest.mark.parametrize("options", [
+    {}, {"bias": False}, {"kdim": WIDTH, "vdim": WIDTH}, {"dropout": 0.1}, {"learned": True}, {"add_bias_kv": True},
+    {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True, "learned": True},
+])  # fmt: skip
 @pytest.mark.parametrize("weights", [True, False])
 def test_several_heads_in_one_call_are_those_written_out(options, weights):
     """The library's own way to write it gives what torch's does."""
@@ -225,6 +249,8 @@ def test_several_heads_in_one_call_are_those_written_out(options, weights):
     model.weights = weights
     x, padding = normal(3, STEPS, 3).double(), torch.zeros(3, STEPS, dtype=torch.bool)
     padding[1, 2:] = True
+    if options.get("learned"):  # a mask of numbers, as the other one then
+        padding = torch.zeros(3, STEPS, dtype=torch.float64).masked_fill(padding, -math.inf)
     attention, h = model.attention, model.start(x).transpose(0, 1)
     seen = {}
 
@@ -235,7 +261,7 @@ def test_several_heads_in_one_call_are_those_written_out(options, weights):
     torch_own = functional.multi_head_attention_forward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "multi_head_attention_forward", note)
-        theirs = attention(h, h, h, key_padding_mask=padding, need_weights=weights)
+        theirs = attention(h, h, h, key_padding_mask=padding, attn_mask=model.mask, need_weights=weights)
     args, kwargs = seen["call"]
     for ours, other in zip(multi_head_attention(*args, **kwargs), theirs, strict=True):
         assert (ours is None) == (other is None)
@@ -246,10 +272,36 @@ def test_several_heads_in_one_call_are_those_written_out(options, weights):
     assert not network.outside
 
 
-def test_what_it_has_beyond_masks_is_a_cut():
-    network = ps.trace(SeveralHeads(add_bias_kv=True), normal(3, STEPS, 3))
+def test_without_a_batch_it_is_a_cut():
+    class Single(SeveralHeads):
+        def forward(self, x):
+            h = self.start(x)
+            return self.end(self.attention(h, h, h)[0])
+
+    network = ps.trace(Single(), normal(STEPS, 3), batch_dim=None)
     assert [cut.operation for cut in network.cuts] == ["multi_head_attention_forward"]
     assert "attention.in_proj_weight" in network.outside
+
+
+def test_a_learned_mask_in_one_call_is_a_summand_of_the_scores():
+    def by_hand(q, k, v, bias):
+        return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + bias).softmax(-1) @ v
+
+    ours, x = Relative().double(), normal(3, STEPS, 3).double()
+    theirs = Relative(by_hand).double()
+    theirs.load_state_dict(ours.state_dict())
+    networks = [ps.trace(model, x) for model in (ours, theirs)]
+    for alpha in (0.0, 0.5, 1.0):
+        for statistic in ("second_moment", "covariance"):
+            one, other = (
+                ps.paths.data_dependent_kappa(n, x, alpha=alpha, statistic=statistic) for n in networks
+            )
+            assert "table.weight" in one
+            for name in other:
+                torch.testing.assert_close(one[name], other[name], rtol=1e-11, atol=1e-14)
+    one, other = (ps.paths.kappa(n, second_term=True) for n in networks)
+    for name in other:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-11, atol=1e-14)
 
 
 def test_queries_and_keys_are_inverse_to_each_other():

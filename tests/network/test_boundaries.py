@@ -275,23 +275,7 @@ PARTS = {
     "weight norm": lambda: nn.Sequential(
         parametrizations.weight_norm(nn.Linear(4, 4)), nn.Unflatten(0, (1, 1))
     ),
-    "bilinear": lambda: Twice(nn.Bilinear(4, 4, 4)),
-    "attention": lambda: Thrice(nn.MultiheadAttention(4, 2, add_bias_kv=True)),
 }
-
-
-class Twice(nn.Module):
-    def __init__(self, part):
-        super().__init__()
-        self.part = part
-
-    def forward(self, h):
-        return [self.part(h, h)]
-
-
-class Thrice(Twice):
-    def forward(self, h):
-        return self.part(h, h, h)
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -445,3 +429,56 @@ def test_what_would_not_be_exact_is_refused(name):
 def test_an_input_of_another_structure_is_named():
     with pytest.raises(ValueError, match=r"example_input is a object.*give a tensor, a tuple"):
         ps.trace(Model(gelu), object())
+
+
+def test_what_asks_for_values_of_inputs_says_what_to_do():
+    """A mask that is dropped where all of it is true, and edges of a graph of which some are left out."""
+
+    def masked(m, x, mask=None):
+        h = m.a(x).relu()
+        return m.o(h if mask is None or bool(mask.all()) else h * mask)
+
+    class Masked(Model):
+        def forward(self, x, mask=None):
+            return masked(self, x, mask)
+
+    with pytest.raises(ps.UntraceableError, match=r"values of its inputs.*a mask\) out of the example"):
+        ps.trace(Masked(None), (X, torch.ones(len(X), 4)))
+    assert ps.trace(Masked(None), X).num_classes == 4
+
+    class Edges(Model):
+        def __init__(self, edges=None):
+            super().__init__(None)
+            self.edges = None if edges is None else nn.Buffer(edges)
+
+        def forward(self, x, edges=None):
+            edges = self.edges if edges is None else edges
+            source, target = edges[:, edges[0] != edges[1]]
+            h = self.a(x)
+            return self.o(torch.zeros_like(h).index_add(0, target, h[source]).relu())
+
+    edges = torch.tensor([[0, 1, 1, 2], [1, 1, 2, 0]])
+    with pytest.raises(ps.UntraceableError, match=r"edges of a graph\) as a buffer"):
+        ps.trace(Edges(), (X, edges))
+    assert ps.trace(Edges(edges), X).num_classes == 4
+
+
+def test_what_a_program_asks_to_raise_an_error_is_true_where_it_goes_on():
+    """Distributions look at their parameters, as in the policies of reinforcement learning."""
+
+    def drawn(m, x):
+        h = m.a(x).relu()
+        distribution = torch.distributions.Categorical(logits=m.o(h), validate_args=True)
+        action = distribution.sample()
+        return action, distribution.log_prob(action), m.b(h)
+
+    network = ps.trace(model := Model(drawn), X)
+    assert network.num_classes == 4
+
+    def seen():
+        torch.manual_seed(0)
+        return model(X)
+
+    before = seen()
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert all(map(torch.equal, before, seen()))

@@ -19,8 +19,8 @@ class Layers(nn.Module):
 
     def __init__(self, function, **layers):
         super().__init__()
-        for name, (inputs, outputs) in layers.items():
-            setattr(self, name, nn.Linear(inputs, outputs))
+        for name, sizes in layers.items():
+            setattr(self, name, nn.Linear(*sizes) if len(sizes) == 2 else nn.Bilinear(*sizes))
         self._function = function
 
     def forward(self, x):
@@ -97,6 +97,17 @@ def looped(m, x):
     return m.o(h * m.b(x))
 
 
+def of_two(m, x):
+    """What ``nn.Bilinear`` makes of two layers."""
+    return m.o(m.c(m.a(x).relu(), m.b(x)))
+
+
+def of_one(m, x):
+    """Of a unit and itself: the weights of i and j and of j and i are two."""
+    a = m.a(x).relu()
+    return m.o(m.c(a, a))
+
+
 def terms_of_two(w, x):
     return [times(a, b) for a, b in zip(w.linear("a", x), w.linear("b", x), strict=True)]
 
@@ -124,6 +135,16 @@ def terms_of_looped(w, x):
     for _ in range(3):
         h = w.linear("c", h)
     return w.linear("o", [times(u, v) for u, v in zip(h, w.linear("b", x), strict=True)])
+
+
+def terms_of_bilinear(w, x, names):
+    a, b = (w.linear(name, x) for name in names)
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b))]
+    rows = [
+        added(*([times(w.of("c.weight", r, i, j), a[i], b[j])] for i, j in pairs), [w.of("c.bias", r)])
+        for r in range(2)
+    ]
+    return w.linear("o", [row[0] for row in rows])
 
 
 A, B, C, OUT = {"a": (2, 3)}, {"b": (2, 3)}, {"c": (2, 3)}, {"o": (3, 2)}
@@ -167,6 +188,13 @@ CASES = {  # the function, its layers, its paths, how many unit classes
         lambda w, x: w.linear("o", [list(chain.from_iterable(terms_of_two(w, x)))]),
         4,
     ),
+    "of two": (
+        of_two,
+        A | {"b": (2, 2), "c": (3, 2, 2), "o": (2, 2)},
+        lambda w, x: terms_of_bilinear(w, x, "ab"),
+        3 + 2 + 2,
+    ),
+    "of one": (of_one, A | {"c": (3, 3, 2), "o": (2, 2)}, lambda w, x: terms_of_bilinear(w, x, "aa"), 3 + 2),
     "in place": (in_place, A | B | OUT, lambda w, x: w.linear("o", terms_of_two(w, x)), 6),
     "looped": (looped, A | B | {"c": (3, 3)} | OUT, terms_of_looped, 6),
 }
@@ -179,6 +207,7 @@ def made(name, dtype=torch.float64):
     return Layers(function, **layers).to(dtype)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch, at bilinear maps
 @pytest.mark.parametrize("name", CASES)
 def test_finds_all_scalings_that_keep_the_function(name):
     model = made(name)

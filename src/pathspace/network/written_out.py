@@ -47,11 +47,10 @@ def multi_head_attention(
     """``F.multi_head_attention_forward`` of queries ``[L, B, E]``, which keeps the batch a dimension of its own.
 
     Raises:
-        NoRule: it has options beyond projections and masks.
+        NoRule: its keys or values are given, or it has no batch.
     """
     del embed_dim_to_check, training, is_causal, dropout_p
-    more = (bias_k, bias_v, static_k, static_v)
-    if query.dim() != 3 or add_zero_attn or any(t is not None for t in more):
+    if query.dim() != 3 or static_k is not None or static_v is not None:
         name = "multi_head_attention_forward"
         raise NoRule(name, "", REASONS[name])
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -61,8 +60,13 @@ def multi_head_attention(
         projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
     else:
         projected = _projections((query, key, value), in_proj_weight.chunk(3), in_proj_bias)
+    q, k, v = projected
+    if bias_k is not None and bias_v is not None:  # one more key, which is learned
+        k, v = (torch.cat([t, b.expand(-1, t.shape[1], -1)]) for t, b in ((k, bias_k), (v, bias_v)))
     # [L, B, E] -> [B, h, L, d]
-    q, k, v = (t.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for t in projected)
+    q, k, v = (t.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
+    if add_zero_attn:
+        k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
     mask = _mask(key_padding_mask, attn_mask, q, k)
     out = F.scaled_dot_product_attention(q, k, v, mask)
     result = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
@@ -85,7 +89,9 @@ def _mask(padding: Tensor | None, mask: Tensor | None, q: Tensor, k: Tensor) -> 
         parts.append(_added(padding, q.dtype)[:, None, None])
     if mask is not None:
         mask = _added(mask, q.dtype)
-        parts.append(mask if mask.dim() == 2 else mask.view(*q.shape[:3], k.shape[2]))
+        parts.append(mask if mask.dim() == 2 else mask.view(*q.shape[:3], mask.shape[-1]))
+    more = [k.shape[2] - part.shape[-1] for part in parts]  # keys that no mask is of
+    parts = [F.pad(part, (0, n)) if n else part for part, n in zip(parts, more, strict=True)]
     return sum(parts[1:], parts[0]) if parts else None
 
 
@@ -96,4 +102,48 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
-WRITTEN_OUT: dict[str, Callable[..., Any]] = {"multi_head_attention_forward": multi_head_attention}
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.bilinear`` ``[..., I], [..., J] -> [..., O]``: a linear map of all products of two features."""
+    products = input1.unsqueeze(-1) * input2.unsqueeze(-2)
+    return F.linear(products.flatten(-2), weight.flatten(1), bias)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention`` with a mask that is learned, such as a bias of relative positions."""
+    del dropout_p, is_causal
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    return (scores + attn_mask).softmax(-1) @ value
+
+
+_WRITTEN_OUT: dict[str, Callable[..., Any]] = {
+    "bilinear": bilinear,
+    "multi_head_attention_forward": multi_head_attention,
+}
+
+
+def written_out(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], is_learned: Callable[[Tensor], bool]
+) -> Callable[..., Any] | None:
+    """The function written out, if it is one of those.
+
+    Args:
+        name: its name.
+        args: its arguments.
+        kwargs: those by name.
+        is_learned: whether a tensor depends on parameters.
+    """
+    if name != "scaled_dot_product_attention":
+        return _WRITTEN_OUT.get(name)
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    return attention if mask is not None and is_learned(mask) else None

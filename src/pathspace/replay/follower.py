@@ -19,7 +19,7 @@ from pathspace.network.network import Network
 from pathspace.network.rules import MOVEMENTS
 from pathspace.network.rules.scale_free import SIGNS
 from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, short_name
-from pathspace.network.written_out import WRITTEN_OUT
+from pathspace.network.written_out import written_out
 from pathspace.replay import taken_apart
 from pathspace.replay.arguments import tensors_in
 from pathspace.replay.matched import UNGRADED, Matched, Summary
@@ -67,11 +67,12 @@ class Follower(Matched, TorchFunctionMode):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
             return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
+        in_parts = written_out(name, args, kwargs, lambda t: t.requires_grad)
+        if in_parts is not None and self._depends(tensors):
+            with self:
+                return in_parts(*args, **kwargs)
         if name == "scaled_dot_product_attention" and self._depends(tensors):
             return taken_apart.attention(self, name, *args, **kwargs)
-        if name in WRITTEN_OUT and self._depends(tensors):
-            with self:
-                return WRITTEN_OUT[name](*args, **kwargs)
         if name == "glu" and self._depends(tensors):
             return taken_apart.glu(self, name, *args, **kwargs)
         if name in taken_apart.NORMALIZATIONS and self._depends(tensors):

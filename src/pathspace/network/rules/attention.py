@@ -32,11 +32,13 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v; masks open and close paths, and all that they might open count."""
+    """softmax(q k^T / sqrt(d)) v; masks open and close paths, and all that they might open count.
+
+    (A mask that is learned is a summand of the scores: see ``written_out``.)
+    """
     del func, dropout_p, is_causal
     traced = [recorder.lookup(t) for t in (query, key, value)]
-    mask = None if attn_mask is None else recorder.lookup(attn_mask)
-    learned = mask is not None and mask.kind in ("hidden", "parameter")
+    learned = attn_mask is not None and recorder.is_learned(attn_mask)
     if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
         recorder.no_rule(name, REASONS[name])
     if enable_gqa:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.rules.movement import move_one
 from pathspace.network.rules.packed import in_order
 from pathspace.network.rules.pooling import reduce
+from pathspace.network.trace.reasons import OF_INPUTS
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
@@ -29,9 +30,11 @@ def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, 
     if not traced:
         return move_one(recorder, name, func, x, index)
     value, indices = recorder.lookup(x), [recorder.value(i) for i in traced]
-    if any(v.kind not in ("input", "buffer") for v in indices) or any(i.dtype == torch.bool for i in traced):
+    of_inputs = all(v.kind in ("input", "buffer") for v in indices)
+    if not of_inputs or any(i.dtype == torch.bool for i in traced):
+        advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
         recorder.no_rule(
-            name, "its indices or sizes depend on the data, so the network has no single graph", _MASK
+            name, "its indices or sizes depend on the data, so the network has no single graph", advice
         )
     if value is None or value.kind in ("input", "buffer"):
         return recorder.preprocess(func, (x, index), {}, [v for v in (value, *indices) if v is not None])

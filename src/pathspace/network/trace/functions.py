@@ -122,6 +122,9 @@ READS = frozenset(
 )
 """What hands values to Python, so that the code can depend on them."""
 
+CHECKS = frozenset(["_is_all_true"])
+"""What a program asks only to raise an error if it is not so: where it goes on, it was."""
+
 UNSEEN = frozenset(
     [
         *("data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),

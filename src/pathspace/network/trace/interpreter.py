@@ -23,6 +23,7 @@ from pathspace.network.rules import MOVEMENTS, ON_INPUTS, boundary, root_mean_sq
 from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.functions import (
     AUGMENTED,
+    CHECKS,
     ENDINGS,
     METADATA,
     NORMALIZATIONS,
@@ -33,10 +34,10 @@ from pathspace.network.trace.functions import (
     short_name,
     without_values,
 )
-from pathspace.network.trace.reasons import INDICES, REASONS, ROUNDED
+from pathspace.network.trace.reasons import INDICES, INPUTS_READ, OF_INPUTS, REASONS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
-from pathspace.network.written_out import WRITTEN_OUT
+from pathspace.network.written_out import written_out
 
 
 class Interpreter(TorchFunctionMode):
@@ -62,6 +63,8 @@ class Interpreter(TorchFunctionMode):
         kwargs = kwargs or {}
         name = short_name(func)
         self.recorder.calls[name] += not self.paused
+        if name in CHECKS:
+            return torch.ones((), dtype=torch.bool)
         if self.paused:
             self._check_written_outside(name, args, kwargs)
             return without_values(name, func, args, kwargs)
@@ -84,11 +87,12 @@ class Interpreter(TorchFunctionMode):
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(name, *_explain("to_sparse"))
-        if name in WRITTEN_OUT and not recorder.strict:
+        in_parts = None if recorder.strict else written_out(name, args, kwargs, recorder.is_learned)
+        if in_parts is not None:
             begun = len(recorder.operations)
             try:
                 with self:
-                    return WRITTEN_OUT[name](*args, **kwargs)
+                    return in_parts(*args, **kwargs)
             except UntraceableError:  # some of it cannot be followed: cut at all of it
                 del recorder.operations[begun:]
         batches = tuple(
@@ -159,6 +163,8 @@ class Interpreter(TorchFunctionMode):
                 name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
             )
         rule = recorder.rules.get(name)
+        if rule is None and name in READS and kinds <= {"input", "buffer"}:
+            return recorder.no_rule(name, INPUTS_READ, OF_INPUTS)
         if rule is None:
             return recorder.no_rule(name, *_explain(name))
         return rule(recorder, name, func, *args, **kwargs)

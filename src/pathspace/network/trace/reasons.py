@@ -141,4 +141,11 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(["data.__set__", "resize_", "resize_as_"], "it replaces the memory of a tensor"),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
+INPUTS_READ = (
+    "the forward pass depends on the data it sees, on values of its inputs, so it has no single graph"
+)
+OF_INPUTS = (
+    "Leave an input that may be left out (a mask) out of the example, and keep what is fixed (the edges of a graph) as "
+    "a buffer of the model, whose values a trace reads"
+)
 GATED, BOUNDED, INDICES, ROUNDED, SPARSE = _GATED, _BOUNDED, _INDICES, _ROUNDED, _SPARSE

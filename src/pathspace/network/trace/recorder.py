@@ -90,6 +90,11 @@ class Recorder:
             self._replaced(value, memory[0] == _memory(tensor)[0])
         return value if value.version == value.memory.version else self._after_writes(tensor, value)
 
+    def is_learned(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on a parameter."""
+        value = self.lookup(tensor)
+        return value is not None and value.kind in ("hidden", "parameter")
+
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor; a constant becomes a leaf of the squared network."""
         value = self.lookup(tensor)
