@@ -43,6 +43,13 @@ def music_slips(model: SequenceModel, bars: int, texts: int) -> list[int]:
     return sorted(counts)
 
 
+def network_of(path: Path) -> SequenceModel:
+    """Return the network of a file that --save has written."""
+    model = load(path)
+    assert isinstance(model, SequenceModel)
+    return model
+
+
 def merged(groups: list[list[SequenceModel]], text: str, held: str) -> SequenceModel:
     """Return all networks in one: each group blended so that what it has not learned is shortest, groups alike.
 
@@ -125,7 +132,9 @@ def main() -> None:
     began, began_processor = time.perf_counter(), time.process_time()
     if arguments.members:
         groups = [
-            [load(path) for path in paths] for paths in (arguments.members, arguments.exchanged) if paths
+            [network_of(path) for path in paths]
+            for paths in (arguments.members, arguments.exchanged)
+            if paths
         ]
         model = merged(groups, text, held)
     elif arguments.folds > 1:

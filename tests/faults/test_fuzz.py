@@ -25,9 +25,18 @@ from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_name
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks.idx import read_idx
-from pathspace.sequences import PCNN, ModelFileError, compress, decompress, load, storage
+from pathspace.sequences import (
+    PCNN,
+    Mixed,
+    ModelFileError,
+    compress,
+    decompress,
+    load,
+    mixed_storage,
+    storage,
+)
 from pathspace.sequences.compression import _MAGIC, _fingerprint
-from pathspace.sequences.storage import _KEY, _checksum
+from pathspace.sequences.storage import _KEY, checksum
 
 from .readers import MEBIBYTE, memory_below, mutants
 
@@ -143,8 +152,53 @@ def test_model_files_with_checksums_that_fit(saved, tmp_path, count):
                     change
                 ]
         if isinstance(said, dict) and isinstance(said.get("version"), int):
-            said["checksum"] = _checksum(said, tensors)
+            said["checksum"] = checksum(said, tensors)
         refused += check_model_file(tmp_path / "n", written(tensors, {_KEY: json.dumps(said)}), None)
+    assert refused > 0.5 * count
+
+
+@pytest.fixture(scope="module")
+def saved_mixture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixture") / "m"
+    Mixed(PCNN(units=3, passes=4)).fit(b"abracadabra").save(path)
+    return path.read_bytes()
+
+
+def check_mixture_file(path, content):
+    path.write_bytes(content)
+    try:
+        with memory_below(MEBIBYTE), calls_below(20_000):
+            metadata, tensors = storage.contents(path)
+            mixed_storage.read(
+                path, metadata | {mixed_storage.KEY: metadata.get(mixed_storage.KEY, "")}, tensors
+            )
+    except ModelFileError:
+        return 1
+    return 0
+
+
+@many
+def test_mixture_files(saved_mixture, tmp_path, count):
+    damaged = mutants(saved_mixture, count, seed=4)
+    assert sum(check_mixture_file(tmp_path / "n", content) for content in damaged) > 0.9 * count
+
+
+@many
+def test_mixture_files_with_checksums_that_fit(saved_mixture, tmp_path, count):
+    rng = random.Random(5)
+    size = struct.unpack("<Q", saved_mixture[:8])[0]
+    description = json.loads(json.loads(saved_mixture[8 : 8 + size])["__metadata__"][mixed_storage.KEY])
+    refused = 0
+    for _ in range(count):
+        said, tensors = changed(description, rng), tensors_of(saved_mixture)
+        if rng.random() < 0.5:
+            name = rng.choice(sorted(tensors))
+            tensors[name] = rng.choice(
+                (tensors[name][:-1], np.full_like(tensors[name], 7), tensors[name].ravel())
+            )
+        if isinstance(said, dict) and isinstance(said.get("version"), int):
+            said["checksum"] = checksum(said, tensors)
+        refused += check_mixture_file(tmp_path / "n", written(tensors, {mixed_storage.KEY: json.dumps(said)}))
     assert refused > 0.5 * count
 
 

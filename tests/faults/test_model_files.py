@@ -10,7 +10,7 @@ from safetensors.numpy import load as tensors_of
 from safetensors.numpy import save as written
 
 from pathspace.sequences import PCNN, RNN, ModelFileError, load
-from pathspace.sequences.storage import _KEY, _checksum
+from pathspace.sequences.storage import _KEY, checksum
 
 from .readers import MEBIBYTE, memory_below
 
@@ -33,7 +33,7 @@ def forged(content, change):
     """The file after a change of its description and tensors, with a checksum that fits."""
     description, tensors = parts(content)
     change(description, tensors)
-    description["checksum"] = _checksum(description, tensors)
+    description["checksum"] = checksum(description, tensors)
     return written(tensors, {_KEY: json.dumps(description)})
 
 
@@ -146,9 +146,9 @@ def test_files_of_the_first_version_are_read(content, tmp_path):
     check = 0
     for name in sorted(tensors):
         check = zlib.crc32(tensors[name].tobytes(), zlib.crc32(name.encode(), check))
-    for checksum in (check, None):
-        description["checksum"] = checksum
-        if checksum is None:
+    for stored in (check, None):
+        description["checksum"] = stored
+        if stored is None:
             del description["checksum"]  # the first of them had none
         (tmp_path / "m").write_bytes(written(tensors, {_KEY: json.dumps(description)}))
         assert load(tmp_path / "m").training_.passes == 8

@@ -1,10 +1,11 @@
-"""Generative models of symbol sequences: PCNN, CNN and RNN trained in invariant metrics.
+"""Generative models of symbol sequences: PCNN, CNN and RNN trained in invariant metrics, alone or mixed with contexts.
 
 Needs the extra: ``pip install pathspace[sequences]``.
 """
 
 from .compression import CorruptedError, compress, decompress
 from .estimators import CNN, PCNN, RNN, load, merge
+from .mixed import Mixed
 from .sequence_model import NotFittedError, SequenceModel
 from .storage import ModelFileError
 from .text import UnseenSymbolError
@@ -15,6 +16,7 @@ __all__ = [
     "PCNN",
     "RNN",
     "CorruptedError",
+    "Mixed",
     "ModelFileError",
     "NotFittedError",
     "SequenceModel",

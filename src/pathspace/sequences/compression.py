@@ -4,10 +4,11 @@
     byte 3-4   CRC-16 of the original         byte 5-6   CRC-16 of all else in the file
     then       twice the number of symbols, plus one if some are foreign, as a varint
                foreign symbols, if any: size as a varint, then places and values, deflated
-               the code words of the range coder, without trailing zeros
+               the code of the range coder, without trailing zeros
 
 A foreign symbol is one that the alphabet of the model lacks. It is stored as it is and not read by the model, so
-that any file survives the round trip. The coder mixes the predictions with the uniform distribution as the code
+that any file survives the round trip. A `Mixed` model has a coder of its own, of binary decisions, and goes on learning
+in both directions. For the others, the coder mixes the predictions with the uniform distribution as the code
 length of the model does. Encoder and decoder compute every probability with the same instructions; a file must be
 unpacked by the same version on the same kind of processor, and is refused, not misread, if it is not.
 """
@@ -24,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .evaluation import mix_with_uniform
+from .mixed import Mixed
+from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
 from .text import Alphabet, IntArray, Text
 from .walk import Walk
@@ -45,10 +48,16 @@ class CorruptedError(ValueError):
     """A compressed file is damaged, or does not belong to the model."""
 
 
-def _fingerprint(model: SequenceModel) -> bytes:
-    parameters = model.parameters_
-    check = 0
-    for array in (parameters.w, parameters.contextual_tau(), parameters.V0, parameters.graph.sources):
+def _fingerprint(model: SequenceModel | Mixed) -> bytes:
+    check, arrays = 0, []
+    network = model.model if isinstance(model, Mixed) else model
+    if isinstance(model, Mixed):
+        memory = model.reading_.memory
+        arrays = [memory.history[: memory.place[0]], *(getattr(memory, name) for name in WEIGHTS)]
+    if network is not None:
+        parameters = network.parameters_
+        arrays += [parameters.w, parameters.contextual_tau(), parameters.V0, parameters.graph.sources]
+    for array in arrays:
         check = zlib.crc32(np.ascontiguousarray(array).tobytes(), check)
     return bytes([check & 0xFF])
 
@@ -154,7 +163,9 @@ def _family() -> Any:
     return _stream.model.Categorical(perfect=False)
 
 
-def _encode(model: SequenceModel, x: IntArray, progress: Progress | None) -> bytes:
+def _encode(model: SequenceModel | Mixed, x: IntArray, progress: Progress | None) -> bytes:
+    if isinstance(model, Mixed):
+        return model.reading_.copy(len(x)).encode(x, progress)
     encoder, family, place = _stream.queue.RangeEncoder(), _family(), Walk(model.parameters_)
     A = len(model.alphabet_)
     for begin in range(0, len(x), _BLOCK):
@@ -169,7 +180,10 @@ def _encode(model: SequenceModel, x: IntArray, progress: Progress | None) -> byt
     return encoder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
 
 
-def _decode(model: SequenceModel, code: bytes, x: NDArray[Any], progress: Progress | None) -> None:
+def _decode(model: SequenceModel | Mixed, code: bytes, x: NDArray[Any], progress: Progress | None) -> None:
+    if isinstance(model, Mixed):
+        x[:] = model.reading_.copy(len(x)).decode(code, len(x), progress)
+        return
     words = np.frombuffer(code + b"\0" * (-len(code) % 4), "<u4").astype(np.uint32)
     decoder, family, place = _stream.queue.RangeDecoder(words), _family(), Walk(model.parameters_)
     A, length = len(model.alphabet_), len(x)
@@ -184,7 +198,7 @@ def _decode(model: SequenceModel, code: bytes, x: NDArray[Any], progress: Progre
             progress(t + 1, length)
 
 
-def compress(model: SequenceModel, data: bytes, progress: Progress | None = None) -> bytes:
+def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | None = None) -> bytes:
     """Return data compressed by a fitted model.
 
     Without foreign symbols the size is at most 16 bytes and 0.1 % more than ``model.bits`` of the data.
@@ -218,7 +232,7 @@ def compress(model: SequenceModel, data: bytes, progress: Progress | None = None
 
 
 def decompress(
-    model: SequenceModel, content: bytes, progress: Progress | None = None, max_bytes: int = MAX_BYTES
+    model: SequenceModel | Mixed, content: bytes, progress: Progress | None = None, max_bytes: int = MAX_BYTES
 ) -> bytes:
     """Return what was compressed.
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import storage
+from . import mixed_storage, storage
 from .merging import merge_parameters
+from .mixed import Mixed
 from .sequence_model import SequenceModel
 from .training import Training
 
@@ -89,14 +90,21 @@ class RNN(SequenceModel):
 _CLASSES: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
 
-def load(path: str | Path) -> SequenceModel:
-    """Return the model in a file written by `SequenceModel.save`.
+def load(path: str | Path) -> SequenceModel | Mixed:
+    """Return the model in a file written by `SequenceModel.save` or `Mixed.save`.
 
     Raises:
         OSError: if the file cannot be read.
         ModelFileError: if it is no model file, of a later version, or damaged.
     """
-    stored = storage.load(Path(path))
+    metadata, tensors = storage.contents(Path(path))
+    if mixed_storage.KEY not in metadata:
+        return _restored(storage.read(path, metadata, tensors))
+    stored = mixed_storage.read(path, metadata, tensors)
+    return Mixed.restored(stored, None if stored.network is None else _restored(stored.network))
+
+
+def _restored(stored: storage.Stored) -> SequenceModel:
     model = _CLASSES[stored.training.model.kind]()
     known = model.get_params()
     model.set_params(**{name: value for name, value in stored.options.items() if name in known})
@@ -122,6 +130,7 @@ def merge(
     Raises:
         ValueError: if there is none, or they do not fit together.
         NotFittedError: if one is not fitted.
+        TypeError: if one is `Mixed`.
 
     Example:
         >>> models = [PCNN(units=3, passes=4, seed=seed).fit("abab") for seed in (0, 1)]
@@ -130,6 +139,8 @@ def merge(
     """
     if not models:
         raise ValueError("there is no network to merge")
+    if any(isinstance(model, Mixed) for model in models):
+        raise TypeError("contexts cannot be merged: merge the networks, mixed.model, and mix what comes out")
     parameters = merge_parameters([model.parameters_ for model in models], weights, offsets)
     alphabets = {model.alphabet_.symbols for model in models}
     if len(alphabets) > 1:

@@ -6,11 +6,15 @@ predicted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .text import Corpus
+from .text import Alphabet, Corpus, Text
+
+Texts = Text | Sequence[Text]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +28,32 @@ class Fold:
 
     corpus: Corpus
     validation: Corpus | None = None
+
+
+def as_list(text: Texts) -> list[Text]:
+    """Return the texts of one or several."""
+    return [text] if isinstance(text, str | bytes) else list(text)
+
+
+def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
+    """Return the masks of one or several texts, None if there are none."""
+    if mask is None:
+        return None
+    masks = [mask] if isinstance(text, str | bytes) else list(mask)
+    return [np.asarray(part, dtype=bool) for part in masks]
+
+
+def fold_of(
+    alphabet: Alphabet, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any
+) -> Fold:
+    """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
+    encoded, masks, A = [alphabet.encode(part) for part in as_list(text)], as_masks(mask, text), len(alphabet)
+    if validation is None or validation == 0:
+        return Fold(Corpus.of(encoded, A, masks))
+    if isinstance(validation, int | float):
+        return keep_back(encoded, masks, float(validation), A)
+    held = [alphabet.encode(part) for part in as_list(validation)]
+    return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, validation)))
 
 
 def keep_back(encoded: list[np.ndarray], masks: list[np.ndarray] | None, share: float, A: int) -> Fold:

@@ -6,13 +6,11 @@ Alphabet of this module: N units, A symbols of the alphabet the model was fitted
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from pathspace.files import write_atomically
@@ -21,30 +19,17 @@ from . import storage
 from .checkpoints import Checkpoints
 from .ensembles import merge_folds
 from .evaluation import code_length
-from .folds import Fold, deal, keep_back
+from .folds import Fold, Texts, as_list, as_masks, deal, fold_of
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
 from .restarts import Architecture, race, train_all
-from .text import Alphabet, Corpus, Text
+from .text import Alphabet, Text
 from .training import Report, Settings, Training
 from .walk import Walk, sample
-
-Texts = Text | Sequence[Text]
 
 
 class NotFittedError(ValueError, AttributeError):
     """A model is used before `fit`."""
-
-
-def _as_list(text: Texts) -> list[Text]:
-    return [text] if isinstance(text, str | bytes) else list(text)
-
-
-def _as_masks(mask: ArrayLike | Sequence[ArrayLike] | None, text: Texts) -> list[np.ndarray] | None:
-    if mask is None:
-        return None
-    masks = [mask] if isinstance(text, str | bytes) else list(mask)  # type: ignore[arg-type]
-    return [np.asarray(part, dtype=bool) for part in masks]
 
 
 class SequenceModel:
@@ -132,18 +117,6 @@ class SequenceModel:
             validate_every=self.validate_every,
         )
 
-    def _fold(self, text: Texts, validation: Texts | float | None, mask: Any, validation_mask: Any) -> Fold:
-        texts, masks = _as_list(text), _as_masks(mask, text)
-        encoded = [self.alphabet_.encode(part) for part in texts]
-        A = len(self.alphabet_)
-        if validation is None or validation == 0:
-            return Fold(Corpus.of(encoded, A, masks))
-        if isinstance(validation, int | float):
-            return keep_back(encoded, masks, float(validation), A)
-        held = [self.alphabet_.encode(part) for part in _as_list(validation)]
-        held_corpus = Corpus.of(held, A, _as_masks(validation_mask, validation))
-        return Fold(Corpus.of(encoded, A, masks), held_corpus)
-
     def fit(
         self,
         text: Texts,
@@ -189,13 +162,13 @@ class SequenceModel:
                     "a model of several folds cannot go on: the folds it has seen differ; fit anew"
                 )
             training = self._fitted()
-            fold = self._fold(text, validation, mask, validation_mask)
+            fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
-            parts = _as_list(text)
+            parts = as_list(text)
             if validation is not None and not isinstance(validation, int | float):
-                parts = parts + _as_list(validation)
+                parts = parts + as_list(validation)
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
             architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
@@ -230,7 +203,7 @@ class SequenceModel:
                 f"{self.ensemble}"
             )
         if self.folds == 1:
-            fold = self._fold(text, validation, mask, validation_mask)
+            fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             if self.ensemble > 1 and fold.validation is None:
                 raise ValueError(
                     "an ensemble is chosen by a validation text: give one to fit, or several folds"
@@ -245,8 +218,8 @@ class SequenceModel:
             raise ValueError(
                 "folds take turns as the validation text: give all texts for training, and none else"
             )
-        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
-        return deal(encoded, _as_masks(mask, text), self.folds, len(self.alphabet_))
+        encoded = [self.alphabet_.encode(part) for part in as_list(text)]
+        return deal(encoded, as_masks(mask, text), self.folds, len(self.alphabet_))
 
     def _fitted(self) -> Training:
         if not hasattr(self, "training_"):
@@ -266,13 +239,13 @@ class SequenceModel:
             ValueError: if nothing is to be predicted.
         """
         parameters = self.parameters_
-        encoded = [self.alphabet_.encode(part) for part in _as_list(text)]
+        corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
         with threadpool_limits(1):
-            return code_length(parameters, Corpus.of(encoded, len(self.alphabet_), _as_masks(mask, text)))
+            return code_length(parameters, corpus)
 
     def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
         """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
-        return -self.bits(text) / sum(len(part) for part in _as_list(text))
+        return -self.bits(text) / sum(len(part) for part in as_list(text))
 
     def predict(self, context: Text) -> dict[str | int, float]:
         """Return the probability of each symbol (of each byte value) after the context has been read."""
@@ -285,7 +258,7 @@ class SequenceModel:
         """Return text drawn from the model, which has read ``prompt`` first."""
         prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
         rng = np.random.default_rng(seed)
-        drawn = sample(self.parameters_, length, rng, self.alphabet_.encode(prompt), temperature)
+        drawn = sample(Walk(self.parameters_), length, rng, self.alphabet_.encode(prompt), temperature)
         return self.alphabet_.decode(drawn)
 
     def save(self, path: str | Path) -> None:
@@ -294,6 +267,9 @@ class SequenceModel:
         Raises:
             OSError: if it cannot be written; the file that was there before is then untouched.
         """
-        stored = storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())
-        content = storage.dump(stored)
+        content = storage.dump(self.stored())
         write_atomically(Path(path), lambda file: file.write(content))
+
+    def stored(self) -> storage.Stored:
+        """Return what a file of the model holds."""
+        return storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())

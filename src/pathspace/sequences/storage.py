@@ -55,8 +55,8 @@ class Stored:
     options: dict[str, Any]
 
 
-def dump(stored: Stored) -> bytes:
-    """Return the bytes of a model file."""
+def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the description of a model, without a checksum, and its tensors."""
     training, graph = stored.training, stored.training.model.graph
     tensors = {"sources": graph.sources, "targets": graph.targets}
     tensors |= {f"last.{name}": getattr(training.model, name) for name in _ARRAYS}
@@ -74,12 +74,18 @@ def dump(stored: Stored) -> bytes:
         "counters": {name: getattr(training, name) for name in _COUNTERS},
         "options": stored.options,
     }
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    description["checksum"] = _checksum(description, tensors)
+    return description, {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+
+
+def dump(stored: Stored) -> bytes:
+    """Return the bytes of a model file."""
+    description, tensors = parts(stored)
+    description["checksum"] = checksum(description, tensors)
     return save(tensors, {_KEY: json.dumps(description)})
 
 
-def _checksum(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> int:
+def checksum(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> int:
+    """Return the CRC-32 of all that a file says, but the checksum itself."""
     check = 0
     if description["version"] > 1:
         said = {name: value for name, value in description.items() if name != "checksum"}
@@ -90,6 +96,23 @@ def _checksum(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> in
     return check
 
 
+def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the metadata and the tensors of a safetensors file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ModelFileError: if it is no such file.
+    """
+    with path.open("rb"):
+        pass
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ModelFileError(f"{path} is not a safetensors file: {error}") from error
+
+
 def load(path: Path) -> Stored:
     """Return what a model file holds.
 
@@ -97,14 +120,11 @@ def load(path: Path) -> Stored:
         OSError: if it cannot be read.
         ModelFileError: if it is not a model file, of a later version, or damaged.
     """
-    with path.open("rb"):
-        pass
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ModelFileError(f"{path} is not a safetensors file: {error}") from error
+    return read(path, *contents(path))
+
+
+def read(path: str | Path, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> Stored:
+    """Return what a model file holds, of its `contents`; raises as `load` does."""
     if _KEY not in metadata:
         raise ModelFileError(f"{path} is a safetensors file, but holds no pathspace sequence model")
     try:
@@ -116,16 +136,17 @@ def load(path: Path) -> Stored:
             )
         stored = description.get("checksum")
         # the first files of version 1 have none
-        if stored != _checksum(description, tensors) and not (version == 1 and stored is None):
+        if stored != checksum(description, tensors) and not (version == 1 and stored is None):
             raise ModelFileError(f"{path} is damaged: its checksum does not fit")
-        return _build(description, tensors)
+        return build(description, tensors)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{path} is damaged: {error!r}") from error
 
 
-def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored:
+def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored:
+    """Return the model of a description and its tensors; raises what a damaged one leads to."""
     graph = _graph(description["units"], tensors)
 
     def parameters(name: str) -> Parameters | None:
@@ -142,7 +163,7 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     if last is None:
         raise ValueError("there are no parameters")
     training = Training(model=last, best=parameters("best"), centre=parameters("centre"), **counters)
-    alphabet = _alphabet(description["alphabet"])
+    alphabet = alphabet_of(description["alphabet"])
     if len(alphabet) != training.model.symbols:
         raise ValueError(f"{len(alphabet)} symbols for {training.model.symbols} rows of weights")
     if not all(math.isfinite(rate) for rate in (training.rate_w, training.rate_tau)):
@@ -170,7 +191,8 @@ def _graph(units: Any, tensors: dict[str, np.ndarray]) -> Graph:
     return graph
 
 
-def _alphabet(symbols: Any) -> Alphabet:
+def alphabet_of(symbols: Any) -> Alphabet:
+    """Return the alphabet that a description lists; raises ValueError if it is none."""
     if not isinstance(symbols, str | list):
         raise ValueError(f"the alphabet is a {type(symbols).__name__}")
     if len(set(symbols)) < len(symbols):

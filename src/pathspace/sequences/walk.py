@@ -6,6 +6,7 @@ Alphabet of this module: A symbols, N units.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +58,25 @@ class Walk:
         return self
 
 
+class Place(Protocol):
+    """A model at some place of a text."""
+
+    def predict(self) -> Array:
+        """Return the probabilities (A,) of the next symbol."""
+        ...
+
+    def read(self, y: int) -> None:
+        """Read the symbol number y."""
+        ...
+
+
 def sample(
-    model: Parameters, length: int, rng: np.random.Generator, prompt: IntArray, temperature: float = 1.0
+    place: Place, length: int, rng: np.random.Generator, prompt: IntArray, temperature: float = 1.0
 ) -> IntArray:
-    """Return ``length`` symbols drawn from the model after it has read a prompt.
+    """Return ``length`` symbols drawn from a model after it has read a prompt.
 
     Args:
-        model: the parameters.
+        place: the model before a text; it reads the prompt and what is drawn.
         length: how many symbols.
         rng: source of randomness.
         prompt: symbols to read first; they are not part of the result.
@@ -76,7 +89,8 @@ def sample(
         raise ValueError(f"the length must be at least 0, got {length}")
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature}")
-    place = Walk(model).read_all(prompt)
+    for y in prompt:
+        place.read(int(y))
     drawn = np.empty(length, dtype=np.int64)
     for t in range(length):
         p = place.predict()

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from pathspace.files import check_writable, write_atomically
+from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
 
@@ -38,7 +39,7 @@ def read(path: Path, as_text: bool) -> Text:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def read_for(model: SequenceModel, path: Path) -> Text:
+def read_for(model: SequenceModel | Mixed, path: Path) -> Text:
     """Read a file as the model read its training text: as bytes or as characters."""
     return read(path, isinstance(model.alphabet_.symbols, str))
 

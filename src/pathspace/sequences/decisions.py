@@ -1,0 +1,74 @@
+"""A symbol as a few binary decisions: the alphabet, in its order, halved by weight again and again.
+
+Neighbours in the alphabet (digits, capitals) share their first decisions, and frequent symbols take few of them.
+
+Alphabet of this module: A symbols, A - 1 nodes, L decisions of the symbol that takes most.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .text import Alphabet, IntArray
+
+
+class Tree(NamedTuple):
+    """The binary tree of the decisions; its root is the last node.
+
+    Args:
+        child: (A-1, 2) what each digit leads to: a node, or ~y for symbol y. Children come before their parent.
+        node: (A, L) nodes on the way to each symbol.
+        digit: (A, L) digits on the way to each symbol.
+        depth: (A,) decisions on the way to each symbol.
+        letter: (A,) 1 for letters and digits, of which words are made, else 0.
+    """
+
+    child: IntArray
+    node: IntArray
+    digit: IntArray
+    depth: IntArray
+    letter: IntArray
+
+
+def halve(counts: IntArray) -> IntArray:
+    """Return the children (A-1, 2) of a tree whose nodes part an interval of symbols into halves of like weight.
+
+    Args:
+        counts: (A,) how often each symbol occurs; each counts once more.
+
+    Example:
+        >>> halve(np.array([5, 1, 1])).tolist()  # 1 against 2, then 0 against both
+        [[-2, -3], [-1, 0]]
+    """
+    upto = np.concatenate([[0], np.cumsum(np.asarray(counts) + 1)])
+    children: list[tuple[int, int]] = []
+
+    def node(low: int, high: int) -> int:
+        if high - low == 1:
+            return ~low
+        # the cut whose two sides differ least
+        cut = low + 1 + int(np.argmin(np.abs(2 * upto[low + 1 : high] - upto[low] - upto[high])))
+        left, right = node(low, cut), node(cut, high)
+        children.append((left, right))
+        return len(children) - 1
+
+    node(0, len(counts))
+    return np.array(children, dtype=np.int64).reshape(-1, 2)
+
+
+def tree(alphabet: Alphabet, counts: IntArray) -> Tree:
+    """Return the decisions of an alphabet whose symbols occur so often."""
+    child, A = halve(counts), len(alphabet)
+    ways: dict[int, list[tuple[int, int]]] = {len(child) - 1: []}  # without a node, symbol 0 is ~0 = -1
+    for v in range(len(child) - 1, -1, -1):
+        for digit in (0, 1):
+            ways[int(child[v, digit])] = [*ways[v], (v, digit)]
+    depth = np.array([len(ways[~y]) for y in range(A)], dtype=np.int64)
+    node, digits = np.zeros((2, A, max(1, int(depth.max()))), dtype=np.int64)
+    for y in range(A):
+        for k, (v, digit) in enumerate(ways[~y]):
+            node[y, k], digits[y, k] = v, digit
+    letter = np.array([chr(code).isalnum() for code in alphabet.codes.tolist()], dtype=np.int64)
+    return Tree(child, node, digits, depth, letter)

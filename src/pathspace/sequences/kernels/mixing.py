@@ -1,0 +1,470 @@
+"""Mixing a network with contexts, one binary decision at a time, compiled; ``mixing_reference`` is the definition.
+
+A decision is a node v of the tree of `decisions`; its digit is 0 or 1.  st(p) = log p/(1-p).
+
+    K contexts s_k    the last 0..6 symbols; the word so far; the word so far and the one before
+    slot (s_k, v)     p_k  share of ones, a running mean over the last 255;  n_k  visits, up to 255;
+                      h_k  the last digits, at most 7, behind a leading 1
+    maps[k, h]        how often a one follows these last digits in contexts of this kind
+    guess             the symbol that followed the longest match of what was read last, at least 6 symbols long
+    match_map[state]  how often the guess is right, by the length of the match and its last misses
+    inputs x          st(p_k) (0 if n_k = 0), st(maps[k, h_k]) for each k;  +-st(match_map);  st(network);  0.3
+    three mixers      s_j = w_j . x,  with weights chosen by the state of the match, by v, by how many n_k > 0
+    result            p = sigma( sum_j c_j s_j ),  with weights c chosen by how many n_k > 0
+    learning          w_j += rate (digit - sigma(s_j)) x,   c_j += (rate/5) (digit - p) s_j
+
+The slots of all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
+
+Encoder and decoder run the very same code, `run`, which differs only in where the digit comes from. The coder keeps an
+interval [low, high] of 56 bits, splits it in the proportion of p, and puts out the leading bytes that are settled.
+
+Alphabet of this module: K contexts, J inputs, L most decisions of a symbol, A symbols, N units, t symbols read so far.
+
+Source: M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005 (the PAQ programs).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from . import walk
+from .elementary import exponential
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+ORDERS = 7
+CONTEXTS = ORDERS + 2
+INPUTS = 2 * CONTEXTS + 3
+SHORTEST = 6
+"""Symbols that a match must have."""
+STATES = 1 + 16 * 4
+READ, SCORE, ENCODE, DECODE = range(4)
+
+# places of `Memory.place`: t; where this text began; where the match goes on, its length and last misses; the hashes
+# of the word so far and of the one before; the state of the match; where in `last` this place belongs, or -1
+T, BEGIN, POINTER, LENGTH, MISSES, WORD, WORD_BEFORE, STATE, HERE = range(9)
+
+_HALF, _ONES = 1 << 21, (1 << 22) - 1  # p_k has 22 bits
+_EMPTY = (1 << 30) | _HALF
+_LIMIT = 255
+_RATE, _MORE_RATE, _UNTIL = 0.002, 0.02, 20000.0
+_MAP_RATE, _MATCH_RATE = 0.01, 0.005
+_BIAS = 0.3
+_FARTHEST = 12.0
+_CELLS = 4096
+_SCALE = 1 << 30
+_LEAST = 1 << 8  # of _SCALE: a digit costs 22 bits at most
+_BYTE, _INTERVAL = 48, (1 << 56) - 1
+
+_STRETCH = np.log((np.arange(_CELLS) + 0.5) / (_CELLS - 0.5 - np.arange(_CELLS)))
+_SHARE = (65536 / (np.arange(_LIMIT + 1) + 1.5)).astype(np.int64)
+
+
+class Memory(NamedTuple):
+    """All that reading changes.
+
+    Args:
+        history: (capacity,) symbols read so far.
+        place: (9,) numbers named above.
+        slots: (2^b,) from the lowest bit: 22 of p, 8 of n, 8 of h, 23 that tell the slot's own context from others.
+        last: (2^c,) where the last symbols were last seen, by hash.
+        maps: (K, 256).
+        match_map: (STATES,).
+        by_match: (STATES, J) weights.
+        by_node: (A-1 or 1, J) weights.
+        by_seen: (K+1, J) weights.
+        final: (K+1, 3) weights.
+        keys: (K,) hashes of the contexts; from here on, nothing is kept from one symbol to the next.
+        x: (L, J) inputs at each decision on the way to the symbol.
+        s: (L, 3) sums of the mixers.
+        p: (L,) probabilities of digit 1, of 2^30.
+        seen: (L,) how many n_k > 0.
+    """
+
+    history: NDArray[np.int32]
+    place: Integers
+    slots: Integers
+    last: Integers
+    maps: Array
+    match_map: Array
+    by_match: Array
+    by_node: Array
+    by_seen: Array
+    final: Array
+    keys: Integers
+    x: Array
+    s: Array
+    p: Integers
+    seen: Integers
+
+
+def shapes(A: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes of the weights by name, for A symbols."""
+    return {
+        "by_match": (STATES, INPUTS),
+        "by_node": (max(A - 1, 1), INPUTS),
+        "by_seen": (CONTEXTS + 1, INPUTS),
+        "final": (CONTEXTS + 1, 3),
+    }
+
+
+class Network(NamedTuple):
+    """A network at some place of a text; without units there is none.
+
+    Args:
+        tau: (A, E) transition weights.
+        w: (N+1, A) writing weights.
+        first: (N+2,) of the graph.
+        sources: (E,) of the graph.
+        kind: (2,) whether it is persistent; whether it is logistic.
+        V: (N+1,) potentials, changed.
+        a: (N+1,) activities, changed.
+        pi: (A,) probabilities of the next symbol, changed.
+        mass: (A-1,) probability to get to each node, changed.
+    """
+
+    tau: Array
+    w: Array
+    first: Integers
+    sources: Integers
+    kind: NDArray[np.bool_]
+    V: Array
+    a: Array
+    pi: Array
+    mass: Array
+
+
+class Coder(NamedTuple):
+    """The arithmetic coder.
+
+    Args:
+        interval: (3,) low, high, and the part of the code that the decoder has in hand.
+        at: (1,) bytes of the content that have been written or read.
+        content: the code; zeros follow it.
+    """
+
+    interval: Integers
+    at: Integers
+    content: NDArray[np.uint8]
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _hash(a, b):
+    h = (a ^ (b * -7046029254386353131)) * 6364136223846793005
+    return h ^ ((h >> 29) & 0x7FFFFFFFF)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _logistic(s):
+    return 1.0 / (1.0 + exponential(-s))
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _find(slots, key):
+    """Return where the slot of a key is, or, if there is none, the place of four that it should take."""
+    at, check = (key >> 5) & (len(slots) - 1), _check(key)
+    free, fewest = at, 1 << 20
+    for j in range(4):
+        slot = slots[at ^ j]
+        if slot >> 38 == check:
+            return at ^ j
+        n = (slot >> 22) & 255 if slot else -1
+        if n < fewest:
+            free, fewest = at ^ j, n
+    return free
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _check(key):
+    return ((key >> 37) & 0x3FFFFF) | 0x400000
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _slot(slots, key):
+    """Return the slot of a key, an empty one if there is none."""
+    slot = slots[_find(slots, key)]
+    return slot if slot >> 38 == _check(key) else _EMPTY
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _contexts(m, letter):
+    """Write the hashes of the contexts."""
+    t, begin = m.place[T], m.place[BEGIN]
+    h = 1
+    m.keys[0] = h
+    for d in range(1, ORDERS):
+        # -1 stands for what comes before the text
+        h = _hash(h, m.history[t - d] + 1 if t - d >= begin else 0)
+        m.keys[d] = _hash(h, d)
+    before = 0
+    if t == begin:
+        m.place[WORD] = m.place[WORD_BEFORE] = 0
+    else:
+        before = m.history[t - 1] + 1
+        if letter[before - 1]:
+            m.place[WORD] = _hash(m.place[WORD], before)
+        elif m.place[WORD] != 0:
+            m.place[WORD_BEFORE], m.place[WORD] = m.place[WORD], 0
+    m.keys[ORDERS] = _hash(_hash(m.place[WORD], before), ORDERS)
+    m.keys[ORDERS + 1] = _hash(_hash(_hash(m.place[WORD], m.place[WORD_BEFORE]), before), ORDERS + 1)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _match(m):
+    """Go on with the match, or find a longer one; return the symbol it lets expect, or -1."""
+    t, begin = m.place[T], m.place[BEGIN]
+    if t == begin:
+        m.place[POINTER] = m.place[LENGTH] = m.place[MISSES] = 0
+    m.place[HERE] = -1
+    if t - begin < SHORTEST:
+        return -1
+    if m.place[POINTER] > 0:
+        # what is guessed wrong here and there (a digit of the time) does not end it
+        missed = m.history[m.place[POINTER]] != m.history[t - 1]
+        m.place[LENGTH] = 0 if missed else m.place[LENGTH] + 1
+        m.place[MISSES] = (m.place[MISSES] << 1 | missed) & 15
+        m.place[POINTER] += 1
+    h = 7
+    for d in range(1, SHORTEST + 1):
+        h = _hash(h, m.history[t - d])
+    m.place[HERE] = (h >> 7) & (len(m.last) - 1)
+    if m.place[LENGTH] < 16:
+        q, length = m.last[m.place[HERE]], 0
+        while (
+            length < 32
+            and length < q
+            and length < t - begin
+            and m.history[q - 1 - length] == m.history[t - 1 - length]
+        ):
+            length += 1
+        if length >= SHORTEST and length > m.place[LENGTH]:
+            m.place[POINTER], m.place[LENGTH], m.place[MISSES] = q, length, 0
+    return m.history[m.place[POINTER]] if m.place[POINTER] > 0 else -1
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _state(length, misses):
+    """Return 1 to 64: 16 steps of the length, the higher the wider, times up to three misses of the last four."""
+    step = 0
+    while length > 8:
+        length >>= 1
+        step += 1
+    count = (misses & 1) + (misses >> 1 & 1) + (misses >> 2 & 1) + (misses >> 3 & 1)
+    return 1 + 4 * min(length + step, 15) + min(count, 3)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _masses(child, net):
+    """Write the probability that the network gives to each node: that of the symbols behind it."""
+    for v in range(len(child)):
+        left, right = child[v, 0], child[v, 1]
+        net.mass[v] = (net.pi[~left] if left < 0 else net.mass[left]) + (
+            net.pi[~right] if right < 0 else net.mass[right]
+        )
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _network_input(child, v, net):
+    left, right = child[v, 0], child[v, 1]
+    zero = net.pi[~left] if left < 0 else net.mass[left]
+    one = net.pi[~right] if right < 0 else net.mass[right]
+    return min(max(math.log((one + 1e-300) / (zero + 1e-300)), -_FARTHEST), _FARTHEST)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _dot(w, x):
+    s = 0.0
+    for i in range(len(x)):
+        s += w[i] * x[i]
+    return min(max(s, -_FARTHEST), _FARTHEST)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _decide(m, child, v, k, expected, net):
+    """Return the probability of digit 1 at node v, of 2^30, and keep in row k what is needed to learn from the digit.
+
+    The digit that the match lets expect may be -1, for none.
+    """
+    seen, x = 0, m.x[k]
+    for c in range(CONTEXTS):
+        slot = _slot(m.slots, _hash(m.keys[c], v + 1))
+        is_new = (slot >> 22) & 255 == 0
+        seen += not is_new
+        x[2 * c] = 0.0 if is_new else _STRETCH[(slot & _ONES) >> 10]
+        x[2 * c + 1] = _STRETCH[int(m.maps[c, (slot >> 30) & 255] * _CELLS)]
+    x[2 * CONTEXTS] = 0.0
+    state = 0 if expected < 0 else m.place[STATE]
+    if expected >= 0:
+        sure = _STRETCH[int(m.match_map[state] * _CELLS)]
+        x[2 * CONTEXTS] = sure if expected == 1 else -sure
+    x[2 * CONTEXTS + 1] = _network_input(child, v, net) if len(net.V) > 1 else 0.0
+    x[2 * CONTEXTS + 2] = _BIAS
+    s = m.s[k]
+    s[0], s[1], s[2] = _dot(m.by_match[state], x), _dot(m.by_node[v], x), _dot(m.by_seen[seen], x)
+    p = min(max(int(_logistic(_dot(m.final[seen], s)) * _SCALE), _LEAST), _SCALE - _LEAST)
+    m.p[k], m.seen[k] = p, seen
+    return p
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _learn_weights(m, v, k, expected, digit):
+    """Move the weights that have decided at node v, as row k tells."""
+    rate = _RATE + _MORE_RATE / (1.0 + m.place[T] / _UNTIL)
+    state, seen = 0 if expected < 0 else m.place[STATE], m.seen[k]
+    for j in range(3):
+        w = m.by_match[state] if j == 0 else m.by_node[v] if j == 1 else m.by_seen[seen]
+        step = rate * (digit - _logistic(m.s[k, j]))
+        for i in range(INPUTS):
+            w[i] += step * m.x[k, i]
+    step = 0.2 * rate * (digit - m.p[k] / _SCALE)
+    for j in range(3):
+        m.final[seen, j] += step * m.s[k, j]
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _learn_slots(m, v, expected, digit):
+    """Count the digit in all contexts."""
+    for c in range(CONTEXTS):
+        key = _hash(m.keys[c], v + 1)
+        i = _find(m.slots, key)
+        slot = m.slots[i]
+        if slot >> 38 != _check(key):
+            slot = _EMPTY
+        p, n, h = slot & _ONES, (slot >> 22) & 255, (slot >> 30) & 255
+        m.maps[c, h] += _MAP_RATE * (digit - m.maps[c, h])
+        p += ((_ONES if digit else 0) - p) * _SHARE[n] >> 16
+        n = min(n + 1, _LIMIT)
+        h = h << 1 | digit
+        if h > 255:
+            h = h & 127 | 128
+        m.slots[i] = _check(key) << 38 | h << 30 | n << 22 | p
+    if expected >= 0:
+        state = m.place[STATE]
+        m.match_map[state] += _MATCH_RATE * ((expected == digit) - m.match_map[state])
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _encode(coder, digit, p):
+    """Narrow the interval to the side of the digit, and put out the bytes that are settled."""
+    low, high = coder.interval[0], coder.interval[1]
+    middle = low + ((high - low) >> 30) * p + (((high - low) & (_SCALE - 1)) * p >> 30)
+    if digit:
+        high = middle
+    else:
+        low = middle + 1
+    while low >> _BYTE == high >> _BYTE:
+        coder.content[coder.at[0]] = low >> _BYTE
+        coder.at[0] += 1
+        low, high = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255
+    coder.interval[0], coder.interval[1] = low, high
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _decode(coder, p):
+    """Return the digit in whose side the code lies, and narrow the interval as the encoder did."""
+    low, high, code = coder.interval[0], coder.interval[1], coder.interval[2]
+    middle = low + ((high - low) >> 30) * p + (((high - low) & (_SCALE - 1)) * p >> 30)
+    digit = 1 if code <= middle else 0
+    if digit:
+        high = middle
+    else:
+        low = middle + 1
+    while low >> _BYTE == high >> _BYTE:
+        more = int(coder.content[coder.at[0]]) if coder.at[0] < len(coder.content) else 0
+        coder.at[0] += 1
+        low, high, code = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255, code << 8 & _INTERVAL | more
+    coder.interval[0], coder.interval[1], coder.interval[2] = low, high, code
+    return digit
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _before(m, tree, net):
+    """Look at what has been read before the next symbol is predicted; return the guess of the match, or -1."""
+    _contexts(m, tree.letter)
+    guess = _match(m)
+    m.place[STATE] = _state(m.place[LENGTH], m.place[MISSES])
+    if len(net.V) > 1:
+        walk.predict(net.a, net.w, net.pi)
+        _masses(tree.child, net)
+    return guess
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def _expected(tree, guess, v, k):
+    """Return the digit that leads from node v, after k decisions, to the guess; -1 if the guess is not behind it."""
+    if guess < 0 or k >= tree.depth[guess] or tree.node[guess, k] != v:
+        return -1
+    return tree.digit[guess, k]
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def run(mode, x, chi, m, tree, net, coder, bits):
+    """Read symbols and learn from them, digit by digit.
+
+    Args:
+        mode: READ learns the slots alone, SCORE the weights too and the bits, ENCODE writes the code, DECODE reads it.
+        x: (T,) symbols; written with DECODE.
+        chi: (T,) whether the symbol is to be predicted: where not, the slots alone learn.
+        m: the memory, changed; its history has room for T more.
+        tree: the decisions.
+        net: the network, changed.
+        coder: the coder, changed by ENCODE and DECODE; its content has room for 8 bytes a decision.
+        bits: (T,) what each symbol costs, written, 0 where it is not predicted.
+    """
+    for t in range(len(x)):
+        guess = _before(m, tree, net)
+        mixing, cost = mode != READ and chi[t], 0.0
+        v, k = len(tree.child) - 1, 0
+        while v >= 0 and mixing:
+            p = _decide(m, tree.child, v, k, _expected(tree, guess, v, k), net)
+            digit = _decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
+            if mode == ENCODE:
+                _encode(coder, digit, p)
+            cost -= math.log2((p if digit else _SCALE - p) / _SCALE)
+            v = tree.child[v, digit]
+            k += 1
+        if mode == DECODE:
+            x[t] = ~v
+        # all digits of a symbol are decided before one of them is learned, so that symbols have probabilities
+        y = x[t]
+        for k in range(tree.depth[y]):
+            v, digit = tree.node[y, k], tree.digit[y, k]
+            expected = _expected(tree, guess, v, k)
+            if mixing:
+                _learn_weights(m, v, k, expected, digit)
+            _learn_slots(m, v, expected, digit)
+        bits[t] = cost
+        if m.place[HERE] >= 0:
+            m.last[m.place[HERE]] = m.place[T]
+        m.history[m.place[T]] = y
+        m.place[T] += 1
+        if len(net.V) > 1:
+            walk.read(y, net.tau, net.first, net.sources, net.kind[0], net.kind[1], net.V, net.a)
+
+
+@njit(error_model="numpy", fastmath=False, cache=True)
+def distribution(m, tree, net, mass, p):
+    """Write the probabilities p (A,) of the next symbol; mass (A-1,) and the place of the memory change too."""
+    guess = _before(m, tree, net)
+    p[0] = 1.0  # of the only symbol, if there is no decision
+    for v in range(len(tree.child) - 1, -1, -1):
+        if v == len(tree.child) - 1:
+            mass[v] = 1.0
+        expected = -1
+        if guess >= 0:
+            for k in range(tree.depth[guess]):
+                if tree.node[guess, k] == v:
+                    expected = tree.digit[guess, k]
+        one = _decide(m, tree.child, v, 0, expected, net) / _SCALE
+        for digit in range(2):
+            behind, q = tree.child[v, digit], mass[v] * (one if digit else 1.0 - one)
+            if behind < 0:
+                p[~behind] = q
+            else:
+                mass[behind] = q

@@ -1,0 +1,228 @@
+"""A network mixed with contexts: what a file that repeats itself needs, and a network of few units cannot remember.
+
+Alphabet of this module: A symbols.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from pathspace.files import write_atomically
+
+from . import mixed_storage
+from .decisions import tree
+from .folds import Fold
+from .mixing import Progress, Reading, blank
+from .sequence_model import NotFittedError, SequenceModel, Texts, as_list, fold_of
+from .text import Alphabet, Corpus, Text
+from .walk import sample
+
+
+class Mixed:
+    r"""A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
+
+    A symbol is a few binary decisions. For each, nine contexts (the last 0 to 6 symbols, the word, the word and the one
+    before) say how often a one followed, the text after the longest match of what was read last says what came then,
+    and the network says what it believes; an online logistic regression weighs them:
+
+    .. math:: p = \sigma\Big(\sum_j c_j\, w_j \cdot x\Big), \qquad x_i = \log \frac{p_i}{1 - p_i},
+
+    with weights w_j chosen by the match, by the decision, and by how many contexts have been seen before. It goes on
+    learning while it predicts, scores and compresses; none of these changes the model itself.
+
+    Contexts remember: **the file of such a model holds the training text**, compressed, from which loading brings the
+    contexts back, at about a million symbols in two seconds.
+
+    Args:
+        model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.
+
+    Attributes:
+        alphabet_: the symbols.
+        bits_: code length of the training text while it was read, symbol for symbol before each was learned. The
+            network knew the text, the contexts did not.
+        validation_bits_: code length of the validation text, or None without one. The model has not learned it.
+
+    Example:
+        >>> text = "she sells sea shells by the sea shore; " * 8
+        >>> model = Mixed().fit(text)
+        >>> model.bits(text) < 0.1 * 8 * len(text), model.predict("she sells s")["e"] > 0.9
+        (True, True)
+
+    Source:
+        M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005.
+    """
+
+    def __init__(self, model: SequenceModel | None = None) -> None:
+        self.model = model
+        self.validation_bits_: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Mixed({'' if self.model is None else repr(self.model)})"
+
+    def fit(
+        self,
+        text: Texts,
+        validation: Texts | float | None = None,
+        *,
+        mask: Any = None,
+        validation_mask: Any = None,
+        alphabet: Text | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit the network as :meth:`SequenceModel.fit` does, then `read` the text.
+
+        Args:
+            text: str or bytes, or a list of them.
+            validation: text to stop the network on, or the share of the training text, from its end; not learned.
+            mask: booleans, one for each symbol: which are to be predicted.
+            validation_mask: the same for the validation text.
+            alphabet: symbols the model shall know beyond those of the texts.
+            options: of the fit of the network.
+
+        Raises:
+            ValueError: as the network's fit does; if there are options without a network.
+        """
+        if self.model is not None:
+            self.model.fit(
+                text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet, **options
+            )
+        elif options:
+            raise ValueError(f"without a network there is nothing for {', '.join(sorted(options))} to steer")
+        return self.read(text, validation, mask=mask, validation_mask=validation_mask, alphabet=alphabet)
+
+    def read(
+        self,
+        text: Texts,
+        validation: Texts | float | None = None,
+        *,
+        mask: Any = None,
+        validation_mask: Any = None,
+        alphabet: Text | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Learn the contexts and the weights from a text, beginning anew; the network stays as it is.
+
+        Args:
+            text: str or bytes, or a list of them.
+            validation: text to score, or the share of the text, from its end; not learned.
+            mask: booleans, one for each symbol: which are to be predicted.
+            validation_mask: the same for the validation text.
+            alphabet: symbols that a model without a network shall know beyond those of the texts.
+            progress: called with the symbols done and their number.
+
+        Raises:
+            NotFittedError: if there is a network that has not been fitted.
+            UnseenSymbolError: if a symbol is not in the alphabet of the network.
+            ValueError: if there is no symbol.
+        """
+        if self.model is None:
+            parts = as_list(text) + ([] if validation is None else _texts(validation))
+            self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
+        else:
+            self.alphabet_ = _fitted(self.model).alphabet_
+        fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
+        return self._read(fold, progress)
+
+    def _read(self, fold: Fold, progress: Progress | None = None) -> Self:
+        corpus = fold.corpus
+        decisions = tree(self.alphabet_, corpus.counts)
+        parameters = None if self.model is None else self.model.parameters_
+        reading = Reading(parameters, decisions, blank(decisions, len(corpus.x)))
+        with threadpool_limits(1):
+            self.bits_ = reading.learn(corpus, progress=progress)
+        self._reading, self._bounds = reading, corpus.bounds
+        self.validation_bits_ = None
+        if fold.validation is not None:
+            self.validation_bits_ = reading.copy(len(fold.validation.x)).learn(fold.validation)
+        return self
+
+    @property
+    def reading_(self) -> Reading:
+        """All that was learned; copy it to begin a text."""
+        if not hasattr(self, "_reading"):
+            raise NotFittedError(
+                "this Mixed has not been fitted yet: call fit first, or read with a fitted network"
+            )
+        return self._reading
+
+    def bits(self, text: Texts, mask: Any = None) -> float:
+        """Return the code length of a text in bits; it is learned symbol by symbol, and forgotten afterwards.
+
+        Raises:
+            UnseenSymbolError: if a symbol is not in the alphabet of the model.
+            ValueError: if nothing is to be predicted.
+        """
+        learned = self.reading_
+        corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
+        return learned.copy(len(corpus.x)).learn(corpus)
+
+    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
+        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
+        return -self.bits(text) / sum(len(part) for part in as_list(text))
+
+    def predict(self, context: Text) -> dict[str | int, float]:
+        """Return the probability of each symbol (of each byte value) after the context has been read."""
+        place = self.reading_.copy(len(context) + 1)
+        p = place.read_all(self.alphabet_.encode(context)).predict()
+        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
+
+    def sample(
+        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
+    ) -> Text:
+        """Return text drawn from the model, which has read ``prompt`` first and learns what it draws."""
+        place = self.reading_.copy(length + len(prompt or ""))
+        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
+        rng = np.random.default_rng(seed)
+        drawn = sample(place, length, rng, self.alphabet_.encode(prompt), temperature)
+        return self.alphabet_.decode(drawn)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a safetensors file, with the training text; an existing file is replaced at once.
+
+        Raises:
+            OSError: if it cannot be written; the file that was there before is then untouched.
+        """
+        content = mixed_storage.dump(self._stored())
+        write_atomically(Path(path), lambda file: file.write(content))
+
+    def _stored(self) -> mixed_storage.StoredMixture:
+        memory = self.reading_.memory
+        t = int(self._bounds[-1])
+        return mixed_storage.StoredMixture(
+            network=None if self.model is None else self.model.stored(),
+            alphabet=self.alphabet_,
+            history=memory.history[:t].astype(np.int64),
+            bounds=self._bounds,
+            weights={name: getattr(memory, name) for name in mixed_storage.WEIGHTS},
+            bits=(self.bits_, self.validation_bits_),
+        )
+
+    @classmethod
+    def restored(cls, stored: mixed_storage.StoredMixture, model: SequenceModel | None) -> Mixed:
+        """Return the model of a file: the contexts are learned again, the weights are those stored."""
+        mixed = cls(model)
+        mixed.alphabet_ = stored.alphabet
+        corpus = Corpus(
+            stored.history, stored.bounds, np.ones(len(stored.history), bool), len(stored.alphabet)
+        )
+        decisions = tree(stored.alphabet, corpus.counts)
+        memory = blank(decisions, len(corpus.x))
+        Reading(None, decisions, memory).learn(corpus, slots_alone=True)
+        memory = memory._replace(**stored.weights)
+        mixed._reading = Reading(None if model is None else model.parameters_, decisions, memory)
+        mixed._bounds = stored.bounds
+        mixed.bits_, mixed.validation_bits_ = stored.bits
+        return mixed
+
+
+def _fitted(model: SequenceModel) -> SequenceModel:
+    _ = model.parameters_  # raises NotFittedError
+    return model
+
+
+def _texts(validation: Texts | float) -> list[Text]:
+    return [] if isinstance(validation, int | float) else as_list(validation)

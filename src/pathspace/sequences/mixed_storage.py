@@ -1,0 +1,163 @@
+"""Mixed models in safetensors files: the network, the weights of the mixers, and the text instead of its contexts.
+
+tensors   network.* as in `storage` if there is a network; history: the numbers of the symbols of the training text,
+          little-endian in 1, 2 or 4 bytes each, packed by LZMA; bounds; the weights by_match, by_node, by_seen, final
+metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the description of the network, the code
+          lengths, the size of the history and a checksum of all that and of the tensors
+
+The table of the contexts would take tens of megabytes; reading the text again brings it back in a second or two for
+each million symbols. What keeps a context keeps the text anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from . import storage
+from .kernels import mixing
+from .storage import ModelFileError, Stored
+from .text import Alphabet, IntArray
+
+KEY = "pathspace.sequences.mixed"
+_VERSION = 2  # the checksum of a version 1 would leave out the description
+WEIGHTS = ("by_match", "by_node", "by_seen", "final")
+"""What reading the text again without the network does not bring back."""
+
+_WINDOW, _OVERHEAD = 1 << 23, 1 << 18  # bytes that LZMA looks back, at most; what it needs besides
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMixture:
+    """What the file of a mixed model holds.
+
+    Args:
+        network: the network, or None.
+        alphabet: the symbols.
+        history: (T,) the training text.
+        bounds: (S+1,) where each of its texts begins, and T.
+        weights: the weights of the mixers by name.
+        bits: code lengths of training and validation text.
+    """
+
+    network: Stored | None
+    alphabet: Alphabet
+    history: IntArray
+    bounds: IntArray
+    weights: dict[str, NDArray[np.float64]]
+    bits: tuple[float, float | None]
+
+
+def _width(A: int) -> str:
+    return "<u1" if A <= 1 << 8 else "<u2" if A <= 1 << 16 else "<u4"
+
+
+def _window(size: int) -> int:
+    return min(max(size, 1 << 12), _WINDOW)
+
+
+def _pack(x: IntArray, A: int) -> np.ndarray:
+    """Return the numbers of symbols as an LZMA stream, whose window is no larger than they are."""
+    content = x.astype(_width(A)).tobytes()
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": _window(len(content))}]
+    return np.array(list(lzma.compress(content, lzma.FORMAT_XZ, filters=filters)), np.uint8)
+
+
+def dump(stored: StoredMixture) -> bytes:
+    """Return the bytes of a model file."""
+    described, tensors = None, {}
+    if stored.network is not None:
+        described, tensors = storage.parts(stored.network)
+    symbols = stored.alphabet.symbols
+    tensors = {f"network.{name}": array for name, array in tensors.items()}
+    tensors |= {"history": _pack(stored.history, len(symbols)), "bounds": stored.bounds, **stored.weights}
+    description: dict[str, Any] = {
+        "version": _VERSION,
+        "alphabet": list(symbols) if isinstance(symbols, bytes) else symbols,
+        "symbols": len(stored.history),
+        "bits": stored.bits,
+        "network": described,
+    }
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    description["checksum"] = storage.checksum(description, tensors)
+    return save(tensors, {KEY: json.dumps(description)})
+
+
+def read(path: Any, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> StoredMixture:
+    """Return what a model file holds, of its `storage.contents`.
+
+    Raises:
+        ModelFileError: if it is of a later version, or damaged.
+    """
+    try:
+        description = json.loads(metadata[KEY])
+        if description["version"] > _VERSION:
+            raise ModelFileError(f"{path} was written by a later version of pathspace")
+        # JSON makes a list of a tuple, which the checksum writes alike
+        if description.get("checksum") != storage.checksum(description, tensors):
+            raise ModelFileError(f"{path} is damaged: its checksum does not fit")
+        return _build(description, tensors)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        lzma.LZMAError,
+    ) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{path} is damaged: {error!r}") from error
+
+
+def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> StoredMixture:
+    network = None
+    if description["network"] is not None:
+        named = {name: array for name, array in tensors.items() if name.startswith("network.")}
+        network = storage.build(
+            description["network"], {name.removeprefix("network."): array for name, array in named.items()}
+        )
+    alphabet, T, bounds = (
+        storage.alphabet_of(description["alphabet"]),
+        description["symbols"],
+        tensors["bounds"],
+    )
+    A = len(alphabet)
+    if network is not None and network.alphabet.symbols != alphabet.symbols:
+        raise ValueError("the network has another alphabet")
+    if type(T) is not int or T < 1:
+        raise ValueError(f"the text has {T!r} symbols")
+    history = _unpack(tensors["history"], T, np.dtype(_width(A)))
+    if history.max() >= A:
+        raise ValueError("a symbol of the text is not in the alphabet")
+    if bounds.dtype != np.int64 or bounds.ndim != 1 or len(bounds) < 2:
+        raise ValueError("there are no bounds of the texts")
+    if bounds[0] != 0 or bounds[-1] != T or (np.diff(bounds) < 1).any():
+        raise ValueError("the bounds of the texts do not fit")
+    weights = {name: tensors[name] for name in WEIGHTS}
+    for name, shape in mixing.shapes(A).items():
+        array = weights[name]
+        if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
+            raise ValueError(f"the weights {name!r} are not {shape} finite numbers")
+    bits, held = description["bits"]
+    if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):
+        raise ValueError("the code lengths are not finite")
+    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held))
+
+
+def _unpack(packed: np.ndarray, T: int, width: np.dtype) -> IntArray:
+    """Return the T numbers of an LZMA stream; no stream takes more memory than they need."""
+    size = T * width.itemsize
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_window(size) + _OVERHEAD)
+    content = unpacker.decompress(packed.astype(np.uint8).tobytes(), size + 1)
+    if len(content) != size or not unpacker.eof:
+        raise ValueError(f"the text has not {T} symbols")
+    return np.frombuffer(content, width).astype(np.int64)

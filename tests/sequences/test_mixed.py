@@ -1,0 +1,204 @@
+"""Mixed models as a user meets them: bits, prediction, samples, files and compressed files."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save
+
+from pathspace.sequences import (
+    PCNN,
+    CorruptedError,
+    Mixed,
+    ModelFileError,
+    NotFittedError,
+    UnseenSymbolError,
+    compress,
+    decompress,
+    load,
+    merge,
+    storage,
+)
+from pathspace.sequences.mixed_storage import KEY, read
+
+LINES = [
+    f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + 204 * (k % 11 == 0)}\n" for k in range(150)
+]
+LOG = "".join(LINES).encode()
+
+
+def network():
+    return PCNN(units=5, passes=20)
+
+
+@pytest.fixture(scope="module", params=["contexts", "network"])
+def model(request):
+    return Mixed(network() if request.param == "network" else None).fit(LOG, 0.2)
+
+
+def test_contexts_and_the_network_together_need_the_fewest_bits():
+    plain = network().fit(LOG, 0.2)
+    alone, mixed = Mixed().read(LOG, 0.2), Mixed(plain).read(LOG, 0.2)
+    assert mixed.validation_bits_ < 1.02 * alone.validation_bits_ < 0.3 * plain.training_.best_bits
+    assert mixed.bits_ < alone.bits_
+
+
+def test_what_is_scored_is_learned_and_forgotten(model):
+    held = LOG[len(LOG) - int(len(LOG) * 0.2) :]
+    assert model.bits(held) == pytest.approx(model.validation_bits_)
+    assert model.bits(held) == model.bits(held)
+    # the second time, the text is known
+    assert model.bits([held, held]) < 1.6 * model.bits(held)
+    assert model.score(held) == -model.bits(held) / len(held)
+
+
+def test_bits_are_the_sum_of_what_is_predicted(model):
+    text = LOG[-40:]
+    bits = -sum(np.log2(model.predict(text[:t])[text[t]]) for t in range(len(text)))
+    assert model.bits(text) == pytest.approx(bits)
+    marked = np.arange(len(text)) % 3 == 0
+    # the weights learn from other symbols alone where some are not to be predicted
+    assert model.bits(text, marked) < model.bits(text)
+    assert sum(model.predict(text).values()) == pytest.approx(1)
+
+
+def test_samples_are_drawn_from_the_predictions(model):
+    drawn = model.sample(60, seed=3, prompt=LOG[:200])
+    assert drawn == model.sample(60, seed=3, prompt=LOG[:200])
+    assert drawn != model.sample(60, seed=4, prompt=LOG[:200])
+    assert b" GET /page" in drawn
+    likely = model.sample(1, prompt=LOG[:200], temperature=0.01)
+    assert likely[0] == max(model.predict(LOG[:200]).items(), key=lambda entry: entry[1])[0]
+
+
+def test_a_model_of_a_file_is_the_same_bit_for_bit(model, tmp_path):
+    model.save(tmp_path / "m")
+    back = load(tmp_path / "m")
+    assert isinstance(back, Mixed)
+    assert (back.bits_, back.validation_bits_) == (model.bits_, model.validation_bits_)
+    assert back.predict(LOG[:30]) == model.predict(LOG[:30])
+    for text in (LOG[:1], LOG[50:700], LOG[::-1]):
+        assert back.bits(text) == model.bits(text)
+        assert compress(back, text) == compress(model, text)
+    back.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "m").read_bytes()
+
+
+def test_the_network_of_a_file_can_go_on(tmp_path):
+    Mixed(network()).fit(LOG, 0.2, passes=10).save(tmp_path / "m")
+    resumed = load(tmp_path / "m").fit(LOG, 0.2, passes=20, resume=True)
+    assert resumed.bits_ == Mixed(network()).fit(LOG, 0.2, passes=20).bits_
+
+
+def test_compressed_files_are_as_long_as_the_bits_say_and_come_back(model):
+    for data in (LOG[:1], LOG, LOG * 3, LOG[::-1], b""):
+        packed = compress(model, data)
+        assert decompress(model, packed) == data
+        if data:
+            assert len(packed) <= model.bits(data) / 8 + 16
+    foreign = LOG[:50] + b"\x00\xff" + LOG[50:70] + b"~"
+    assert decompress(model, compress(model, foreign)) == foreign
+    seen = []
+    compress(model, LOG * 6, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6 * len(LOG), 6 * len(LOG))
+
+
+def test_damage_and_other_models_are_refused(model):
+    packed = compress(model, LOG[:80])
+    for k in range(len(packed)):
+        with pytest.raises(CorruptedError):
+            decompress(model, packed[:k] + bytes([packed[k] ^ 4]) + packed[k + 1 :])
+    with pytest.raises(CorruptedError, match="another model"):
+        decompress(Mixed().fit(LOG[:-1]), packed)
+
+
+@pytest.mark.parametrize("text", ["aaaa", "na\u00efve \U0001f600 na\u00efve", "ab"])
+def test_characters_and_small_alphabets(text, tmp_path):
+    model = Mixed().fit(text)
+    model.save(tmp_path / "m")
+    assert load(tmp_path / "m").bits(text) == model.bits(text)
+    assert decompress(model, compress(model, text.encode())) == text.encode()
+    assert set(model.sample(5)) <= set(text)
+    assert sum(model.predict(text).values()) == pytest.approx(1)
+
+
+def test_several_texts_begin_anew_with_what_was_learned(tmp_path):
+    parts = [line.encode() for line in LINES]
+    model = Mixed(network()).fit(parts[:100], parts[100:])
+    assert model.bits(parts[100:]) == model.validation_bits_
+    model.save(tmp_path / "m")
+    assert load(tmp_path / "m").bits(parts[100:]) == model.validation_bits_
+
+
+def test_mistakes_are_named():
+    with pytest.raises(NotFittedError, match="call fit first"):
+        Mixed().bits(b"a")
+    with pytest.raises(NotFittedError, match="PCNN has not been fitted"):
+        Mixed(network()).read(LOG)
+    with pytest.raises(UnseenSymbolError, match="larger `alphabet`"):
+        Mixed().fit(b"ab").bits(b"abc")
+    with pytest.raises(ValueError, match="without a network there is nothing for seconds to steer"):
+        Mixed().fit(b"ab", seconds=3)
+    with pytest.raises(ValueError, match="empty"):
+        Mixed().fit(b"")
+    with pytest.raises(TypeError, match=r"merge the networks, mixed\.model"):
+        merge([Mixed().fit(b"ab")])
+    assert Mixed().fit(b"ab", alphabet=b"c").bits(b"abc") > 0
+
+
+def damaged(content, change):
+    """The file with its tensors and description changed, and the checksum made to fit."""
+    of_tensors, of_description = change
+    size = int.from_bytes(content[:8], "little")
+    description = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY])
+    tensors = load_tensors(content)
+    tensors |= {name: change(tensors[name]) for name, change in of_tensors.items()}
+    description |= {name: change(description[name]) for name, change in of_description.items()}
+    del description["checksum"]
+    description["checksum"] = storage.checksum(description, tensors)
+    return save(tensors, {KEY: json.dumps(description)})
+
+
+# what each does to the tensors and to the description
+CHANGES = {
+    "more symbols": ({}, {"symbols": lambda T: T + 1}),
+    "fewer symbols": ({}, {"symbols": lambda T: T - 1}),
+    "no number": ({}, {"symbols": str}),
+    "history": ({"history": lambda packed: packed[:-9]}, {}),
+    "foreign symbols": ({}, {"alphabet": lambda symbols: symbols[:-1]}),
+    "bounds": ({"bounds": lambda bounds: bounds[::-1].copy()}, {}),
+    "kind of bounds": ({"bounds": lambda bounds: bounds.astype(np.float64)}, {}),
+    "shape": ({"by_node": lambda w: w[1:]}, {}),
+    "not finite": ({"final": lambda w: w * np.nan}, {}),
+    "bits": ({}, {"bits": str}),
+    "network": ({}, {"network": lambda network: network | {"units": 9}}),
+    "later": ({}, {"version": lambda version: version + 1}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_file_that_does_not_fit_together_is_refused(name, tmp_path):
+    Mixed(network()).fit(LOG).save(tmp_path / "m")
+    content = (tmp_path / "m").read_bytes()
+    (tmp_path / "m").write_bytes(damaged(content, ({}, {})))
+    load(tmp_path / "m")
+    (tmp_path / "m").write_bytes(damaged(content, CHANGES[name]))
+    with pytest.raises(ModelFileError, match=r"damaged|later version"):
+        load(tmp_path / "m")
+
+
+def test_every_flipped_byte_of_a_file_is_refused(tmp_path):
+    Mixed().fit(b"abracadabra").save(tmp_path / "m")
+    content = (tmp_path / "m").read_bytes()
+    for k in range(0, len(content), 97):
+        (tmp_path / "m").write_bytes(content[:k] + bytes([content[k] ^ 16]) + content[k + 1 :])
+        with pytest.raises(ModelFileError):
+            load(tmp_path / "m")
+    metadata, tensors = storage.contents(_written(tmp_path / "m", content))
+    assert read("m", metadata, tensors).history.tolist() == [0, 1, 4, 0, 2, 0, 3, 0, 1, 4, 0]
+
+
+def _written(path, content):
+    path.write_bytes(content)
+    return path

@@ -1,0 +1,143 @@
+"""The mixing kernel against its definition, its probabilities, and its coder."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pathspace.sequences import PCNN
+from pathspace.sequences.decisions import halve, tree
+from pathspace.sequences.kernels.mixing import BEGIN, SCORE, T
+from pathspace.sequences.kernels.mixing_reference import Mixture
+from pathspace.sequences.mixing import Reading, blank
+from pathspace.sequences.text import Alphabet, Corpus
+from pathspace.sequences.walk import Walk
+
+LOG = "".join(
+    f"10:{k // 60:02}:{k % 60:02} GET /{'abc'[k * k % 3]}/page{k % 7}.html {200 + 204 * (k % 11 == 0)}\n"
+    for k in range(24)
+)
+
+
+def decisions(text):
+    alphabet = Alphabet.of([text])
+    x = alphabet.encode(text)
+    return alphabet, x, tree(alphabet, np.bincount(x, minlength=len(alphabet)))
+
+
+def ways(decided):
+    return [
+        list(zip(node[:depth].tolist(), digit[:depth].tolist(), strict=True))
+        for node, digit, depth in zip(decided.node, decided.digit, decided.depth, strict=True)
+    ]
+
+
+def test_the_tree_has_a_way_of_its_own_to_each_symbol():
+    rng = np.random.default_rng(0)
+    for A in (1, 2, 3, 5, 64, 200):
+        counts = rng.integers(0, 1000, A)
+        alphabet = Alphabet(bytes(range(A)))
+        decided = tree(alphabet, counts)
+        digits = ["".join(str(digit) for _, digit in way) for way in ways(decided)]
+        assert len(set(digits)) == A
+        # alphabetical, and no way is the beginning of another
+        assert digits == sorted(digits)
+        assert not any(b.startswith(a) for a, b in pairwise(digits))
+        # no further than twice the entropy and two from the shortest
+        share = (counts + 1) / (counts + 1).sum()
+        assert (share * decided.depth).sum() <= -(share * np.log2(share)).sum() + 2
+        assert halve(counts).shape == (A - 1, 2)
+
+
+@pytest.mark.parametrize("with_network", [False, True])
+def test_bits_are_those_of_the_definition(with_network):
+    texts = [LOG[:700], LOG[300:500], "abc"]
+    alphabet, _, decided = decisions("".join(texts))
+    A = len(alphabet)
+    network = None
+    if with_network:
+        network = PCNN(units=4, passes=20).fit(texts[0], alphabet="".join(texts)).parameters_
+    corpus = Corpus.of([alphabet.encode(text) for text in texts], A)
+    # half of what the second text has is not to be predicted
+    corpus.chi[800:] = np.arange(len(corpus.chi) - 800) % 2 == 0
+    memory = blank(decided, len(corpus.x), slots=1 << 22)
+    # room enough that no place of a hash is taken twice
+    reading = Reading(network, decided, memory._replace(last=np.zeros(1 << 22, np.int64)))
+    definition = Mixture(ways(decided), decided.letter.astype(bool).tolist())
+    for begin, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
+        reading.begin()
+        definition.restart()
+        place = None if network is None else Walk(network)
+        for t in range(begin, end):
+            part = Corpus(corpus.x[t : t + 1], np.array([0, 1]), corpus.chi[t : t + 1], A)
+            pi = None if place is None else place.predict()
+            expected = definition.symbol(int(corpus.x[t]), pi, bool(corpus.chi[t]))
+            # what `learn` does but for beginning a text
+            bits = reading._run(SCORE, part.x, part.chi).sum()
+            assert bits == pytest.approx(-np.log2(expected).sum() if expected else 0.0, abs=1e-7)
+            if place is not None:
+                place.read(int(corpus.x[t]))
+    assert reading.memory.place[T] == len(definition.read)
+    np.testing.assert_allclose(reading.memory.maps, definition.maps, atol=1e-12)
+    np.testing.assert_allclose(reading.memory.match_map, definition.match_map, atol=1e-12)
+    for (name, row), expected in definition.weights.items():
+        np.testing.assert_allclose(getattr(reading.memory, f"by_{name}")[row], expected, atol=1e-9)
+
+
+def test_probabilities_of_all_symbols_are_those_that_reading_pays_for():
+    _, x, decided = decisions(LOG)
+    reading = Reading(None, decided, blank(decided, len(x)))
+    for y in x:
+        p = reading.predict()
+        assert p.sum() == pytest.approx(1)
+        bits = reading._run(SCORE, np.array([y])).sum()
+        assert bits == pytest.approx(-np.log2(p[y]), abs=1e-9)
+
+
+def test_reading_at_once_symbol_by_symbol_and_coding_leave_the_same():
+    alphabet, x, decided = decisions(LOG)
+    corpus = Corpus.of([x], len(alphabet))
+
+    def new():
+        return Reading(None, decided, blank(decided, len(x)))
+
+    whole, single, coding, decoding, slots = (new() for _ in range(5))
+    bits = whole.learn(corpus)
+    single.read_all(x[:100])
+    for y in x[100:]:
+        single.read(int(y))
+    code = coding.encode(x)
+    # zeros at the end are not written
+    assert bits / 8 - 2 <= len(code) <= bits / 8 + 2
+    assert decoding.decode(code, len(x)).tolist() == x.tolist()
+    assert slots.learn(corpus, slots_alone=True) == 0
+    for other in (single, coding, decoding):
+        for mine, its in zip(whole.memory, other.memory, strict=True):
+            np.testing.assert_array_equal(mine, its)
+    for name in ("history", "slots", "last", "maps", "match_map"):
+        np.testing.assert_array_equal(getattr(whole.memory, name), getattr(slots.memory, name))
+
+
+def test_a_copy_learns_without_the_original():
+    alphabet, x, decided = decisions(LOG)
+    reading = Reading(None, decided, blank(decided, len(x)))
+    reading.learn(Corpus.of([x], len(alphabet)))
+    before = [array.copy() for array in reading.memory]
+    copied = reading.copy()
+    copied.read_all(np.tile(x, 3))
+    assert copied.memory.place[BEGIN] == len(x)
+    for array, kept in zip(reading.memory, before, strict=True):
+        np.testing.assert_array_equal(array, kept)
+
+
+def test_a_table_that_is_full_still_codes():
+    rng = np.random.default_rng(0)
+    alphabet = Alphabet(bytes(range(50)))
+    x = rng.integers(0, 50, 3000)
+    decided = tree(alphabet, np.bincount(x, minlength=50))
+    readings = [Reading(None, decided, blank(decided, len(x), slots=1 << 10)) for _ in range(2)]
+    code = readings[0].encode(x)
+    assert (readings[0].memory.slots != 0).mean() > 0.99
+    assert readings[1].decode(code, len(x)).tolist() == x.tolist()
+    # noise costs little more than noise
+    assert len(code) <= 1.1 * len(x) * np.log2(50) / 8
