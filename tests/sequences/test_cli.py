@@ -143,10 +143,65 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
     from pathspace.sequences.cli.worth import verdict
 
     others = {"bzip2": 1.0, "xz": 1.5, "context trees": 0.5}
-    assert verdict(0.4, others)[1] == "the model needs fewer bits than each of them: worth keeping"
-    assert verdict(1.2, others)[1].startswith(
+    assert verdict(0.4, others, True)[1] == "the model needs fewer bits than each of them: worth keeping"
+    said = verdict(1.2, others, True)[1]
+    assert said.startswith(
         "the model needs more bits than context trees and bzip2: to compress, take context trees"
     )
+    assert "no-context" not in said
+    assert "without --no-context" in verdict(1.2, others, False)[1]
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(
+        "".join(f"10:{k // 60:02}:{k % 60:02} GET /page{k * k % 7}.html {200 + k % 2}\n" for k in range(200))
+    )
+    return path
+
+
+def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
+    output = fit(run, log).output
+    network, contexts, mixed = map(
+        float,
+        re.search(r"validation by network ([\d.]+), contexts ([\d.]+), mixed ([\d.]+)", output).groups(),
+    )
+    assert max(contexts, mixed) < network / 2
+    assert "kept is the mixture, with the training text in its file" in output
+    assert "worth keeping" in output
+    run("compress", "m", log)
+    run("decompress", "m", "log.psq", "-o", "back")
+    assert (tmp_path / "back").read_bytes() == log.read_bytes()
+    assert b"GET /page" in run("sample", "m", "--length", 60).stdout_bytes
+    assert run("predict", "m", "10:03:19 G", "--top", 1).output.split()[1] == "'E'"
+    figures = json.loads(fit(run, log, "--json").stdout)
+    assert figures["kept"] == "mixed"
+    assert figures["validation_bits_per_symbol"] == figures["validation_bits_per_symbol_by_model"]["mixed"]
+    # the mixture is measured, and the network goes on
+    resumed = json.loads(fit(run, log, "--resume", "--passes", 50, "--json").stdout)
+    assert resumed["passes"] == 50
+
+
+def test_the_network_alone_holds_no_text(run, log, tmp_path):
+    output = fit(run, log, "--no-context").output
+    assert "validation by network" not in output
+    assert b"pathspace.sequences.mixed" not in (tmp_path / "m").read_bytes()
+    fit(run, log)
+    assert b"pathspace.sequences.mixed" in (tmp_path / "m").read_bytes()
+
+
+def test_without_a_validation_part_the_training_part_chooses(run, log):
+    output = fit(run, log, "--share", 0).output
+    assert "training by network" in output
+    assert "kept is the mixture" in output
+
+
+def test_contexts_alone_have_no_network_to_go_on_with(run, log, tmp_path):
+    from pathspace.sequences import Mixed
+
+    Mixed().fit(log.read_bytes()).save(tmp_path / "m")
+    assert "contexts alone" in run("fit", log, "-o", "m", "--resume", status=2).output
 
 
 @pytest.mark.parametrize("option", ["--units", "--restarts", "--ensemble", "--folds", "--jobs"])

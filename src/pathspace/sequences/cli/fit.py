@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, is_begun
 from pathspace.sequences.estimators import CNN, PCNN, RNN, load
+from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
 from pathspace.sequences.training import Training
 
-from .console import console, errors, per_symbol, say
+from .console import console, errors, per_symbol
 from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, read_for, writable
-from .worth import baseline_bits, verdict
+from .result import Result, mix
+from .worth import baseline_bits
 
 _MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
@@ -104,6 +106,14 @@ def fit(
         Path | None,
         typer.Option(help="File whose symbols the model shall know too.", exists=True, dir_okay=False),
     ] = None,
+    context: Annotated[
+        bool | None,
+        typer.Option(
+            "--context/--no-context",
+            help="Mix the network with contexts, so that the file holds the training text. Default: where that needs "
+            "fewer bits.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
@@ -112,6 +122,10 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn a file and write the model; the best by the validation part is kept.
+
+    Then the network is mixed with contexts: what followed the last symbols, the word, the longest match. Logs and
+    English text need that; the mixture is kept where it needs fewer bits on the validation part (without one, on the
+    training part). Its file holds the training text, packed; --no-context keeps the network alone.
 
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
@@ -124,6 +138,7 @@ def fit(
       pathspace sequence fit log.txt -o log.safetensors --seconds 60
       pathspace sequence fit log.txt -o log.safetensors --seconds 60 --resume
       pathspace sequence fit book.txt --text --units 64 --restarts 8 --jobs 2
+      pathspace sequence fit secret.txt -o small.safetensors --no-context
       pathspace sequence fit xor.txt -o xor.safetensors --after =
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
@@ -160,7 +175,7 @@ def fit(
             "jobs": jobs,
             "seed": seed,
         }
-        estimator = load(output) if resume else _MODELS[model](**options)
+        estimator = _network_of(output) if resume else _MODELS[model](**options)
         training_text = read_for(estimator, file) if resume else read(file, text)
         # folds take turns, and need no validation part of their own
         held: Text | float | None = (share or None) if folds == 1 else None
@@ -178,41 +193,59 @@ def fit(
         elif folds > 1:
             held_counted = counted
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
-        with (
-            beside(output, fresh) as checkpoint,
-            shown("fit", console, quiet=quiet, bound="at most") as show,
-        ):
+        with beside(output, fresh) as checkpoint:
             if checkpoint is not None and is_begun(checkpoint) and not quiet:
                 console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
-            report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
-            try:
-                estimator.fit(
-                    training_text,
-                    held,
-                    mask=mask,
-                    validation_mask=held_mask,
-                    alphabet=known,
-                    passes=passes if resume else None,
-                    seconds=seconds if resume else None,
-                    resume=resume,
-                    report=report,
-                    checkpoint=checkpoint,
-                )
-            except KeyboardInterrupt:
-                if report.last is None or estimator.restarts > 1:
-                    going_on = checkpoint is not None and is_begun(checkpoint)
-                    told = "the same command goes on from its checkpoints" if going_on else "nothing is saved"
-                    console.print(f"interrupted: {told}")
-                    raise
-                estimator.training_ = report.last
-                console.print("interrupted: what has been learned is saved, go on with --resume")
-            estimator.save(output)
+            with shown("fit", console, quiet=quiet, bound="at most") as show:
+                report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
+                try:
+                    estimator.fit(
+                        training_text,
+                        held,
+                        mask=mask,
+                        validation_mask=held_mask,
+                        alphabet=known,
+                        passes=passes if resume else None,
+                        seconds=seconds if resume else None,
+                        resume=resume,
+                        report=report,
+                        checkpoint=checkpoint,
+                    )
+                except KeyboardInterrupt:
+                    if report.last is None or estimator.restarts > 1:
+                        going_on = checkpoint is not None and is_begun(checkpoint)
+                        told = (
+                            "the same command goes on from its checkpoints"
+                            if going_on
+                            else "nothing is saved"
+                        )
+                        console.print(f"interrupted: {told}")
+                        raise
+                    estimator.training_ = report.last
+                    console.print("interrupted: what has been learned is saved, go on with --resume")
+                estimator.save(output)
+            result = Result(output, estimator.training_, counted, held_counted)
+            if context is not False:
+                masks = {"mask": mask, "validation_mask": held_mask}
+                mixed = mix(estimator, training_text, held, quiet, **masks)
+                result = result.beside(*mixed, context)
+                if result.kept == "mixed":
+                    mixed[0].save(output)
         others = {}
         if folds == 1 and after is None and held_counted:
             if not quiet:
                 console.print("setting it beside bzip2, xz and context trees", highlight=False)
             others = baseline_bits(*_parts(training_text, held))
-    _say_figures(output, estimator.training_, counted, held_counted, others, as_json)
+    result.say(others, as_json)
+
+
+def _network_of(output: Path) -> SequenceModel:
+    """Return the network of a model file, to go on with."""
+    estimator = load(output)
+    network = estimator.model if isinstance(estimator, Mixed) else estimator
+    if network is None:
+        raise ValueError(f"{output} holds contexts alone, and no network to go on with: leave out --resume")
+    return network
 
 
 def _parts(training_text: Text, held: Text | float | None) -> tuple[Text, Text]:
@@ -221,33 +254,3 @@ def _parts(training_text: Text, held: Text | float | None) -> tuple[Text, Text]:
         return held, training_text
     cut = len(training_text) - int(len(training_text) * (held or 0.0))
     return training_text[cut:], training_text[:cut]
-
-
-def _say_figures(
-    output: Path,
-    training: Training,
-    counted: int,
-    held_counted: int,
-    others: dict[str, float],
-    as_json: bool,
-) -> None:
-    each = per_symbol(-training.log_likelihood / math.log(2), counted)
-    lines = [
-        f"{output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
-        f"training {each:.4f} bits/symbol",
-    ]
-    figures: dict[str, Any] = {
-        "model": str(output),
-        "passes": training.passes,
-        "seconds": training.seconds,
-        "units": training.result.units,
-        "training_bits_per_symbol": each,
-    }
-    if held_counted:
-        held = per_symbol(training.best_bits, held_counted)
-        figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
-        lines.append(f"validation {held:.4f} bits/symbol, best at pass {training.best_pass}")
-        if others:
-            figures["baseline_bits_per_symbol"] = others
-            lines += verdict(held, others)
-    say(as_json, figures, *lines)

@@ -29,15 +29,15 @@ def baseline_bits(held: Text, before: Text) -> dict[str, float]:
     return {name: per_symbol(bits, len(held)) for name, bits in rows.items()}
 
 
-def verdict(model: float, others: dict[str, float]) -> list[str]:
+def verdict(model: float, others: dict[str, float], mixing_tried: bool) -> list[str]:
     """Return the lines that set the bits per symbol of a model beside those of the baselines."""
     listed = ", ".join(f"{name} {bits:.4f}" for name, bits in others.items())
     shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] <= model]
     if not shorter:
         said = "the model needs fewer bits than each of them: worth keeping"
     else:
-        said = (
-            f"the model needs more bits than {' and '.join(shorter)}: to compress, take {shorter[0]}, or fit longer "
-            "(--seconds, --passes) or with more --units"
-        )
+        more = "fit longer (--seconds, --passes) or with more --units"
+        if not mixing_tried:
+            more += ", or mix it with contexts (without --no-context)"
+        said = f"the model needs more bits than {' and '.join(shorter)}: to compress, take {shorter[0]}, or {more}"
     return [f"beside it, after the training part: {listed} bits/symbol", said]

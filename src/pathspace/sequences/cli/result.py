@@ -1,0 +1,109 @@
+"""What a fit has come to: network, contexts and mixture, which of them is kept, and the lines and figures about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.text import Text
+from pathspace.sequences.training import Training
+
+from .console import per_symbol, say, symbols_shown
+from .worth import verdict
+
+
+def mix(
+    network: SequenceModel, text: Text, held: Text | float | None, quiet: bool, **masks: Any
+) -> tuple[Mixed, Mixed]:
+    """Return the network mixed with contexts, and contexts alone, both of which have read the text."""
+    with symbols_shown("mix", quiet) as progress:
+        mixed = Mixed(network).read(text, held, progress=progress, **masks)
+    known = network.alphabet_.symbols
+    with symbols_shown("contexts alone", quiet) as progress:
+        return mixed, Mixed().read(text, held, alphabet=known, progress=progress, **masks)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A network after its fit, and what mixing has made of it.
+
+    Args:
+        output: the model file.
+        training: of the network.
+        counted: predicted symbols of the training text.
+        held_counted: those of the validation text.
+        training_bits: bits of the training text by model; empty where nothing was mixed.
+        held_bits: bits of the validation text by model; empty where nothing was mixed or held back.
+        kept: which model is saved.
+    """
+
+    output: Path
+    training: Training
+    counted: int
+    held_counted: int
+    training_bits: dict[str, float] | None = None
+    held_bits: dict[str, float] | None = None
+    kept: Literal["network", "mixed"] = "network"
+
+    def beside(self, mixed: Mixed, contexts: Mixed, context: bool | None) -> Result:
+        """Return the result with what the mixture and contexts alone need; None leaves the choice to the bits."""
+        trained = {
+            "network": -self.training.log_likelihood / math.log(2),
+            "contexts": contexts.bits_,
+            "mixed": mixed.bits_,
+        }
+        held = {}
+        if mixed.validation_bits_ is not None and contexts.validation_bits_ is not None:
+            held = {
+                "network": self.training.best_bits,
+                "contexts": contexts.validation_bits_,
+                "mixed": mixed.validation_bits_,
+            }
+        by = held or trained
+        is_mixed = by["mixed"] < by["network"] if context is None else context
+        kept = "mixed" if is_mixed else "network"
+        return replace(self, training_bits=trained, held_bits=held, kept=kept)
+
+    def say(self, others: dict[str, float], as_json: bool) -> None:
+        """Print it, beside the bits per symbol of the baselines."""
+        training, each = self.training, per_symbol(-self.training.log_likelihood / math.log(2), self.counted)
+        lines = [
+            f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
+            f"training {each:.4f} bits/symbol",
+        ]
+        figures: dict[str, Any] = {
+            "model": str(self.output),
+            "passes": training.passes,
+            "seconds": training.seconds,
+            "units": training.result.units,
+            "training_bits_per_symbol": each,
+            "kept": self.kept,
+        }
+        held = per_symbol(training.best_bits, self.held_counted)
+        if self.held_counted:
+            figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
+            lines.append(f"validation {held:.4f} bits/symbol, best at pass {training.best_pass}")
+        if self.training_bits is not None:
+            bits, counted, part = self.training_bits, self.counted, "training"
+            if self.held_bits:
+                bits, counted, part = self.held_bits, self.held_counted, "validation"
+            rows = {name: per_symbol(total, counted) for name, total in bits.items()}
+            figures[f"{part}_bits_per_symbol_by_model"] = rows
+            if self.held_bits:
+                figures["validation_bits_per_symbol"] = held = rows[self.kept]
+            named = {
+                "network": "the network alone",
+                "mixed": "the mixture, with the training text in its file",
+            }
+            lines.append(
+                f"{part} by network {rows['network']:.4f}, contexts {rows['contexts']:.4f}, mixed {rows['mixed']:.4f} "
+                f"bits/symbol: kept is {named[self.kept]}"
+            )
+        if others:
+            figures["baseline_bits_per_symbol"] = others
+            lines += verdict(held, others, self.training_bits is not None)
+        say(as_json, figures, *lines)
