@@ -25,7 +25,7 @@ BLOCK = 16 + 16  # values, and queries with keys, of an attention of width 16
 
 def library(name):
     """A library, or a skipped test where it is missing."""
-    return pytest.importorskip(name, reason=f"{name} is not installed (pip install 'pathspace[models]')")
+    return pytest.importorskip(name, reason=f"{name} is not installed (pip install 'pathspace[tools]')")
 
 
 def gpt2():
