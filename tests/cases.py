@@ -115,6 +115,12 @@ def in_turn(
     ]
 
 
+def half(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Half of a product of three factors or more, in which any two values of two of them still meet."""
+    chosen = itertools.product(*(enumerate(factor) for factor in factors))
+    return [tuple(value for _, value in one) for one in chosen if sum(number for number, _ in one) % 2 == 0]
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value

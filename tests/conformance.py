@@ -574,9 +574,11 @@ def resumed(run: Run, entry: Entry, *, through_file: bool, **options: Any) -> Ru
         state = torch.load(buffer, weights_only=True)
     else:
         state = copy.deepcopy(state)
-    fresh = run.case.model(run.dtype, seed=99)
+    fresh, network = traced(run.case, run.dtype)
+    with torch.no_grad():
+        for p in fresh.parameters():
+            p.zero_()
     fresh.load_state_dict(state["model"])
-    network = trace(run.case, fresh)
     optimizer = entry.make(fresh.parameters(), network, **options)
     optimizer.load_state_dict(state["optimizer"])
     return Run(run.case, fresh, network, optimizer, [], run.steps)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
+from cases import half
 from oracles import ddp_normalization as oracle
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "ddp_normalization.json").read_text())
@@ -70,9 +71,7 @@ def test_fixture(case):
         torch.testing.assert_close(p.grad, torch.tensor(expected, dtype=torch.float64), **close)
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("rule", "name", "bias"), half(RULES, LAYERS, [True, False]), ids=str)
 def test_layer_is_what_the_definition_says_and_so_are_its_gradients(name, rule, bias):
     alpha, statistic, centred = rule
     model, x, d = single(name, bias=bias)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, INVARIANCE, PRODUCTS, ZOO, call, mlp, of_each_kind, trace
+from cases import BY_NAME, INVARIANCE, PRODUCTS, ZOO, call, mlp, of_each_kind, trace, traced
 from conformance import (
     REGISTRY,
     Entry,
@@ -54,18 +54,18 @@ def brief(entry):
 
 
 def larger_networks_for(entries):
-    """Pairs with networks that are not small: all of them for the rules as they are, two for those with many options.
+    """Pairs with networks that are not small: all of them for one rule of each kind of metric, two or three for others.
 
     Options act on the gradient and the metric of one parameter, whatever network these come from, so that each network
     meets some of these rules in turn. QuasiDiagonal has a metric of its own and no other rule that shows it.
     """
     turns = 0
     for entry in entries:
-        everywhere = entry in THOROUGH or (entry in FULL and entry.kind == "QuasiDiagonal")
-        if not everywhere and entry not in FULL:
+        everywhere = entry.name in ("PathSGD", "PathAdam", "GSGD", "DDPSGD", "QuasiDiagonal everything")
+        if not everywhere and entry not in (*THOROUGH, *FULL):
             continue
         possible = [c for c in LARGER if c not in PRODUCTS or entry.kind not in IN_PATH_SPACE]
-        number = len(possible) if everywhere else 2
+        number = len(possible) if everywhere else 2 + (entry in THOROUGH)
         for place in range(number):
             yield brief(entry), possible[(turns + place) % len(possible)]
         turns += 0 if everywhere else number
@@ -332,8 +332,7 @@ def test_one_cycle_schedules_run(entry):
 @MOST
 def test_groups_have_rates_of_their_own(entry):
     case = BY_NAME["mlp"]
-    model = case.model()
-    network = trace(case, model)
+    model, network = traced(case)
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
     groups.append({"params": model[4].parameters(), "lr": 0.001})
     optimizer = entry.make(groups, network)
@@ -366,8 +365,7 @@ def test_groups_do_not_change_the_step(entry):
 @MOST
 def test_groups_may_be_added(entry):
     case = BY_NAME["mlp"]
-    model = case.model()
-    network = trace(case, model)
+    model, network = traced(case)
     optimizer = entry.make(model[0].parameters(), network)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, trace
+from cases import BY_NAME, call, mlp, trace, traced
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
 from pathspace.metrics import data_dependent, path
@@ -178,8 +178,7 @@ def test_first_examples_of_a_batch_are_enough(name):
 
 def test_keyword_arguments_are_seen():
     case = BY_NAME["siamese by keyword"]
-    model = case.model()
-    network = trace(case, model)
+    model, network = traced(case)
     optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.05)
     example = case.example(4)
     before = weights(model)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, trace
+from cases import BY_NAME, call, mlp, trace, traced
 from conformance import power_of_two_factors
 from pathspace.optim.base.points import move_points_
 
@@ -27,8 +27,7 @@ OTHERS = {
 
 def run(case, make, steps=12, factors=None, dtype=torch.float32, wrap=None):
     """The outputs of a run, and its weights after undoing the rescaling."""
-    model = case.model(dtype)
-    network = trace(case, model)
+    model, network = traced(case, dtype)
     if factors is not None:
         ps.rescaling.rescale_(network, factors.to(dtype))
     optimizer, outputs = make(model.parameters(), network), []
@@ -227,8 +226,7 @@ def test_schedule_free_rules_switch_in_coordinates():
     case = BY_NAME["rnn"]
     runs = []
     for factors in (None, power_of_two_factors(case.classes)):
-        model = case.model()
-        network = trace(case, model)
+        model, network = traced(case)
         if factors is not None:
             ps.rescaling.rescale_(network, factors.float())
         optimizer = ps.optim.Invariant(model.parameters(), network, kind, **options)
@@ -300,8 +298,7 @@ def test_wrong_calls_say_what_to_do():
 
 def test_options_of_the_metric_are_sent_to_the_metric():
     case = BY_NAME["mlp"]
-    model = case.model()
-    network = trace(case, model)
+    model, network = traced(case)
     with pytest.raises(TypeError, match=r"write metric=pathspace.metrics.Path\(damping=0.1, power=0.5\)"):
         ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1)
 

@@ -227,8 +227,7 @@ def test_default_steps_have_the_size_of_sgds_on_the_balanced_network(name):
     case = BY_NAME[name]
     lengths = []
     for plain in (False, True):
-        model = case.model(torch.float64)
-        network = trace(case, model)
+        model, network = traced(case, torch.float64)
         ps.rescaling.balance_(network)
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
         if plain:

@@ -65,8 +65,10 @@ def test_path_gradients_are_those_of_the_fixture():
 
 def follow(case, make, rule, steps=4, skeleton_rule="largest", training=False):
     """Train a network, and the values of its basis paths by `rule` as if they were parameters; compare."""
-    model = case.model(torch.float64).train(training)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
+    if training != case.training:
+        model.train(training)
+        network = trace(case, model)
     skeleton = ps.paths.skeleton(network, skeleton_rule, generator=torch.Generator().manual_seed(2))
     values = PathValues(network, skeleton)
     paths = torch.nn.Parameter(values.now())
@@ -212,8 +214,7 @@ def test_decay_and_clipping_act_on_paths(case):
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
     """The path through e = (u -> v) takes the options of the group that e is in; others on it do not count."""
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     skeleton = ps.paths.skeleton(network, "cyclic")
     values = PathValues(network, skeleton)
     options = [{"lr": 1e-4 * (i + 1), "weight_decay": 10.0 * i} for i in range(len(network.parameters))]
@@ -244,8 +245,7 @@ def test_oracle_tells_other_steps():
 def test_units_give_every_path_a_rate_that_stays():
     """The default: v_e <- v_e - lr a_e^2 dL/dv_e with a_e frozen, 1 for a weight of the balanced network."""
     case = BY_NAME["stacked rnn"]
-    model = case.model(torch.float64)
-    network = trace(case, model)
+    model, network = traced(case, torch.float64)
     ps.rescaling.balance_(network)
     skeleton = ps.paths.skeleton(network)
     values = PathValues(network, skeleton)

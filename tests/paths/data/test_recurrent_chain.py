@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import ZOO, traced
+from cases import ZOO, half, traced
 from pathspace.paths.data import chain_terms as module
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import Request, kappa_terms
@@ -65,13 +65,15 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("read", "options"), FORMS, ids=["last", "two layers", "three layers", "every"])
-@pytest.mark.parametrize("sharing", ["parameters", "edges"])
-@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+SIZES = [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]  # alpha, examples, steps
+
+
 @pytest.mark.parametrize(
-    ("alpha", "count", "steps"), [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]
+    ("form", "sharing", "statistic", "sizes"),
+    half(FORMS, ["parameters", "edges"], ["second_moment", "covariance"], SIZES),
 )
-def test_both_terms_are_those_of_any_network(read, options, sharing, statistic, alpha, count, steps):
+def test_both_terms_are_those_of_any_network(form, sharing, statistic, sizes):
+    (read, options), (alpha, count, steps) = form, sizes
     model, x, network = made(read, count, steps, **options)
     request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
     seen = followed(model, network, x, count)
