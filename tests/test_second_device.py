@@ -109,12 +109,16 @@ def trained(rule, name, device):
     return model.state_dict()
 
 
+AS_ANOTHER = {"PathGradientAdam": "PathAdam", "GAdam": "GSGD", "DDPAdam": "DDPSGD by signs"}
+
+
 def pairs():
-    """Every rule on one of four kinds of networks, in turn; the others are slow to show the same."""
+    """Every rule with a metric or a rule of its own on one of four kinds of networks, in turn; the others are slow."""
     kinds = "mlp", "rnn", "batch norm", "characters"
     for number, rule in enumerate(RULES):
         for place, name in enumerate(kinds):
-            marks = () if place == number % len(kinds) else pytest.mark.slow
+            quick = place == number % len(kinds) and rule not in AS_ANOTHER
+            marks = () if quick else pytest.mark.slow
             yield pytest.param(name, rule, marks=marks)
 
 

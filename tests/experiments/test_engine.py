@@ -50,6 +50,8 @@ def start_for(method: str) -> str:
 # Rules of another method on another model, from another start or at another rate: `make test-all` resumes them, too.
 AS_ANOTHER = {
     "adamw": "adam",
+    "path-sgd-half": "path-sgd-short",
+    "path-adam-half": "path-adam",
     "path-sgd-published-both": "path-sgd-published",
     "g-adam-published": "g-sgd-published",
     "balanced-adamw": "balanced-adam",
@@ -62,6 +64,8 @@ AS_ANOTHER = {
     "lstm-sgd": "lstm-adam",
     "ddp-norm-centred": "ddp-norm",
     "moment-norm": "ddp-norm",
+    "ddp-sgd-centred": "ddp-sgd",
+    "covariance-sgd": "diagonal-natural",
 }
 RESUMED = [pytest.param(m, 0.9, marks=pytest.mark.slow if m in AS_ANOTHER else ()) for m in METHODS]
 
