@@ -5,6 +5,7 @@ Letters: T time, B batch, D input, H hidden, l layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -64,7 +65,7 @@ class RNN(nn.RNN):
     @property
     def kernel(self) -> str:
         """What the latest call ran, or before any what calls may run: compiled loops, or ``torch.nn.RNN`` and why."""
-        reason = self._refusal() if self._ran is None else self._ran
+        reason = self._refusal(self._weights()[0]) if self._ran is None else self._ran
         return f"compiled, {_loops().instructions()}" if not reason else f"torch.nn.RNN: {reason}"
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None):  # type: ignore[override] - as nn.RNN
@@ -79,31 +80,33 @@ class RNN(nn.RNN):
         """
         if torch.compiler.is_compiling():
             return super().forward(input, hx)
-        self._update_flat_weights()
+        weights = self._weights()
         x, batch_sizes = (
             (input.data, input.batch_sizes) if isinstance(input, PackedSequence) else (input, None)
         )
-        reason = self._refusal() or _looked_at() or self._unfit(x, hx, batch_sizes)
+        reason = self._refusal(weights[0]) or _looked_at() or self._unfit(x, hx, batch_sizes, weights)
         self.__dict__["_ran"] = reason or ""  # past the checks that modules do
         if reason:
             return super().forward(input, hx)
         if isinstance(input, PackedSequence):
             start = None if hx is None else self.permute_hidden(hx, input.sorted_indices)
-            states, last = self._layers(x, start, input.batch_sizes)
+            states, last = self._layers(x, start, weights, input.batch_sizes)
             packed = PackedSequence(states, input.batch_sizes, input.sorted_indices, input.unsorted_indices)
             return packed, self.permute_hidden(last, input.unsorted_indices)
         if x.dim() == 2:
-            states, last = self._layers(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), None)
+            states, last = self._layers(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), weights)
             return states.squeeze(1), last.squeeze(1)
         if not self.batch_first:
-            return self._layers(x, hx, None)
-        states, last = self._layers(x.transpose(0, 1), hx, None)
+            return self._layers(x, hx, weights)
+        states, last = self._layers(x.transpose(0, 1), hx, weights)
         return states.transpose(0, 1), last
 
-    def _layers(self, x: Tensor, start: Tensor | None, batch_sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _layers(
+        self, x: Tensor, start: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """All layers on ``[T, B, D]`` or packed ``[N, D]``, from ``[layers * directions, B, H]``."""
         run, directions, size = _loops().layer, 1 + self.bidirectional, 2 + 2 * self.bias
-        weights, last = self._flat_weights, []
+        last = []
         for layer in range(self.num_layers):
             states = []
             for i in range(directions * layer, directions * (layer + 1)):
@@ -117,12 +120,20 @@ class RNN(nn.RNN):
                 x = F.dropout(x, self.dropout, self.training)
         return x, torch.cat(last) if len(last) > 1 else last[0]
 
-    def _refusal(self) -> str | None:
+    def _weights(self) -> list[Tensor]:
+        """All parameters, in the order of `torch.nn.RNN`."""
+        parameters = self._parameters  # as attributes they are found after a search, at each step
+        weights = [parameters.get(name) for name in self._flat_weights_names]
+        if any(weight is None for weight in weights):  # parametrized
+            self._update_flat_weights()
+            weights = self._flat_weights
+        return weights  # type: ignore[return-value]
+
+    def _refusal(self, weight: Tensor) -> str | None:
         """Why no call of this layer may run in the compiled loops."""
         if self.mode != "RNN_RELU":
             return f"the nonlinearity is {self.nonlinearity}"
-        weight = self._flat_weights[0]
-        if weight is None or type(weight) not in (Tensor, nn.Parameter):
+        if type(weight) not in (Tensor, nn.Parameter):
             return "weights are not plain tensors"
         if weight.device.type != "cpu":
             return f"parameters are on {weight.device}"
@@ -135,15 +146,18 @@ class RNN(nn.RNN):
         many = f"{self.hidden_size} units, and PyTorch is faster above {largest}"
         return many if self.hidden_size > largest else None
 
-    def _unfit(self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None) -> str | None:
+    def _unfit(
+        self, x: Tensor, hx: Tensor | None, batch_sizes: Tensor | None, weights: Sequence[Tensor]
+    ) -> str | None:
         """Why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
-        weights, start = self._flat_weights, () if hx is None else (hx,)
-        if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (x, *start, *weights)):
-            return "an argument or a parameter is not a plain tensor"
-        kind = (x.dtype, x.device, torch.strided)
-        if any((t.dtype, t.device, t.layout) != kind for t in (*start, *weights)):  # type: ignore[union-attr]
-            return "inputs and parameters differ in type or device"
-        if [t.shape for t in weights] != self._shapes():  # type: ignore[union-attr]
+        start, dtype = () if hx is None else (hx,), weights[0].dtype
+        for tensor in (x, *start, *weights):
+            if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+                return "an argument or a parameter is not a plain tensor"
+            if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
+                return "inputs and parameters differ in type or device"
+        shapes = _shapes(self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias)
+        if [tensor.shape for tensor in weights] != shapes:
             return "the parameters have other shapes than they began with"
         if batch_sizes is not None:
             fits, steps, rows = (
@@ -159,14 +173,6 @@ class RNN(nn.RNN):
         if start and start[0].shape != (self.num_layers * (1 + self.bidirectional), *rows, self.hidden_size):
             return f"the first states have the shape {list(start[0].shape)}"
         return None if steps >= FEWEST else f"{steps} steps, and PyTorch is faster below {FEWEST}"
-
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of all parameters."""
-        H, shapes = self.hidden_size, []
-        for layer in range(self.num_layers):
-            inputs = H * (1 + self.bidirectional) if layer else self.input_size
-            shapes += [(H, inputs), (H, H), *[(H,)] * (2 * self.bias)] * (1 + self.bidirectional)
-        return shapes
 
 
 def fast_(model: nn.Module) -> list[str]:
@@ -200,6 +206,16 @@ def fast_(model: nn.Module) -> list[str]:
     return names
 
 
+@cache
+def _shapes(D: int, H: int, layers: int, bidirectional: bool, bias: bool) -> list[tuple[int, ...]]:
+    """The shapes of all parameters."""
+    shapes = []
+    for layer in range(layers):
+        inputs = H * (1 + bidirectional) if layer else D
+        shapes += [(H, inputs), (H, H), *[(H,)] * (2 * bias)] * (1 + bidirectional)
+    return shapes
+
+
 def _looked_at() -> str | None:
     """Why the operations of a call must be PyTorch's: something looks at them."""
     if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
@@ -210,6 +226,8 @@ def _looked_at() -> str | None:
         return "torch.func transforms operations"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
+    if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:  # type: ignore[attr-defined]
+        return "torch.compile"
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "torch.jit traces operations"
     if torch.is_autocast_enabled("cpu"):

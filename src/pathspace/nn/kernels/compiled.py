@@ -11,6 +11,8 @@ Sequences may end early: step t has the first rows[t] of them. All matrices are 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numba import njit
 from numba.core.registry import cpu_target
@@ -20,7 +22,6 @@ from pathspace.nn.kernels.tile import HEAD, PRODUCT, on_its_own, tile, vector_by
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
 """Bytes of a vector on this processor; 0 if it has none that the kernel can use."""
 
-# Numba keeps what it compiled by the date of this file alone: touch it with every change of tile.py.
 # Blocks of 8 x 3 vectors fit the 32 registers of AVX-512, of 6 x 2 the 16 of AVX2.
 _WIDTH = WIDTH or 32
 _ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (6, 2, 2)
@@ -94,8 +95,8 @@ def _rows(rows, t, low, high):
     return max(0, min(rows[t], high) - low) if 0 <= t < len(rows) else 0
 
 
-@njit(error_model="numpy", nogil=True, cache=True)
-def forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, bias, h0, out, low, high):
+@njit(error_model="numpy")
+def _forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, b_in, b_rec, h0, out, low, high):
     """Write the states h_t of the sequences low to high.
 
     Args:
@@ -107,7 +108,8 @@ def forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, bias, h0, out
         x: Address, and from a step, a row of the states, a sequence and an input to the next.
         w_in_t: W_in^T, (D, H).
         w_rec_t: W_rec^T, (H, H).
-        bias: b, (H,), or 0.
+        b_in: The first part of b, (H,), or 0.
+        b_rec: The second, or 0.
         h0: Address of the first states, and from a sequence to the next.
         out: Address of the states, written.
         low: The first sequence.
@@ -127,28 +129,28 @@ def forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, bias, h0, out
         here = out + (first[t] + low) * row
         inputs = x + t * x_step + first[t] * x_first + low * x_row
         if m:
-            _begin(job, here, row, bias, 0)
-            job[8] = 1
+            _begin(job, here, row, b_in, 0)
+            job[4], job[8] = b_rec, 1
             _add(job, inputs, x_row, x_input, w_in_t, row, D)
             _add(job, out + (first[before] + low) * row, row, size, w_rec_t, row, H)
             _do(unit, size, job, m, H)
         if m < n:  # these begin here
-            _begin(job, here + m * row, row, bias, 0)
-            job[8] = 1
+            _begin(job, here + m * row, row, b_in, 0)
+            job[4], job[8] = b_rec, 1
             _add(job, inputs + m * x_row, x_row, x_input, w_in_t, row, D)
             _add(job, h0 + (low + m) * h0_row, h0_row, size, w_rec_t, row, H)
             _do(unit, size, job, n - m, H)
 
 
-@njit(error_model="numpy", nogil=True, cache=True)
-def backward(
+@njit(error_model="numpy")
+def _backward(
     unit, sizes, rows, first, reverse, x, w_in, w_rec, h0, out, g_out, g_last, g_x, g_h0, sums, scratch,
     chunk, one, low, high,
 ):  # fmt: skip
-    """Write the gradients of :func:`forward` for the sequences low to high, and their sums.
+    """Write the gradients of :func:`_forward` for the sequences low to high, and their sums.
 
     Args:
-        unit: See :func:`forward`, like what is not named here.
+        unit: See :func:`_forward`, like what is not named here.
         sizes: The same.
         rows: The same.
         first: The same.
@@ -225,3 +227,22 @@ def backward(
             _do(unit, size, to_rec, H, H)
             _do(unit, size, to_bias, 1, H)
             begun, waiting = 1, 0
+
+
+def _kept(date):
+    """The loops as Numba keeps them on disk: until this file changes, or what they close over."""
+
+    @njit(error_model="numpy", nogil=True, cache=True)
+    def forward(*arguments):
+        _ = date
+        _forward(*arguments)
+
+    @njit(error_model="numpy", nogil=True, cache=True)
+    def backward(*arguments):
+        _ = date
+        _backward(*arguments)
+
+    return forward, backward
+
+
+forward, backward = _kept(Path(__file__).with_name("tile.py").stat().st_mtime_ns)

@@ -28,7 +28,6 @@ def instructions() -> str | None:
     return {64: "AVX-512", 32: "AVX2"}.get(compiled.WIDTH)
 
 
-@torch.compiler.disable  # what it calls is compiled
 def layer(
     x: Tensor,
     h0: Tensor | None,
@@ -48,8 +47,8 @@ def layer(
     Returns:
         All states, ``[T, B, H]`` or ``[N, H]``, and the last ones, ``[1, B, H]``.
     """
-    w_in, w_rec, b_in, b_rec = (*weights, None, None)[:4]
-    return _Layer.apply(x, h0, w_in, w_rec, b_in, b_rec, batch_sizes, reverse)  # type: ignore[return-value]
+    biases = () if len(weights) == 4 else (None, None)
+    return _Layer.apply(x, h0, *weights, *biases, batch_sizes, reverse)  # type: ignore[return-value]
 
 
 class _Layer(torch.autograd.Function):
@@ -59,12 +58,12 @@ class _Layer(torch.autograd.Function):
         steps = _Steps(x, h0, batch_sizes, reverse, len(w_rec))
         out = x.new_empty(*x.shape[:-1], len(w_rec))
         w_in_t, w_rec_t = w_in.t().contiguous(), w_rec.t().contiguous()
-        bias = None if b_in is None or b_rec is None else b_in + b_rec
+        biases = [None if bias is None else bias.contiguous() for bias in (b_in, b_rec)]
 
         def run(low: int, high: int, _: int) -> None:
             compiled.forward(
-                *steps.arguments, w_in_t.data_ptr(), w_rec_t.data_ptr(), _address(bias), steps.h0, out.data_ptr(),
-                low, high,
+                *steps.arguments, w_in_t.data_ptr(), w_rec_t.data_ptr(), _address(biases[0]), _address(biases[1]),
+                steps.h0, out.data_ptr(), low, high,
             )  # fmt: skip
 
         _in_threads(run, steps.threads(), steps.sequences)
