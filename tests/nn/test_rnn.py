@@ -253,6 +253,88 @@ def test_eight_threads_may_use_one_layer():
             torch.testing.assert_close(grads, torch.autograd.grad(expected.sum(), tuple(plain.parameters())))
 
 
+@pytest.mark.parametrize(("kernel", "threads"), [("compiled", 1), ("compiled", 3), ("torch.nn.RNN", 1)])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}]
+)
+def test_copies_are_layers_of_their_own(options, kernel, threads, monkeypatch):
+    """States and gradients of copies are those of as many layers, bitwise: with one input and with one for each."""
+    if kernel != "compiled":
+        monkeypatch.setattr(ps.nn.RNN, "_refusal", lambda *_: "a test")
+    layers = [ps.nn.RNN(6, 19, nonlinearity="relu", **options) for _ in range(4)]
+    for scale, layer in enumerate(layers, 1):
+        torch.nn.utils.vector_to_parameters(
+            scale * torch.nn.utils.parameters_to_vector(layer.parameters()).detach(), layer.parameters()
+        )
+    parameters, _ = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
+    deep = len(parameters) // (4 if layers[0].bias else 2)
+    hx = torch.randn(4, deep, 30, 19, requires_grad=True)
+    each = torch.randn(4, 30, 30, 6, requires_grad=True)
+    for x, start in (
+        (each, hx),
+        (each, None),
+        (each[0].detach().requires_grad_(), hx),
+        (each.detach().mT.contiguous().mT.requires_grad_(), hx),
+    ):
+        torch.set_num_threads(threads)
+        try:
+            states, last = layers[0].copies(parameters, x, start)
+            weigh = [torch.randn(states.shape), torch.randn(last.shape)]
+            wanted = [x, *(() if start is None else (start,)), *parameters.values()]
+            loss = (states * weigh[0]).sum() + (last * weigh[1]).sum()
+            mine = torch.autograd.grad(loss, wanted)
+        finally:
+            torch.set_num_threads(1)
+        assert layers[0].kernel.startswith(kernel)
+        inputs = []
+        for k, layer in enumerate(layers):
+            own = x[k] if x.dim() == 4 else x
+            begin = None if start is None else start[k]
+            alone, end = layer(own, begin)
+            assert torch.equal(alone, states[k])
+            assert torch.equal(end, last[k])
+            loss = (alone * weigh[0][k]).sum() + (end * weigh[1][k]).sum()
+            of = [own, *(() if begin is None else (begin,)), *layer.parameters()]
+            theirs = torch.autograd.grad(loss, of)
+            inputs.append(theirs[0])
+            for a, b in zip(mine[1:], theirs[1:], strict=True):
+                assert torch.equal(a[k], b)
+        if x.dim() == 4:
+            assert torch.equal(mine[0], torch.stack(inputs))
+        else:
+            torch.testing.assert_close(mine[0], sum(inputs))
+
+
+def test_copies_have_second_derivatives():
+    layers = [ps.nn.RNN(2, 3, nonlinearity="relu", dtype=torch.float64) for _ in range(2)]
+    parameters, _ = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
+    x = torch.randn(3, 2, 2, dtype=torch.float64)
+
+    def run(*values):
+        return layers[0].copies(dict(zip(parameters, values, strict=True)), x)
+
+    assert torch.autograd.gradcheck(run, tuple(parameters.values()))
+    assert layers[0].kernel.startswith("compiled")
+    assert torch.autograd.gradgradcheck(run, tuple(parameters.values()))
+
+
+def test_copies_refuse_what_does_not_fit():
+    layer = ps.nn.RNN(2, 3, nonlinearity="relu")
+    parameters, _ = torch.func.stack_module_state([layer, layer])
+    with pytest.raises(ValueError, match=r"copies needs the parameters .*; got \['weight_ih_l0'\]"):
+        layer.copies({"weight_ih_l0": parameters["weight_ih_l0"]}, torch.zeros(4, 1, 2))
+    wrong = [
+        (torch.zeros(3, 4, 1, 2), None),
+        (torch.zeros(4, 2), None),
+        (torch.zeros(4, 1, 2), torch.zeros(1, 1, 3)),
+    ]
+    for x, hx in wrong:
+        with pytest.raises(ValueError, match="copies needs a first dimension of 2"):
+            layer.copies(parameters, x, hx)
+    with pytest.raises(RuntimeError, match="input"):
+        layer.copies(parameters, torch.zeros(4, 1, 5))
+
+
 def _in_child(queue, layer, x):
     torch.set_num_threads(2)
     with torch.no_grad():

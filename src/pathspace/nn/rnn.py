@@ -1,11 +1,11 @@
 """A recurrent layer that computes what ``torch.nn.RNN`` does, several times as fast on a processor.
 
-Letters: T time, B batch, D input, H hidden, l layer.
+Letters: T time, B batch, D input, H hidden, l layer, K copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -101,24 +102,87 @@ class RNN(nn.RNN):
         states, last = self._layers(x.transpose(0, 1), hx, weights)
         return states.transpose(0, 1), last
 
+    def copies(
+        self, parameters: Mapping[str, Tensor], input: Tensor, hx: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run K networks of this layer's sizes in one call: seeds, or rates, of a sweep.
+
+        The layer lends its sizes and options, not its parameters. Each copy computes what a layer with its parameters
+        does, to the bit with one thread; several threads share the copies. Only dropout draws for all copies at once.
+
+        Args:
+            parameters: by their names in the layer, each with a first dimension of K, as
+                ``torch.func.stack_module_state(layers)[0]`` stacks them.
+            input: that of a batch with a first dimension of K, ``[K, T, B, D]``, or without it for all copies.
+            hx: ``[K, layers * directions, B, H]``; zero if None.
+
+        Returns:
+            The states of the last layer in the form of the input, and the last state of every layer, with K first.
+
+        Raises:
+            ValueError: names, numbers of copies or dimensions do not fit; else as ``torch.nn.RNN`` does.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> layers = [ps.nn.RNN(4, 8, nonlinearity="relu") for _ in range(3)]
+            >>> parameters, _ = torch.func.stack_module_state(layers)
+            >>> states, last = layers[0].copies(parameters, torch.randn(5, 2, 4))
+            >>> states.shape, last.shape
+            (torch.Size([3, 5, 2, 8]), torch.Size([3, 1, 2, 8]))
+        """
+        names = list(self._flat_weights_names)
+        if sorted(parameters) != sorted(names):
+            raise ValueError(
+                f"copies needs the parameters {names}, each with its copies; got {list(parameters)}"
+            )
+        weights = [parameters[name] for name in names]
+        K = weights[0].shape[0]
+        x = input.expand(K, *input.shape) if input.dim() == 3 else input
+        stacked = [x, *weights] if hx is None else [x, hx, *weights]
+        if x.dim() != 4 or (hx is not None and hx.dim() != 4) or K < 1 or any(len(t) != K for t in stacked):
+            raise ValueError(
+                f"copies needs a first dimension of {K} copies, as {names[0]} has, in parameters, in states (of 4 "
+                f"dimensions) and in an input of 4; got {[list(tensor.shape) for tensor in stacked]}"
+            )
+        first = [weight[0] for weight in weights]
+        reason = "torch.compile" if torch.compiler.is_compiling() else None
+        reason = reason or self._refusal(first[0]) or _looked_at()
+        reason = reason or self._unfit(x[0], None if hx is None else hx[0], None, first)
+        if reason:
+            results = [
+                functional_call(
+                    self,
+                    {name: p[k] for name, p in parameters.items()},
+                    (x[k], None if hx is None else hx[k]),
+                )
+                for k in range(K)
+            ]
+            states, last = zip(*results, strict=True)
+            return torch.stack(states), torch.stack(last)
+        self.__dict__["_ran"] = ""
+        if not self.batch_first:
+            return self._layers(x, hx, weights)
+        states, last = self._layers(x.transpose(1, 2), hx, weights)
+        return states.transpose(1, 2), last
+
     def _layers(
         self, x: Tensor, start: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """All layers on ``[T, B, D]`` or packed ``[N, D]``, from ``[layers * directions, B, H]``."""
+        """All layers on ``[T, B, D]`` or packed ``[N, D]``, from ``[layers * directions, B, H]``; or K copies first."""
         run, directions, size = _loops().layer, 1 + self.bidirectional, 2 + 2 * self.bias
         last = []
         for layer in range(self.num_layers):
             states = []
             for i in range(directions * layer, directions * (layer + 1)):
                 own = tuple(weights[size * i : size * (i + 1)])
-                begin = None if start is None else start[i]
+                begin = None if start is None else start.select(-3, i)
                 every, end = run(x, begin, own, batch_sizes, i % directions == 1)  # type: ignore[arg-type]
                 states.append(every)
                 last.append(end)
             x = torch.cat(states, -1) if self.bidirectional else states[0]
             if self.dropout and layer + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout, self.training)
-        return x, torch.cat(last) if len(last) > 1 else last[0]
+        return x, torch.cat(last, -3) if len(last) > 1 else last[0]
 
     def _weights(self) -> list[Tensor]:
         """All parameters, in the order of `torch.nn.RNN`."""
