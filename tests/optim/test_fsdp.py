@@ -1,10 +1,13 @@
 """Models that FSDP's ``fully_shard`` splits over processes train as one process trains them."""
 
+import copy
 import functools
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -161,3 +164,91 @@ def test_two_processes_train_as_one(tmp_path):
 def test_four_processes_train_as_one(tmp_path):
     """Some of them have no row of some parameters."""
     check(in_processes(4, few, tmp_path), 12)
+
+
+# -- rescaled starts, and states that travel ----------------------------------------------------------------
+
+SAVED = ["all of PathSGD", "all of PathAdam", "centred", "PathGradientAdam", "NAdam", "ASGD"]
+INVARIANT = ["all of PathSGD", "all of PathAdam", "centred", "SGD"]
+
+
+def rescales(rank, folder):
+    """Outputs of steps from a start and from a rescaled one, in float32."""
+    runs = {}
+    for rule in INVARIANT:
+        for rescaled in (False, True):
+            model, network = build("mlp", torch.float32)
+            if rescaled:
+                generator = torch.Generator().manual_seed(3)
+                ps.rescaling.random_rescale_(network, powers_of_two=True, generator=generator)
+            runs.setdefault(rule, []).append(
+                trained(split(model), network, "mlp", rule, slice(4 * rank, 4 * rank + 4), 20)[1]
+            )
+    return runs
+
+
+def pairs_of(folder, sharded):
+    """Models and optimizers, with what a folder holds of them."""
+    pairs = {}
+    for rule in SAVED:
+        model, network = build("mlp")
+        model = split(model) if sharded else model
+        pairs[rule] = model, RULES[rule](model.parameters(), network)
+    if folder is not None:
+        room = content(pairs)
+        checkpoint.load(room, checkpoint_id=folder)
+        for rule, (model, optimizer) in pairs.items():
+            model.load_state_dict(room[rule]["model"])
+            set_optimizer_state_dict(model, optimizer, room[rule]["optimizer"])
+    return pairs
+
+
+def content(pairs):
+    return {
+        rule: {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+        for rule, (model, optimizer) in pairs.items()
+    }
+
+
+def go_on(pairs, steps):
+    for model, optimizer in pairs.values():
+        for x in batches("mlp", torch.float64)[:steps]:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return {rule: [whole(p) for p in model.parameters()] for rule, (model, _) in pairs.items()}
+
+
+def saves(rank, folder):
+    pairs = pairs_of(None, sharded=True)
+    go_on(pairs, 7)
+    checkpoint.save(content(pairs), checkpoint_id=folder / "of two")
+    in_memory = pairs_of(None, sharded=True)
+    for rule, (model, optimizer) in pairs.items():
+        other, resuming = in_memory[rule]
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        set_optimizer_state_dict(other, resuming, copy.deepcopy(get_optimizer_state_dict(model, optimizer)))
+    return {"straight": go_on(pairs, 5), "in memory": go_on(in_memory, 5)}, rescales(rank, folder)
+
+
+def resumes(rank, folder):
+    return go_on(pairs_of(folder / "of one", sharded=True), 5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning"
+)  # of torch, about a single process
+def test_rescaled_starts_and_checkpoints(tmp_path):
+    """Two processes to one and back, to the last bit; and a start rescaled by powers of two makes no difference."""
+    results = in_processes(2, saves, tmp_path)
+    one = pairs_of(tmp_path / "of two", sharded=False)
+    checkpoint.save(content(one), checkpoint_id=tmp_path / "of one")
+    back = in_processes(2, resumes, tmp_path)
+    alone = go_on(one, 5)
+    for ends, runs in results:
+        for rule in SAVED:
+            for end in (ends["in memory"], *back):
+                assert all(map(torch.equal, ends["straight"][rule], end[rule])), rule
+            assert_close(ends["straight"][rule], alone[rule], rtol=1e-10, atol=1e-10)
+        for rule, (start, rescaled) in runs.items():
+            assert all(map(torch.equal, start, rescaled)), rule

@@ -51,7 +51,8 @@ class Call:
 class Network:
     """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.
 
-    It refers to the model's own parameters, so what is computed from it follows training.
+    It refers to the model's own parameters, so what is computed from it follows training. Where FSDP's ``fully_shard``
+    split them since, it follows the parts.
 
     Attributes:
         model: the traced model.

@@ -349,6 +349,13 @@ class Invariant(MetricOptimizer):
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
             saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+            shadows = (shadow for group in rule.param_groups for shadow in group["params"])
+            for index, shadow in zip(saved, shadows, strict=True):
+                for key, value in rules.get(index, {}).items():
+                    if (
+                        isinstance(value, Tensor) and not value.dim()
+                    ):  # counts, which torch would round or widen
+                        rule.state[shadow][key] = value.to(rule.state[shadow][key].device, copy=True)
         self.state.clear()
         for index, p in zip(saved, self._all_parameters(), strict=True):
             if ours.get(index):
