@@ -166,3 +166,22 @@ def _again(optimizer, model, network):
     )
     other.load_state_dict(optimizer.state_dict())
     return other
+
+
+def test_a_model_that_was_moved_behind_its_network_is_refused():
+    """Where moving makes other parameters, as from the meta device and to this one; on a GPU it keeps them."""
+    _, model, x, network = built("mlp", torch.device("cpu"))
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01)
+    with on(DEVICE):
+        model.to(DEVICE)
+        model(x.to(DEVICE)).square().mean().backward()
+        with pytest.raises(
+            RuntimeError, match=r"'0\.weight' was replaced after tracing .* another kind of device"
+        ):
+            optimizer.step()
+    with torch.device("meta"):
+        model = BY_NAME["mlp"].model()
+    network = ps.trace(model, x)
+    model.to_empty(device="cpu")
+    with pytest.raises(RuntimeError, match=r"another kind of device.*: trace the model again"):
+        network.check_current()

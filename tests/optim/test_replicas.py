@@ -37,6 +37,7 @@ RULES = {
 COVARIANCE = {
     "DDPSGD C": ("DDPSGD", {**DATA, "statistic": "covariance", "alpha": 1.0, "damping": 0.1}, 8),
 }
+UNUSUAL = ("PathAdam", "DDPSGD", "DDPSGD C", "QuasiDiagonal")
 APART = {"each by itself": ("DDPSGD", {**DATA, "process_group": None}, 8)}
 
 
@@ -50,6 +51,21 @@ class LastStep(nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
+class TwoTypes(nn.Module):
+    """The first layer in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def double(self):
+        self.out.double()
+        return self
+
+    def forward(self, x):
+        return self.out(self.read(x.float()).relu().double())
+
+
 MODELS = {"mlp": (lambda: mlp(3, 6, 5, 2), (3,)), "rnn": (LastStep, (4, 3))}
 
 
@@ -57,11 +73,15 @@ def trained(rule, kind="mlp", parts=(0, 1), wrap=lambda model: model):
     """Weights after some steps, on one of the equal parts of every batch."""
     name, options, size = (RULES | COVARIANCE | APART)[rule]
     torch.manual_seed(0)
-    build, shape = MODELS[kind]
-    model, (part, count) = build().double(), parts
+    build, shape = MODELS.get(kind, (TwoTypes, (3,)))
+    model = build().double()
     x = torch.randn(STEPS, size, *shape, dtype=torch.float64)
     y = torch.randn(STEPS, size, 2, dtype=torch.float64)
-    some = slice(part * size // count, (part + 1) * size // count)
+    some = (
+        parts
+        if isinstance(parts, slice)
+        else slice(*(n * size // parts[1] for n in (parts[0], parts[0] + 1)))
+    )
     network, run = ps.trace(model, x[0]), wrap(model)
     optimizer = getattr(ps.optim, name)(model.parameters(), network, **options)
     for i in range(STEPS):
@@ -69,6 +89,20 @@ def trained(rule, kind="mlp", parts=(0, 1), wrap=lambda model: model):
         (run(x[i, some]) - y[i, some]).square().mean().backward()
         optimizer.step()
     return [p.detach() for p in model.parameters()]
+
+
+def refused(rank):
+    """What a step says when a batch of the second process is not finite."""
+    model = mlp(3, 6, 5, 2).double()
+    network = ps.trace(model, torch.zeros(1, 3))
+    optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.01)
+    x = torch.full((4, 3), float("nan") if rank else 1.0, dtype=torch.float64)
+    nn.parallel.DistributedDataParallel(model)(x).square().mean().backward()
+    try:
+        optimizer.step()
+    except FloatingPointError as error:
+        return str(error)
+    return "nothing"
 
 
 def replica(rank, folder):
@@ -81,6 +115,13 @@ def replica(rank, folder):
         for rule in RULES | COVARIANCE | APART
         for kind in MODELS
     }
+    unequal = slice(0, 5) if rank == 0 else slice(5, 8)
+    for rule in UNUSUAL:
+        results[rule, "unequal"] = trained(rule, "mlp", unequal, nn.parallel.DistributedDataParallel)
+        results[rule, "two types"] = trained(
+            rule, "two types", (rank, 2), nn.parallel.DistributedDataParallel
+        )
+    results["not finite"] = refused(rank)
     torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -109,6 +150,20 @@ def test_replicas_stay_alike(replicas, kind):
     for rule in RULES | COVARIANCE:
         assert alike(first[rule, kind], second[rule, kind]), rule
     assert not alike(first["each by itself", kind], second["each by itself", kind])
+
+
+@pytest.mark.parametrize("rule", UNUSUAL)
+def test_unequal_parts_and_several_types_keep_replicas_alike(replicas, rule):
+    first, second = replicas
+    assert alike(first[rule, "unequal"], second[rule, "unequal"])
+    assert alike(first[rule, "two types"], second[rule, "two types"])
+    if rule in RULES:
+        assert_close(first[rule, "two types"], trained(rule, "two types"), rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
+    for each in replicas:
+        assert "not finite" in each["not finite"]
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -76,7 +76,8 @@ class Places:
                     )
                 raise RuntimeError(
                     f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
-                    "or load_state_dict with assign=True): trace the model again"
+                    "a move from the meta or to another kind of device, or load_state_dict with assign=True): trace "
+                    "the model again"
                 )
         return split
 
