@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pathspace.experiments.processes import ALONE
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.processes import ALONE, _choose_gpu, expect_one, joined
 from pathspace.experiments.run import RunResult
 
 from . import parallel_runs as runs
@@ -122,3 +123,23 @@ def test_the_other_commands_are_refused_once(tmp_path: Path) -> None:
     refused = torchrun(2, "-m", "pathspace", "compare", "--output", str(tmp_path))
     assert refused.returncode != 0
     assert refused.stderr.count("`pathspace compare` is not split over them") == 1
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(
+        ConfigurationError, match="started 2 processes here, for 1 GPUs: give --nproc-per-node 1"
+    ):
+        _choose_gpu(1)
+
+
+def test_torchrun_with_one_process_is_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with joined("cpu") as processes:
+        assert processes is ALONE
+    expect_one("compare")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigurationError, match="start it without torchrun"):
+        expect_one("compare")
