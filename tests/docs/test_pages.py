@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,21 @@ def test_gallery_runs(program):
         else:
             runpy.run_path(str(program), run_name="__main__")
     assert out.getvalue()
+
+
+def test_excerpts_on_the_page_of_trainers_stand_in_its_programs():
+    """Those programs need libraries that the tests do without; `tests/optim/test_trainers.py` runs them."""
+    programs = [path.read_text().splitlines() for path in ROOT.glob("docs/gallery/trainers/*.py")]
+    excerpts = [text for language, text in blocks(ROOT / "docs/trainers.md") if language == "py"]
+    assert len(excerpts) >= len(programs) == 6
+    for text in excerpts:
+        lines = text.splitlines()
+        places = [
+            textwrap.dedent("\n".join(program[i : i + len(lines)])).splitlines()
+            for program in programs
+            for i in range(len(program))
+        ]
+        assert lines in places, text
 
 
 def test_links_between_pages_lead_somewhere():

@@ -1,7 +1,13 @@
-"""Trainers of other libraries: invariant with the lines of docs/howto.md, and a warning without them."""
+"""Trainers of other libraries: invariant with the lines of docs/trainers.md, and a warning without them."""
 
+import importlib.util
+import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,3 +121,134 @@ def test_a_trainer_that_does_not_clip_is_invariant(train, clipping, tmp_path, mo
 def test_a_trainer_that_clips_is_told(train, clipping, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invariant(train, clipping) == (False, 2)
+
+
+# --- the programs of docs/trainers.md ------------------------------------------------------------------------
+
+PROGRAMS = Path(__file__).parents[2] / "docs" / "gallery" / "trainers"
+HERE = {
+    "PYTHONPATH": os.pathsep.join([str(Path(ps.__file__).parents[1]), str(PROGRAMS)]),
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+RESCALE = """
+import pathspace as ps, torch
+def rescale(network):
+    generator = torch.Generator().manual_seed(1)
+    ps.rescaling.random_rescale_(network, 1 / 16, 16, powers_of_two=True, generator=generator)
+"""
+scope = {}
+exec(RESCALE, scope)
+rescale = scope["rescale"]
+
+
+def program(name, package):
+    """Import a program; the library it shows may be missing."""
+    pytest.importorskip(package)
+    spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # torch.compile looks for it there
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
+    return module
+
+
+def run_by(command, code, *arguments):
+    """Run a program text by a command; what it says if it fails."""
+    done = subprocess.run(
+        [sys.executable, *command, code, *map(str, arguments)],
+        capture_output=True, text=True, check=False, env={**os.environ, **HERE},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "resumed"),
+    [
+        ("with_lightning", "lightning", {"epochs": 2, "resume": "{}/last.ckpt"}),
+        ("with_transformers", "transformers", {"epochs": 2, "resume": True}),
+        ("with_accelerate", "accelerate", {"epochs": 1, "resume": True}),
+    ],
+)
+def test_a_trainer_with_everything_is_invariant_and_resumes(name, package, resumed, tmp_path, monkeypatch):
+    """bfloat16 autocast, accumulation, compile, a moving average: the same bits from a rescaled start, and resumed."""
+    monkeypatch.chdir(tmp_path)
+    trainer = program(name, package)
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    compiled = {"backend": "aot_eager"}  # the default takes a C++ compiler a minute
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = trainer.train("whole", epochs=2, **compiled)(trainer.X)
+        first = trainer.train("first", epochs=1, **compiled)(trainer.X)
+        rescaled = trainer.train("rescaled", epochs=2, start=rescale, **compiled)(trainer.X)
+        trainer.train("stopped", epochs=1, start=rescale, **compiled)
+        if isinstance(resumed["resume"], str):
+            resumed = {**resumed, "resume": resumed["resume"].format("stopped")}
+        gone_on = trainer.train("stopped", start=rescale, **resumed, **compiled)(trainer.X)
+    assert not any("same norm" in str(w.message) for w in caught)
+    assert (whole - first).abs().max() > 1e-3
+    assert torch.equal(whole, rescaled)
+    assert torch.equal(whole, gone_on)
+
+
+TORCHRUN = """
+import sys, torch, torch.distributed as dist, with_torchrun as program
+folder, options = sys.argv[1], {"backend": "aot_eager"}
+dist.init_process_group("gloo")
+outputs = [
+    program.train(f"{folder}/whole.pt", **options)(program.X),
+    program.train(f"{folder}/rescaled.pt", start=rescale, **options)(program.X),
+    program.train(f"{folder}/stopped.pt", epochs=1, start=rescale, **options)(program.X),
+    program.train(f"{folder}/stopped.pt", start=rescale, **options)(program.X),
+]
+torch.save(torch.stack(outputs).detach(), f"{folder}/outputs-{dist.get_rank()}.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_with_everything_are_invariant_and_resume(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESCALE + TORCHRUN)
+    run_by(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], script, tmp_path)
+    ours, theirs = (torch.load(tmp_path / f"outputs-{rank}.pt", weights_only=True) for rank in range(2))
+    whole, rescaled, first, resumed = ours
+    assert torch.equal(ours, theirs)
+    assert (whole - first).abs().max() > 1e-3
+    assert torch.equal(whole, rescaled)
+    assert torch.equal(whole, resumed)
+
+
+def test_a_study_of_optuna_is_invariant_and_goes_on(tmp_path):
+    optuna = program("with_optuna", "optuna")
+    studies = [
+        optuna.search(str(tmp_path / "plain"), 5),
+        optuna.search(str(tmp_path / "rescaled"), 5, rescale),
+    ]
+    plain, rescaled = (
+        [(t.state, t.params, t.intermediate_values) for t in study.trials] for study in studies
+    )
+    assert plain == rescaled
+    assert len({value["rate"] for _, value, _ in plain}) == 5
+    assert len(optuna.search(str(tmp_path / "plain"), 2).trials) == 7
+
+
+RAY_TUNE = """
+import json, sys
+import ray, with_ray_tune as program
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
+losses = [program.search(f"{sys.argv[1]}/plain"), program.search(f"{sys.argv[1]}/rescaled", rescale)]
+ray.shutdown()
+print("losses", json.dumps(losses))
+"""
+
+
+def test_trials_of_ray_tune_are_invariant(tmp_path):
+    pytest.importorskip("ray.tune")
+    script = tmp_path / "script.py"
+    script.write_text(RESCALE + RAY_TUNE)
+    (line,) = [line for line in run_by([], script, tmp_path).splitlines() if line.startswith("losses ")]
+    plain, rescaled = json.loads(line.removeprefix("losses "))
+    assert plain == rescaled
+    assert len(set(plain.values())) == 3
