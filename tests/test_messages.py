@@ -113,7 +113,7 @@ class Scaled(nn.Linear):
 MISTAKES = {
     # --- tracing
     "a gated layer alone": (
-        lambda: ps.trace(nn.GRU(4, 4), torch.zeros(2, 1, 4)),
+        lambda: ps.trace(nn.GRU(4, 4), torch.zeros(2, 1, 4), strict=True),
         "put that part into a module of its own and leave it to the plain rule with outside=",
     ),
     "a branch on data": (lambda: ps.trace(Branch(), X), "depends on the data"),
@@ -126,7 +126,7 @@ MISTAKES = {
         "'forward hook' in module '0'.*trace before a quantizer prepares the model",
     ),
     "rows times a learned scale": (
-        lambda: ps.trace(Scaled(), X),
+        lambda: ps.trace(Scaled(), X, strict=True),
         "multiplies two parameters: what they make is no parameter.*one after the other",
     ),
     "a layer without units": (

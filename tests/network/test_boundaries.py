@@ -482,3 +482,19 @@ def test_what_a_program_asks_to_raise_an_error_is_true_where_it_goes_on():
     before = seen()
     ps.rescaling.random_rescale_(network, powers_of_two=True)
     assert all(map(torch.equal, before, seen()))
+
+
+@pytest.mark.parametrize("build", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell])
+def test_a_model_that_is_a_cut_and_nothing_else_is_a_network_without_classes(build):
+    model = build(4, 4)
+    x = torch.randn(2, 4) if build in (nn.LSTMCell, nn.GRUCell) else torch.randn(5, 2, 4)
+    with pytest.warns(UserWarning, match=r"no unit class.*it is cut at '\w+'"):
+        network = ps.trace(model, x)
+    assert (network.num_classes, dict(network.parameters)) == (0, {})
+    assert set(network.outside) == {name for name, _ in model.named_parameters()}
+    assert ps.paths.kappa(network) == {}
+    assert ps.paths.squared_path_norm(network).item() == 0
+    with pytest.raises(ps.UntraceableError, match="not positively homogeneous"):
+        ps.trace(model, x, strict=True)
+    with pytest.raises(ValueError, match="no parameter of the model is in the network"):
+        ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01)

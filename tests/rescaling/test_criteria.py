@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -441,6 +442,20 @@ def test_impossible_options_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         ps.rescaling.balance_(network, **options)
     assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("data", "form"), [
+    (torch.zeros(5, 4), "(n, 4) of numbers"), (torch.zeros(5), "(n) of numbers"),
+    (torch.zeros(5, 3, dtype=torch.long), "(n, 3) of int64"),
+    ((torch.zeros(5, 3), torch.zeros(5)), "(n, 3) of numbers, (n) of numbers"),
+])  # fmt: skip
+def test_calibration_of_another_form_is_refused(data, form):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    network, before = ps.trace(model, torch.zeros(1, 3)), copy.deepcopy(model.state_dict())
+    message = f"traced with: tensors {form} in the place of (n, 3) of numbers. Give a batch"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ps.rescaling.balance_(network, criterion="activations", calibration=data)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
 
 
 def test_calibration_that_takes_another_way_is_refused():

@@ -102,7 +102,11 @@ def summarize(
         raise ConfigurationError(str(error)) from error
     except RuntimeError as error:  # the model's own, from a forward pass
         raise ConfigurationError(f"The model does not take such an example: {error}") from error
-    if next(iter(network.parameters.values())).is_meta:
+    if not network.parameters:
+        raise ConfigurationError(
+            "The model has no path: all of its parameters stand at operations that are cut."
+        )
+    if any(p.is_meta for p in network.parameters.values()):
         raise ConfigurationError("The model is on the meta device: build it with values.")
     skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
     graph = paths.reduction_graph(network)

@@ -18,7 +18,7 @@ def in_full_precision(function: Function) -> Function:
     @functools.wraps(function)
     def run(network: Any, *args: Any, **kwargs: Any) -> Any:
         expect_weights(network)
-        with full_precision(next(iter(network.parameters.values()))):
+        with full_precision(next(network.model.parameters())):
             return function(network, *args, **kwargs)
 
     return run  # type: ignore[return-value]

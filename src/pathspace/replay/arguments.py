@@ -95,6 +95,27 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
     return (tuple(inner), {}, count) if isinstance(inner, (tuple, list)) else ((inner,), {}, count)
 
 
+def misfit(network: Network, inputs: Any) -> str:
+    """How the form of inputs differs from that of the example which a network was traced with; empty if it does not."""
+    batch = network.call.batch_dim
+    if isinstance(inputs, Arguments):
+        inputs = (*inputs.args, *inputs.kwargs.values())
+
+    def form(values: Any) -> list[str]:
+        tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+        shapes = [["n" if d == batch else str(n) for d, n in enumerate(t.shape)] for t in tensors]
+        kinds = ["numbers" if t.is_floating_point() else str(t.dtype).removeprefix("torch.") for t in tensors]
+        return [f"({', '.join(shape)}) of {kind}" for shape, kind in zip(shapes, kinds, strict=True)]
+
+    traced, here = form(network.call.arguments), form(inputs)
+    if traced == here:
+        return ""
+    return (
+        f"the data are not of the form that the model was traced with: tensors {', '.join(here)} in the place of "
+        f"{', '.join(traced)}. Give a batch as the model is called with it; only the number n of examples may differ"
+    )
+
+
 def how_many(size: int, count: float | None) -> int:
     """How many of ``size`` examples ``count`` stands for: so many, or a share of them below 1; all if None."""
     many = size if count is None else math.ceil(count * size) if count < 1 else int(count)

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.eager import uncompiled
 from pathspace.network.network import Network, current_values
 from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
-from pathspace.replay.arguments import arguments_of
+from pathspace.replay.arguments import arguments_of, misfit
 from pathspace.replay.follower import Follower
 from pathspace.replay.observed import Key, Node, Use
 from pathspace.squared.precision import AtLeast, widened
@@ -67,6 +67,7 @@ def replay(
 
     Raises:
         UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
+        ValueError: the inputs are of another form than the example that the network was traced with.
     """
     current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
@@ -83,7 +84,12 @@ def replay(
         _in_type(network, leaves),
         mode,
     ):
-        result = shadow(*args, **kwargs)
+        try:
+            result = shadow(*args, **kwargs)
+        except (RuntimeError, TypeError, IndexError) as error:
+            if why := misfit(network, inputs):
+                raise ValueError(f"{why} ({error})") from error
+            raise
         returned = network.returned(result)
     mode.finish(returned)
     return Replay(mode.nodes, mode.uses, leaves, count, mode.views)

@@ -98,7 +98,8 @@ class Tape:
         Returns:
             gamma_net^2, a 0-dim tensor, and the watched values.
         """
-        slots = self._leaves(squared, live, next(iter(squared.values())))
+        like = next(iter(squared.values()), torch.zeros(()))
+        slots = self._leaves(squared, live, like)
         if first_split(slots.values()) is None:
             return self._run(slots, watch, taps, mix)
         gathering = Gathering()
@@ -130,7 +131,7 @@ class Tape:
             results = (result,) if isinstance(result, Tensor) else result
             for slot, value in zip(instruction.outputs, results, strict=True):
                 slots[slot] = value if mix is None else mix((slot,), value)
-        total = slots[self.outputs[0]].sum()
+        total = slots[self.outputs[0]].sum() if self.outputs else like.new_zeros(())
         for i in self.outputs[1:]:
             total = total + slots[i].sum()
         return total, [slots[i] for i in watch]

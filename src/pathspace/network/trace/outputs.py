@@ -48,12 +48,12 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     states = {id(v) for v in of_units} - {id(v) for v in chosen}
     entering = [v for origin in counted for v in origin.entering]
     outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + entering
-    if not outputs:
+    if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
         refusals = [o.refusal for o in counted if o.refusal is not None]
         raise (
             refusals[0]
             if refusals
-            else UntraceableError(  # no parameter is left between the cuts
+            else UntraceableError(
                 "output",
                 "",
                 "no tensor that the model returns depends on its parameters",

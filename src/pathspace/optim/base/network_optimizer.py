@@ -49,6 +49,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         network.check_current(parts=True)
         self._splits = network.splits
         super().__init__(params, defaults)
+        if not network.parameters:
+            raise ValueError("no parameter of the model is in the network, so train it by the plain rule")
         if not any(id(p) in network.names_by_id for group in self.param_groups for p in group["params"]):
             if any(map(is_split, self._all_parameters())) and not network.splits:
                 raise refused(type(self).__name__)  # of a model that was not traced before

@@ -119,6 +119,8 @@ def squared_gradients(
     """
     source = network.parameters if parameters is None else parameters
     names = list(network.parameters if names is None else names)
+    if not names:
+        return {}
     with torch.inference_mode(False), torch.enable_grad():
         wide = all_widened(source, network.parameters)
         q = {name: p.detach().square().requires_grad_() for name, p in wide.items()}
