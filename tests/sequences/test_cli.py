@@ -197,6 +197,13 @@ def test_without_a_validation_part_the_training_part_chooses(run, log):
     assert "kept is the mixture" in output
 
 
+def test_a_network_without_a_pass_leaves_it_to_the_contexts(run, log):
+    for more in ([], ["--share", 0]):
+        figures = json.loads(fit(run, log, "--passes", 0, "--json", *more).stdout)
+        assert figures["kept"] == "mixed"
+    assert figures["training_bits_per_symbol_by_model"]["network"] is None
+
+
 def test_contexts_alone_have_no_network_to_go_on_with(run, log, tmp_path):
     from pathspace.sequences import Mixed
 

@@ -35,7 +35,7 @@ class Mixed:
     learning while it predicts, scores and compresses; none of these changes the model itself.
 
     Contexts remember: **the file of such a model holds the training text**, compressed, from which loading brings the
-    contexts back, at about a million symbols in two seconds.
+    contexts back, at a million symbols in two to three seconds.
 
     Args:
         model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.

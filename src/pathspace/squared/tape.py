@@ -131,7 +131,9 @@ class Tape:
             results = (result,) if isinstance(result, Tensor) else result
             for slot, value in zip(instruction.outputs, results, strict=True):
                 slots[slot] = value if mix is None else mix((slot,), value)
-        total = slots[self.outputs[0]].sum() if self.outputs else like.new_zeros(())
+        if not self.outputs:
+            return next(iter(slots.values()), torch.zeros(())).new_zeros(()), [slots[i] for i in watch]
+        total = slots[self.outputs[0]].sum()
         for i in self.outputs[1:]:
             total = total + slots[i].sum()
         return total, [slots[i] for i in watch]

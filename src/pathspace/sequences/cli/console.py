@@ -33,11 +33,13 @@ def say(as_json: bool, figures: dict[str, Any], *lines: str) -> None:
         for line in lines:
             typer.echo(line)
         return
-    plain = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in figures.items()
-    }
-    typer.echo(json.dumps(plain, allow_nan=False))
+    typer.echo(json.dumps(_plain(figures), allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def per_symbol(bits: float, symbols: int) -> float:

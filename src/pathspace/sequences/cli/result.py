@@ -64,7 +64,8 @@ class Result:
                 "mixed": mixed.validation_bits_,
             }
         by = held or trained
-        is_mixed = by["mixed"] < by["network"] if context is None else context
+        # the network's are undefined before its first pass
+        is_mixed = not by["network"] <= by["mixed"] if context is None else context
         kept = "mixed" if is_mixed else "network"
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
 
