@@ -182,7 +182,7 @@ def _encode(model: SequenceModel | Mixed, x: IntArray, progress: Progress | None
 
 def _decode(model: SequenceModel | Mixed, code: bytes, x: NDArray[Any], progress: Progress | None) -> None:
     if isinstance(model, Mixed):
-        x[:] = model.reading_.copy(len(x)).decode(code, len(x), progress)
+        model.reading_.copy().decode(code, x, progress)
         return
     words = np.frombuffer(code + b"\0" * (-len(code) % 4), "<u4").astype(np.uint32)
     decoder, family, place = _stream.queue.RangeDecoder(words), _family(), Walk(model.parameters_)

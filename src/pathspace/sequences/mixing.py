@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,25 +127,29 @@ class Reading:
         self.memory.place[BEGIN] = self.memory.place[T]
         self._net = _network(self.model, len(self.tree.depth))
 
-    def _run(
+    def run(
         self,
         mode: int,
-        x: IntArray,
+        x: NDArray[Any],
         chi: NDArray[np.bool_] | None = None,
         coder: Coder | None = None,
         progress: Progress | None = None,
-    ) -> Array:
-        """Run the kernel, block by block, and return the bits of each symbol."""
-        chi = np.ones(len(x), bool) if chi is None else chi
-        coder = coder or _coder()
-        bits = np.zeros(len(x))
-        self._make_room(len(x))
+    ) -> float:
+        """Run the kernel block by block and return the bits; DECODE writes x."""
+        coder, total = coder or _coder(), 0.0
         for begin in range(0, len(x), _BLOCK):
             part = slice(begin, begin + _BLOCK)
-            mixing.run(mode, x[part], chi[part], self.memory, self.tree, self._net, coder, bits[part])
+            block = x[part].astype(np.int64)
+            bits, marks = np.zeros(len(block)), np.ones(len(block), bool) if chi is None else chi[part]
+            # what a file claims to be its length takes memory when it has been decoded, not before
+            self._make_room(len(block))
+            mixing.run(mode, block, marks, self.memory, self.tree, self._net, coder, bits)
+            total += float(bits.sum())
+            if mode == DECODE:
+                x[part] = block
             if progress is not None:
                 progress(min(begin + _BLOCK, len(x)), len(x))
-        return bits
+        return total
 
     def learn(self, corpus: Corpus, slots_alone: bool = False, progress: Progress | None = None) -> float:
         """Read texts, learn from them, and return their bits: the predicted symbols, each before it is learned.
@@ -158,23 +163,21 @@ class Reading:
         for begin, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
             self.begin()
             told = None if progress is None else _shifted(progress, int(begin), len(corpus.x))
-            total += float(self._run(mode, corpus.x[begin:end], corpus.chi[begin:end], progress=told).sum())
+            total += self.run(mode, corpus.x[begin:end], corpus.chi[begin:end], progress=told)
         return total
 
     def encode(self, x: IntArray, progress: Progress | None = None) -> bytes:
         """Read symbols and return their code."""
         coder = _coder(room=8 * int(self.tree.depth[x].sum()))
-        self._run(ENCODE, x, coder=coder, progress=progress)
+        self.run(ENCODE, x, coder=coder, progress=progress)
         low, high = (int(end) for end in coder.interval[:2])
         # the number in the interval with the most zeros at its end, which need not be written
         last = next(end for zeros in range(56, -1, -8) if (end := high >> zeros << zeros) >= low)
         return (coder.content[: coder.at[0]].tobytes() + last.to_bytes(7, "big")).rstrip(b"\0")
 
-    def decode(self, code: bytes, length: int, progress: Progress | None = None) -> IntArray:
-        """Return the symbols that have this code, and read them."""
-        x = np.zeros(length, np.int64)
-        self._run(DECODE, x, coder=_coder(code), progress=progress)
-        return x
+    def decode(self, code: bytes, x: NDArray[Any], progress: Progress | None = None) -> None:
+        """Read the symbols that have this code, and write them to x."""
+        self.run(DECODE, x, coder=_coder(code), progress=progress)
 
     def predict(self) -> Array:
         """Return the probabilities (A,) of the next symbol."""
@@ -187,11 +190,11 @@ class Reading:
 
     def read(self, y: int) -> None:
         """Read the symbol number y, and learn from it."""
-        self._run(SCORE, np.array([y], np.int64))
+        self.run(SCORE, np.array([y], np.int64))
 
     def read_all(self, x: Iterable[int]) -> Reading:
         """Read several symbols and return the reading itself."""
-        self._run(SCORE, np.array(list(x), np.int64))
+        self.run(SCORE, np.array(list(x), np.int64))
         return self
 
 
