@@ -108,6 +108,7 @@ def test_the_command_writes_once_and_survives_a_death(tmp_path: Path) -> None:
     ended = torchrun(2, "-m", "pathspace", "train", "--resume", "--output", str(two))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Report:") == 1
+    assert "Computed on: cpu (2 processes) (1 run)." in ended.stdout
     assert ended.stderr.count("Training with path-adam: 1 run") == 1
     alone = subprocess.run([sys.executable, "-m", "pathspace", *TRAIN, "--output", str(one)], check=False)
     assert alone.returncode == 0

@@ -161,6 +161,13 @@ class RunResult:
     processes: tuple[int, ...] = (1,)
 
     @property
+    def place(self) -> str:
+        """Its device, and by how many processes it was computed if they were several: `"cpu (2 processes)"`."""
+        if self.processes == (1,):
+            return self.device
+        return f"{self.device} ({', then '.join(map(str, self.processes))} processes)"
+
+    @property
     def validation_score(self) -> tuple[float, float]:
         """The last validation error and, to settle ties, loss; infinite when the run diverged."""
         if self.diverged_at is not None:
