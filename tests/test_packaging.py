@@ -1,10 +1,15 @@
 """What a package of the library promises: types, citations, how to contribute, and an import that costs nothing."""
 
 import ast
+import os
 import re
+import resource
 import subprocess
 import sys
+import textwrap
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,3 +74,128 @@ def test_what_contributors_are_told_to_open_is_there(page: str) -> None:
     ):
         assert f"`{name}`" in text
         assert re.search(rf"^{name}\b", (ROOT / file).read_text(), re.M), (file, name)
+
+
+SMOKE = {
+    "": """
+        import sys, torch, pathspace as ps
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        optimizer = ps.optim.PathSGD(model.parameters(), ps.trace(model, torch.zeros(1, 4)), lr=0.1)
+        model(torch.ones(3, 4)).square().sum().backward()
+        before = model[0].weight.clone()
+        optimizer.step()
+        assert not torch.equal(before, model[0].weight)
+        assert ps.__file__.startswith(sys.prefix), ps.__file__
+    """,
+    "fast": """
+        import torch, pathspace as ps
+        model = torch.nn.Sequential(torch.nn.RNN(3, 8, nonlinearity="relu"))
+        x = torch.randn(5, 2, 3)
+        before = model(x)[0]
+        assert ps.nn.fast_(model)
+        torch.testing.assert_close(model(x)[0], before)
+    """,
+    "download": "import datasets",
+    "experiments": """
+        import subprocess, sys
+        for words in ("check-invariance --networks mlp --steps 2", "paths mlp --picture mlp.png", "compare --list"):
+            subprocess.run([sys.executable, "-m", "pathspace", *words.split()], check=True)
+    """,
+    "sequences": """
+        import subprocess, sys
+        from pathlib import Path
+        Path("log.txt").write_text("sold 3 shells, sold 5 shells; " * 40)
+        for words in ("fit log.txt -o log.safetensors --passes 2", "bits log.safetensors log.txt"):
+            subprocess.run([sys.executable, "-m", "pathspace", "sequence", *words.split()], check=True)
+    """,
+}
+"""What each extra is for, in a few lines; the first needs the library alone."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a clean environment that has torch alone, the sdist and the wheel, and a wheel of the sdist."""
+    folder = tmp_path_factory.mktemp("packages")
+    python = _environment(folder / "base")
+    _pip(python, "install", "hatchling", _torch())
+    build = "import sys; from hatchling import build; build.build_sdist(sys.argv[1]); build.build_wheel(sys.argv[1])"
+    subprocess.run([python, "-c", build, str(folder / "dist")], cwd=ROOT, check=True)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    _pip(python, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder / "again"), str(sdist))
+    return folder
+
+
+def _torch() -> str:
+    """The version that the tests run with, or another that a release has to work with: PATHSPACE_TORCH=2.9.*."""
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned
+    return f"torch=={os.environ.get('PATHSPACE_TORCH', pinned[1])}"
+
+
+def _environment(folder: Path) -> str:
+    venv.create(folder, with_pip=True)
+    return str(folder / "bin" / "python")
+
+
+def _pip(python: str, *words: str) -> None:
+    """Run pip; a machine without packages at hand is a reason to skip, whatever else goes wrong is none."""
+    done = subprocess.run([python, "-m", "pip", "--quiet", *words], capture_output=True, text=True)
+    if done.returncode and re.search(
+        r"No matching distribution found for (?!pathspace)|NewConnectionError", done.stderr
+    ):
+        pytest.skip(f"needs an index of packages: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_all_that_the_wheel_does(built: Path) -> None:
+    (ours,), (again,) = (list((built / part).glob("*.whl")) for part in ("dist", "again"))
+    assert _names(ours) == _names(again)
+    source = {
+        f"pathspace/{p.relative_to(ROOT / 'src/pathspace')}" for p in (ROOT / "src/pathspace").rglob("*.*")
+    }
+    assert {name for name in source if "__pycache__" not in name} <= set(_names(ours))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", SMOKE, ids=lambda extra: extra or "library")
+def test_every_extra_works_in_a_clean_environment(built: Path, tmp_path: Path, extra: str) -> None:
+    python = _environment(tmp_path / "clean")
+    # torch is large, and the same for all of them
+    (site,) = (tmp_path / "clean").glob("lib/python*/site-packages")
+    (base,) = (built / "base").glob("lib/python*/site-packages")
+    (site / "base.pth").write_text(str(base) + "\n")
+    (wheel,) = (built / "dist").glob("*.whl")
+    _pip(python, "install", f"{wheel}[{extra}]" if extra else str(wheel), _torch())
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    code = textwrap.dedent(SMOKE[extra])
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_extra_for_users_has_a_smoke_test() -> None:
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    assert extras == {*SMOKE, "docs", "tools", "dev"} - {""}
+
+
+@pytest.mark.slow
+def test_the_import_takes_no_longer_than_that_of_torch() -> None:
+    """The median of ratios of processor time, of processes that are started in turn."""
+    seconds: list[float] = []
+    for _ in range(7):
+        for program in ("import torch", "import torch, pathspace"):
+            before = _processor_time()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            seconds.append(_processor_time() - before)
+    ratios = sorted(ours / theirs for theirs, ours in zip(seconds[::2], seconds[1::2], strict=True))
+    assert ratios[3] < 1.1, ratios
+
+
+def _processor_time() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
