@@ -47,8 +47,10 @@ def of(name: str, config: str, inputs: dict[str, Tensor], **options: Any) -> Cal
 def detr() -> Made:
     from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 
-    backbone = ResNetConfig(out_features=["stage4"])
-    config = DetrConfig(use_timm_backbone=False, use_pretrained_backbone=False, backbone_config=backbone)
+    options: dict[str, Any] = {"out_features": ["stage4"]}
+    backbone = ResNetConfig(**options)
+    options = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone_config": backbone}
+    config = DetrConfig(**options)
     return DetrForObjectDetection(config).eval(), images()
 
 
