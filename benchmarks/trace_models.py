@@ -9,6 +9,9 @@ model. A weight has a free scale if a unit class stands at either of its ends.
     python benchmarks/trace_models.py --cases gpt2 llama-1b
 """
 
+# pyright: reportMissingImports=false
+# the libraries whose models these are come with the extra "tools"
+
 from __future__ import annotations
 
 import time
