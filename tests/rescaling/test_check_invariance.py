@@ -41,7 +41,8 @@ def test_passes_path_sgd(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "make_optimizer"), [(case, (sgd, adam)[n % 2]) for n, case in enumerate(INVARIANCE)], ids=str
+    ("case", "make_optimizer"),
+    [pytest.param(case, (sgd, adam)[n % 2], id=str(case)) for n, case in enumerate(INVARIANCE)],
 )
 def test_fails_methods_that_depend_on_the_scales(case, make_optimizer):
     report = check(case, make_optimizer, steps=10, low=0.5, high=2)

@@ -510,6 +510,7 @@ def all_matchings(count):
         ("fig2_mlp_2-2-2-1_nobias", "second_moment", "edges"),
         ("fig2_mlp_2-2-2-1_nobias", "covariance", "parameters"),  # where no weight is shared, as with edges
         ("conv1d", "covariance", "edges"),
+        ("conv1d", "covariance", "parameters"),
     ],
 )
 def test_signs_are_unbiased(name, statistic, sharing):

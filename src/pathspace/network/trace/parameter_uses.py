@@ -8,7 +8,7 @@ indices, ``flip``) copies a written-out index; one without values cannot be read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,10 +61,15 @@ class ParameterUses:
         with the target along the same dimension get equal targets and equal sources; a parameter used both ways
         round (tied input and output embeddings) gets target' = 1/source and source' = 1/target.
         """
-        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
-        new = ParameterUse(
-            parameter.labels, self.scales.resolve(target), self.scales.resolve(source), column, bias
-        )
+        shape = self.shapes[parameter.name]
+        column = _dimension_of(parameter.labels, target_dim, shape)
+        target, source = self.scales.resolve(target), self.scales.resolve(source)
+        index = parameter.labels
+        if (
+            order := _as_it_is(index, shape)
+        ) is not None:  # as x @ W has it: turned back, its labels stay compact
+            index, target, source = (_permuted(t, order) for t in (index, target, source))
+        new = ParameterUse(index, target, source, column, bias)
         for old in self.of.setdefault(parameter.name, []):
             if _same_index(old.index, new.index):
                 self._tie(old, new.target, new.source, new.column)
@@ -95,9 +100,12 @@ class ParameterUses:
 
         It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
         """
-        column = _dimension_of(parameter.labels, target_dim, self.shapes[parameter.name])
+        shape, index = self.shapes[parameter.name], parameter.labels
+        column = _dimension_of(index, target_dim, shape)
+        if (order := _as_it_is(index, shape)) is not None:
+            index = _permuted(index, order)
         for old in self.of.get(parameter.name, []):
-            if old.column == column and _same_index(old.index, parameter.labels):
+            if old.column == column and _same_index(old.index, index):
                 earlier, wanted = self.scales.resolve(old.source), self.scales.resolve(source)
                 if earlier.numel() == wanted.numel() and bool((earlier.flatten() == wanted.flatten()).all()):
                     return self.scales.resolve(old.target).reshape(-1)
@@ -134,6 +142,20 @@ def written_out(index: Tensor) -> Tensor:
     for size, stride in zip(index.shape, index.stride(), strict=True):
         result = result[..., None] + stride * torch.arange(size)
     return result
+
+
+def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:
+    """The order of dimensions that makes a view the whole parameter again; None where there is none, or no need."""
+    if not index.is_meta or index.dim() != len(shape) or (index.shape == shape and index.is_contiguous()):
+        return None
+    order = sorted(range(index.dim()), key=lambda d: (-index.stride(d), -index.shape[d]))
+    turned = index.permute(order)
+    return order if turned.shape == shape and turned.is_contiguous() else None
+
+
+def _permuted(labels: Tensor, order: Sequence[int]) -> Tensor:
+    """Labels that are broadcast to a view, after its dimensions are put in another order."""
+    return labels.reshape(*[1] * (len(order) - labels.dim()), *labels.shape).permute(*order)
 
 
 def _same_index(a: Tensor, b: Tensor) -> bool:
