@@ -1,6 +1,6 @@
 """What remains of the symmetry in models as they are in use, and what tracing them costs.
 
-The models are those of `transformers`, `peft`, `torch_geometric` and `stable_baselines3` (`pip install -e '.[models]'`)
+The models are those of `transformers`, `peft`, `torch_geometric` and `stable_baselines3` (`pip install -e '.[tools]'`)
 at the sizes that they were published in, with random weights, the Llamas without any (on the meta device); nothing is
 downloaded. Every one is traced in a process of its own: CPU time of one thread, and how far memory rises above the
 model. A weight has a free scale if a unit class stands at either of its ends.
