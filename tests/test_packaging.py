@@ -96,6 +96,8 @@ SMOKE = {
         torch.testing.assert_close(model(x)[0], before)
     """,
     "download": "import datasets",
+    "ray": "import ray",
+    "sweep": "import optuna",
     "experiments": """
         import subprocess, sys
         for words in ("check-invariance --networks mlp --steps 2", "paths mlp --picture mlp.png", "compare --list"):

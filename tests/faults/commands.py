@@ -13,7 +13,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from pathspace.cli import app, main
-from pathspace.sequences import PCNN, load
+from pathspace.sequences import PCNN, Mixed, load
 
 TASK = [
     "--task", "adding", "--batch-size", "16", "--set", "model_options.hidden=4", "--set", "task_options.length=4",
@@ -55,6 +55,7 @@ def result(name: str, folder: Path) -> str:
             digest.update((out / file).read_bytes())
     elif name.startswith("fit"):
         model = load(out)
+        model = model.model if isinstance(model, Mixed) else model
         for array in (model.parameters_.w, model.parameters_.tau, model.parameters_.V0):
             digest.update(array.tobytes())
         digest.update(

@@ -18,10 +18,11 @@ class UntraceableError(ValueError):
         operation: name of the operation, e.g. ``"tanh"``.
         module: path of the module that called it, e.g. ``"encoder.0"``; empty for the model itself.
         reason: why it cannot be traced.
+        advice: what to do, where there is more than to leave the module outside.
     """
 
     def __init__(self, operation: str, module: str, reason: str, advice: str | None = None) -> None:
-        self.operation, self.module, self.reason = operation, module, reason
+        self.operation, self.module, self.reason, self.advice = operation, module, reason, advice
         place = f"module '{module}'" if module else "the model's own forward"
         super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
 

@@ -82,7 +82,8 @@ def with_all_obstacles(
     if len(refusals) == 1:
         return first
     added = sorted(p for p in left - outside if not any(p.startswith(f"{o}.") for o in left))
-    advice = (
+    advice = f"{first.advice}. " if first.advice else ""
+    advice += (
         f"It is one of {len(refusals)} obstacles:\n{_told(refusals)}\nReplace them, or leave them to the plain rule:\n"
         f"outside={sorted(outside) + added}{rest}"
     )
