@@ -31,7 +31,7 @@ $(VENV)/.all: $(VENV)/.dev
 demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (three minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
-test: $(VENV)/.dev ## Check style and types, then run the tests (about 5 minutes on two cores)
+test: $(VENV)/.dev ## Check style and types, then run the tests (about 6 minutes on two cores)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
