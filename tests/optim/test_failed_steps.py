@@ -1,6 +1,7 @@
 """A step that was refused leaves an optimizer as if it had not been asked for."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import mlp
+from pathspace.optim.rules import soap
+from pathspace.optim.rules.soap import SOAP, soap_direction
 
 KINDS = pytest.mark.parametrize("kind", ["DDPSGD", "DDPAdam", "QuasiDiagonal"])
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -125,3 +128,104 @@ def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
     model(X).square().mean().backward()
     take_step_of_ones(model, optimizer, edges)
     assert not all(torch.equal(optimizer.state[p]["factor"], inverse[n]) for n, p in model.named_parameters())
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def large(rule, **options):
+    """A network that a rule is handed in several parts, the last of which takes the plain rule."""
+    torch.manual_seed(1)
+    model = torch.nn.ModuleList([mlp(4, 600, 600, 3), torch.nn.Linear(2, 2)])
+    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model[0], X), rule, lr=0.01, **options)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    return model, optimizer
+
+
+def raise_at(optimizer, monkeypatch, call):
+    """Let the rule raise when it is called so often."""
+    step, count = optimizer.rule.step, itertools.count(1)
+
+    def raising():
+        if next(count) == call:
+            raise ValueError("so it goes")
+        step()
+
+    monkeypatch.setattr(optimizer.rule, "step", raising)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("rule", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adafactor])
+def test_a_rule_that_raises_between_two_parts_moves_no_weight(rule, call, monkeypatch):
+    """Be it at its first step, or the first one after a state was loaded, or a group was added."""
+    model, optimizer = large(rule, weight_decay=0.1)
+    assert optimizer.rule is not None
+    for prepare in (
+        lambda: None,
+        lambda: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+        lambda: optimizer.add_param_group({"params": [torch.zeros(2, requires_grad=True)]}),
+    ):
+        prepare()
+        before, states = weights(model), {s for s, kept in optimizer.rule.state.items() if kept}
+        with monkeypatch.context() as patched:
+            raise_at(optimizer, patched, call)
+            with pytest.raises(ValueError, match="so it goes"):
+                optimizer.step()
+        assert_close(weights(model), before, rtol=0, atol=0)
+        assert {s for s, kept in optimizer.rule.state.items() if kept} == states
+        optimizer.step()
+        assert not any(map(torch.equal, weights(model), before))
+
+
+def test_a_later_step_that_was_taken_in_part_says_so(monkeypatch):
+    model, optimizer = large(torch.optim.AdamW, weight_decay=0.1)
+    optimizer.step()
+    before = weights(model)
+    raise_at(optimizer, monkeypatch, 1)
+    with pytest.raises(ValueError, match="so it goes") as caught:
+        optimizer.step()
+    assert_close(weights(model), before, rtol=0, atol=0)
+    assert "some parameters" in caught.value.__notes__[0]
+
+
+def test_a_decomposition_that_fails_at_any_step_moves_no_weight(monkeypatch):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(3)))
+    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, X), SOAP, lr=0.01, weight_decay=0.1)
+    step(model, optimizer)
+    before, count = weights(model), itertools.count(1)
+
+    def direction(*args):
+        if next(count) == 3:
+            raise RuntimeError("did not converge")
+        return soap_direction(*args)
+
+    monkeypatch.setattr(soap, "soap_direction", direction)
+    with pytest.raises(RuntimeError, match="converge"):
+        step(model, optimizer)
+    assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_closure_that_raises_leaves_the_weights_where_they_were(call):
+    """LBFGS asks for the loss elsewhere."""
+    torch.manual_seed(1)
+    model = mlp(4, 5, 3)
+    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, X), torch.optim.LBFGS, lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before, count = weights(model), itertools.count(1)
+
+    def closure():
+        if next(count) == call:
+            raise ValueError("no more data")
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match="no more data"):
+        optimizer.step(closure)
+    assert_close(weights(model), before, rtol=0, atol=0)

@@ -32,6 +32,7 @@ from pathspace.optim.base.coordinates import (
     entries_of,
     handed,
     in_turn,
+    moved_back,
     seen_from_zero,
     through,
     type_of_shadow,
@@ -117,6 +118,7 @@ class Invariant(MetricOptimizer):
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
         self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
+        self._has_stepped = False  # with the groups and the state that it has
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = _in_few_passes(rule, groups, options)
@@ -192,6 +194,7 @@ class Invariant(MetricOptimizer):
             raise ValueError("some parameters appear in more than one parameter group")
         with self._rule_at_work() as rule:
             rule.add_param_group({**group, "params": self._shadows_of(group["params"])})
+        self._has_stepped = False
         self._bind(group["params"])
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
@@ -224,7 +227,7 @@ class Invariant(MetricOptimizer):
                 entry.put()
             loss = rule.step(through(entries, closure, self._rule_at_rest))
             for entry in entries:
-                entry.map_back(from_zero=False)
+                entry.map_back(None)
         return loss
 
     def _steps(self) -> list[Descent]:
@@ -246,20 +249,23 @@ class Invariant(MetricOptimizer):
             parts = in_turn(rule, entries)
             if self.clip_norm is not None:
                 factor = clip_factor(_squared_norm(parts, masked=masked), self.clip_norm)
-            for part in parts:
-                for entry in part:
-                    entry.read_gradient(masked=masked, factor=factor)
-                if decay is not None:
-                    part[0].part.clear()
-                for entry in part:
-                    if decay is None:
-                        entry.put()
-                    else:
-                        entry.put_zero(decay(entry.shadow))
-                with handed(rule, part):
-                    rule.step()
-                for entry in part:
-                    entry.map_back(from_zero=decay is not None)
+            with moved_back(rule, parts[:-1], keep=not self._has_stepped):
+                self._has_stepped = False
+                for part in parts:
+                    for entry in part:
+                        entry.read_gradient(masked=masked, factor=factor)
+                    if decay is not None:
+                        part[0].part.clear()
+                    for entry in part:
+                        if decay is None:
+                            entry.put()
+                        else:
+                            entry.put_zero(decay(entry.shadow))
+                    with handed(rule, part):
+                        rule.step()
+                    for entry in part:
+                        entry.map_back(None if decay is None else decay(entry.shadow))
+                self._has_stepped = True
 
     def _entries(self, factors: Sequence[tuple[Tensor, Tensor | None]]) -> list[Entry]:
         """The parameters that take part, with their r; the rule finds no gradient of the others."""
@@ -315,7 +321,7 @@ class Invariant(MetricOptimizer):
         with self._rule_at_work() as rule:
             getattr(rule, method)()
         for entry in entries:
-            entry.map_back(from_zero=False)
+            entry.map_back(None)
 
     # -- states -------------------------------------------------------------------------------------------------
 
@@ -346,6 +352,7 @@ class Invariant(MetricOptimizer):
             rules[index] = {k: v for k, v in kept.items() if not k.startswith(_OURS)}
         # a rule's own state without a metric's is that of another optimizer, in other coordinates
         self._check_loaded(state_dict, {index: ours[index] or rules[index] for index in ours})
+        self._has_stepped = False
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
             saved = [index for group in state_dict["param_groups"] for index in group["params"]]

@@ -35,8 +35,10 @@ _BLIND = (
     *_DECOUPLED, optim.SGD, optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.RMSprop,
     optim.Adadelta, optim.Rprop, RMSprop,
 )  # fmt: skip
-_SEPARATE = (*_BLIND, optim.Adafactor, optim.ASGD)  # what they do to a parameter depends on no other
-ELEMENTWISE = frozenset(_SEPARATE) - {optim.Muon, MuonAdamW, SOAP, optim.Adafactor, optim.Rprop}
+# what they do to a parameter depends on no other, and raises nothing that it did not raise before: SOAP's
+# decompositions may, and it is handed all parameters at once
+_SEPARATE = {*_BLIND, optim.Adafactor, optim.ASGD} - {SOAP}
+ELEMENTWISE = frozenset(_SEPARATE) - {optim.Muon, MuonAdamW, optim.Adafactor, optim.Rprop}
 """Rules that do to an element what depends on no other element, and so may be given parts of parameters."""
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
@@ -182,20 +184,26 @@ class Entry:
         self._u.copy_(q)
 
     def put_zero(self, decay: float) -> None:
-        """w = decay w, where all u of the part are 0; the weight itself outside the network."""
-        if decay != 1:
-            self.p.mul_(decay)
+        """u = decay w outside the network, where all other u of the part are 0."""
         if self.r is None:
             self._u.copy_(self.p)
+            if decay != 1:
+                self._u.mul_(decay)
 
-    def map_back(self, *, from_zero: bool) -> None:
-        """w = w + r (u - q); r is let go of, so that there are never two of them in memory."""
+    def map_back(self, decay: float | None) -> None:
+        """w = w + r (u - q); r is let go of, so that there are never two of them in memory.
+
+        Args:
+            decay: what w is multiplied with before, if u was 0; None if u was q.
+        """
         u, r, self.r = self._u, self.r, None
         if r is None:
             self.p.copy_(u)
             return
-        if not from_zero:
+        if decay is None:
             u.sub_(self._q)
+        elif decay != 1:
+            self.p.mul_(decay)
         if self.p.dtype == u.dtype == r.dtype:
             self.p.addcmul_(u, r)
         else:
@@ -267,6 +275,30 @@ def handed(rule: Optimizer, entries: Sequence[Entry]) -> Iterator[None]:
             group["params"] = params
 
 
+@contextmanager
+def moved_back(rule: Optimizer, parts: Sequence[Sequence[Entry]], *, keep: bool) -> Iterator[None]:
+    """A context in which parts of the parameters are moved, and moved back if what comes after them raises.
+
+    Args:
+        rule: what moves them.
+        parts: all that may be moved by then.
+        keep: whether to keep the weights for it. They cost a pass over all of them and their memory, and rules that
+            take one part after the other raise, if at all, at the first step with some groups and state.
+    """
+    entries = [entry for part in parts for entry in part]
+    before = [(entry.p.clone(), entry.shadow in rule.state) for entry in entries] if keep else []
+    try:
+        yield
+    except BaseException as error:
+        for entry, (w, has_state) in zip(entries, before, strict=False):
+            entry.p.copy_(w)
+            if not has_state:
+                rule.state.pop(entry.shadow, None)
+        if entries and not keep:
+            error.add_note("the step of some parameters of the network was taken, that of others was not")
+        raise
+
+
 def _size(parameters: Sequence[Tensor]) -> int:
     """Elements, with each parameter at the start of a line of the cache."""
     return sum(-(-local(p).numel() // _ALIGNED) * _ALIGNED for p in parameters)
@@ -287,12 +319,15 @@ def through(
     def evaluate() -> Any:
         for entry, w in zip(entries, start, strict=True):
             entry.move_to(w)
-        with at_rest():
-            loss = evaluated(closure)
-        for entry, w in zip(entries, start, strict=True):
+        try:
+            with at_rest():
+                loss = evaluated(closure)
+        finally:
+            for entry, w in zip(entries, start, strict=True):
+                entry.p.copy_(w)  # the step is mapped back from here
+        for entry in entries:
             if entry.parameter.grad is not None:
                 entry.read_gradient(masked=False)
-            entry.p.copy_(w)  # the step is mapped back from here
         return loss
 
     return torch.no_grad()(evaluate)
