@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
 
 from pathspace.metrics import Path
 from pathspace.metrics.path import PathOptions
@@ -395,6 +395,8 @@ def _in_few_passes(
     on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
     if rule in (Adam, AdamW, SGD) or (rule is Adagrad and on_cpu):
         return rule(groups, **options, fused=True)
+    if rule in (NAdam, RAdam) and on_cpu:
+        return rule(groups, **options, foreach=True)
     return (RMSprop if rule is torch.optim.RMSprop else rule)(groups, **options)
 
 

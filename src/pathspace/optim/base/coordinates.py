@@ -7,7 +7,7 @@ of gradients, and a decay that is a factor of u. These are given u = 0, which sa
 Most rules treat every parameter by itself, too. They are handed one part of the parameters after the other, u and h in
 the same memory, which is no larger than the largest part and has not left the cache when the step is mapped back.
 
-Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g, q the coordinates before the step.
+Letters: w parameter, g = dL/dw, r = 1 / sqrt(D), u coordinates, h = dL/du = r g.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,28 +91,17 @@ def seen_from_zero(rule: Optimizer) -> Iterator[Callable[[Tensor], float] | None
                 group["weight_decay"] = decay
 
 
-class Memory:
-    """Memory of one type on one device for coordinates u, their gradients h, and u before the step."""
-
-    def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.u, self.h = torch.zeros(2, size, device=device, dtype=dtype)
-
-    @cached_property
-    def q(self) -> Tensor:
-        """The coordinates before the step, which only rules that see them need."""
-        return torch.empty_like(self.u)
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """Parameters that a rule steps together: where their coordinates are, which other parts use after them."""
+    """Parameters that a rule steps together, and where their u and h are, for other parts of their type, too."""
 
-    memory: Memory
+    u: Tensor
+    h: Tensor
     size: int
 
     def clear(self) -> None:
         """u = 0."""
-        self.memory.u[: self.size].zero_()
+        self.u[: self.size].zero_()
 
 
 class Entry:
@@ -131,16 +119,14 @@ class Entry:
         has_zeros: whether some r are zero, where w stays.
     """
 
-    __slots__ = ("_h", "_place", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
+    __slots__ = ("_h", "_shaped", "_u", "has_zeros", "p", "parameter", "part", "r", "shadow")
 
     def __init__(self, parameter: Tensor, shadow: nn.Parameter, part: Part, start: int) -> None:
         self.parameter, self.shadow, self.part = parameter, shadow, part
         self.p = p = local(parameter)
         self.r: Tensor | None = None
         self.has_zeros = False
-        self._place = slice(start, start + p.numel())
-        memory = part.memory
-        self._u, self._h = memory.u[self._place].view(p.shape), memory.h[self._place].view(p.shape)
+        self._u, self._h = (t[start : start + p.numel()].view(p.shape) for t in (part.u, part.h))
         shadow.grad, shadow.data = None, self._u.view(shadow.shape)
         self._shaped = self._h.view(shadow.shape)
 
@@ -171,17 +157,24 @@ class Entry:
         self.shadow.grad = self._shaped
 
     def put(self) -> None:
-        """u = q = w / r."""
-        q, r = self._q, self.r
+        """u = w / r."""
+        u, r = self._u, self.r
         if r is None:
-            q.copy_(self.p)
-        elif self.p.dtype == r.dtype == q.dtype:
-            torch.div(self.p, r, out=q)
+            u.copy_(self.p)
+        elif self.p.dtype == r.dtype == u.dtype:
+            torch.div(self.p, r, out=u)
         else:
-            q.copy_(self.p / r)
+            u.copy_(self.p / r)
         if self.has_zeros:
-            q.masked_fill_(r == 0, 0.0)
-        self._u.copy_(q)
+            u.masked_fill_(r == 0, 0.0)
+
+    def _step(self, start: Tensor, r: Tensor, out: Tensor | None = None) -> Tensor:
+        """du = u - w / r for w = start, bitwise zero where u is what :meth:`put` made of w."""
+        if start.dtype == r.dtype == self._u.dtype:
+            du = torch.addcdiv(self._u, start, r, value=-1, out=out)
+        else:
+            du = torch.sub(self._u, (start / r).to(self._u.dtype), out=out)
+        return du.masked_fill_(r == 0, 0.0) if self.has_zeros else du
 
     def put_zero(self, decay: float) -> None:
         """u = decay w outside the network, where all other u of the part are 0."""
@@ -191,17 +184,17 @@ class Entry:
                 self._u.mul_(decay)
 
     def map_back(self, decay: float | None) -> None:
-        """w = w + r (u - q); r is let go of, so that there are never two of them in memory.
+        """w = w + r du; r is let go of, so that there are never two of them in memory.
 
         Args:
-            decay: what w is multiplied with before, if u was 0; None if u was q.
+            decay: what w is multiplied with before, if u was 0; None if u was w / r.
         """
         u, r, self.r = self._u, self.r, None
         if r is None:
             self.p.copy_(u)
             return
         if decay is None:
-            u.sub_(self._q)
+            self._step(self.p, r, out=u)
         elif decay != 1:
             self.p.mul_(decay)
         if self.p.dtype == u.dtype == r.dtype:
@@ -210,17 +203,13 @@ class Entry:
             self.p.add_((u * r).to(self.p.dtype))
 
     def move_to(self, start: Tensor) -> None:
-        """w = start + r (u - q), with u kept."""
-        self.p.copy_(self._u if self.r is None else start + (self._u - self._q) * self.r)
+        """w = start + r (u - start / r), with u kept."""
+        self.p.copy_(self._u if self.r is None else start + self._step(start, self.r) * self.r)
 
     def squared_norm(self) -> Tensor:
         """That of h, 0-dim."""
         h = self._h.view(-1)
         return torch.dot(h, h)
-
-    @property
-    def _q(self) -> Tensor:
-        return self.part.memory.q[self._place].view(self.p.shape)
 
 
 def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, Entry]:
@@ -233,15 +222,19 @@ def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[
     together = _TOGETHER if type(rule) in _SEPARATE else sys.maxsize
     parts: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}  # of each device and type
     for p, shadow in shadows.items():
-        alike = parts.setdefault((p.device, shadow.dtype), [[]])
-        if p.device.type == "cpu" and alike[-1] and _size([*alike[-1], p]) > together:
-            alike.append([])
-        alike[-1].append(p)
+        alike = parts.setdefault((p.device, shadow.dtype), [])
+        on_cpu = p.device.type == "cpu"
+        room = next((part for part in alike if not on_cpu or _size([*part, p]) <= together), None)
+        if room is None:
+            alike.append([p])
+        else:
+            room.append(p)
     result = {}
     for kind, alike in parts.items():
-        memory = Memory(max(_size(part) for part in alike), *kind)
+        device, dtype = kind
+        u, h = torch.zeros(2, max(_size(part) for part in alike), device=device, dtype=dtype)
         for parameters in alike:
-            part, start = Part(memory, _size(parameters)), 0
+            part, start = Part(u, h, _size(parameters)), 0
             for p in parameters:
                 result[p] = Entry(p, shadows[p], part, start)
                 start += _size([p])
