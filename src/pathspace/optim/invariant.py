@@ -274,7 +274,8 @@ class Invariant(MetricOptimizer):
             kept = self._kept_entries = self._new_entries()
         entries = [kept[p] for p, _ in factors]
         for entry, (p, r) in zip(entries, factors, strict=True):
-            entry.p = local(p)  # FSDP may have put it elsewhere
+            if self._in_parts:
+                entry.p = local(p)  # FSDP may have put it elsewhere
             entry.r, entry.has_zeros = r, r is not None and self.state[p].get("zeros", False)
         if len(entries) < len(self._shadows):
             moved = {id(entry.shadow) for entry in entries}

@@ -95,10 +95,10 @@ class MetricOptimizer(NetworkOptimizer):
     def _steps(self) -> list[Descent]:
         """The parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
-        steps = [
-            Descent(p, local(p), group, self.state[p], names.get(id(p)), local(g))
-            for p, group, g in self._active()
-        ]
+        steps = [Descent(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in self._active()]
+        if self._in_parts:
+            for step in steps:
+                step.p, step.g = local(step.p), local(step.g)
         inside = {step.name: step for step in steps if step.name is not None}
         if inside:
             factors = self.metric.advance({name: step.state for name, step in inside.items()})

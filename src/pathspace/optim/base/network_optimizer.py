@@ -38,6 +38,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """The argument that does what clipping gradients does to others; None if the rule is not invariant anyhow."""
     takes_parts: bool | property = False
     """Whether parameters may be split over processes by FSDP."""
+    _in_parts = False  # whether some are
 
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
@@ -76,8 +77,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: one is.
         """
-        if not self.takes_parts and any(map(is_split, parameters)):
-            raise refused(type(self).__name__)
+        if any(map(is_split, parameters)):
+            if not self.takes_parts:
+                raise refused(type(self).__name__)
+            self._in_parts = True
 
     def _check_current(self) -> None:
         """Look whether the network is still what it was when this was made.
