@@ -7,8 +7,9 @@ are those that the processes of DistributedDataParallel really exchange, over gl
 weight, of an MLP with square matrices. ``--refresh`` sets the time of a refresh beside that of sending its result.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --processes 1 2 --optimizers AdamW PathAdam
-    python benchmarks/scaling.py --refresh --widths 512 1024 2048 4096
+    python benchmarks/scaling.py --processes 1 --widths 2048 --optimizers PathSGD PathAdam DDPAdam
+    python benchmarks/scaling.py --processes 1 --optimizers PathSGD PathAdam --refresh-every 1
+    python benchmarks/scaling.py --refresh --widths 512 2048 --processes 2 4
     python benchmarks/scaling.py --output benchmarks/results/scaling.json
 """
 
@@ -46,19 +47,19 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SOAP": lambda p: SOAP(p, 1e-3),
     "Muon": lambda p: MuonAdamW(p, 1e-3),
 }
-OURS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=1e-3, momentum=0.9),
-    "PathAdam": lambda p, n: ps.optim.PathAdam(p, n, lr=1e-3),
-    "PathRMSprop": lambda p, n: ps.optim.PathRMSprop(p, n, lr=1e-3),
-    "PathGradientAdam": lambda p, n: ps.optim.PathGradientAdam(p, n, lr=1e-3),
-    "PathSOAP": lambda p, n: ps.optim.PathSOAP(p, n, lr=1e-3),
-    "PathMuon": lambda p, n: ps.optim.PathMuon(p, n, lr=1e-3),
-    "Invariant AdamW": lambda p, n: ps.optim.Invariant(p, n, torch.optim.AdamW, lr=1e-3),
-    "GSGD": lambda p, n: ps.optim.GSGD(p, n, lr=1e-4),
-    "GAdam": lambda p, n: ps.optim.GAdam(p, n, lr=1e-4),
-    "DDPSGD": lambda p, n: ps.optim.DDPSGD(p, n, lr=1e-3, momentum=0.9),
-    "DDPAdam": lambda p, n: ps.optim.DDPAdam(p, n, lr=1e-3),
-    "QuasiDiagonal": lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=1e-3, damping=0.1),
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "PathSGD": ("PathSGD", {"lr": 1e-3, "momentum": 0.9}),
+    "PathAdam": ("PathAdam", {"lr": 1e-3}),
+    "PathRMSprop": ("PathRMSprop", {"lr": 1e-3}),
+    "PathGradientAdam": ("PathGradientAdam", {"lr": 1e-3}),
+    "PathSOAP": ("PathSOAP", {"lr": 1e-3}),
+    "PathMuon": ("PathMuon", {"lr": 1e-3}),
+    "Invariant AdamW": ("Invariant", {"rule": torch.optim.AdamW, "lr": 1e-3}),
+    "GSGD": ("GSGD", {"lr": 1e-4}),
+    "GAdam": ("GAdam", {"lr": 1e-4}),
+    "DDPSGD": ("DDPSGD", {"lr": 1e-3, "momentum": 0.9}),
+    "DDPAdam": ("DDPAdam", {"lr": 1e-3}),
+    "QuasiDiagonal": ("QuasiDiagonal", {"lr": 1e-3, "damping": 0.1}),
 }
 MOVED = (
     "copy_",
@@ -147,7 +148,15 @@ def memory() -> int:
     return sum(storages.values())
 
 
-def counted(name: str, width: int) -> dict[str, Any]:
+def made(name: str, parameters: list[nn.Parameter], network: Any, refresh_every: int | None) -> Any:
+    if network is None:
+        return PLAIN[name](parameters)
+    kind, options = OURS[name]
+    more = {} if refresh_every is None else {"refresh_every": refresh_every}
+    return getattr(ps.optim, kind)(parameters, network, **options, **more)
+
+
+def counted(name: str, width: int, refresh_every: int | None) -> dict[str, Any]:
     """Figures of one optimizer, per weight, in a process that may be one of several."""
     model, processes = mlp(width), distributed.get_world_size()
     weights = sum(p.numel() for p in model.parameters())
@@ -158,8 +167,7 @@ def counted(name: str, width: int) -> dict[str, Any]:
     steps(run, x, free, count=2)  # DDP arranges its buckets in the first ones
     passes = steps(run, x, None, count=PERIOD)
     before = memory()
-    parameters = list(model.parameters())
-    optimizer = PLAIN[name](parameters) if network is None else OURS[name](parameters, network)
+    optimizer = made(name, list(model.parameters()), network, refresh_every)
     steps(run, x, optimizer, count=PERIOD)  # the first ones refresh more often
     kept = memory() - before
     done = steps(run, x, optimizer, count=PERIOD)
@@ -240,9 +248,11 @@ def member(options: argparse.Namespace) -> None:
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size)
     )
     for width in options.widths:
-        figures = [refresh(width)] if options.refresh else [counted(n, width) for n in options.optimizers]
-        for figure in figures:
-            print(json.dumps(figure), flush=True)
+        if options.refresh:
+            print(json.dumps(refresh(width)), flush=True)
+            continue
+        for name in options.optimizers:
+            print(json.dumps(counted(name, width, options.refresh_every)), flush=True)
     distributed.destroy_process_group()
 
 
@@ -268,7 +278,8 @@ def main() -> None:
     names = [*PLAIN, *OURS]
     parser.add_argument("--optimizers", nargs="+", choices=names, default=names)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--widths", nargs="+", type=int, default=[512])
+    parser.add_argument("--widths", nargs="+", type=int, default=[256])
+    parser.add_argument("--refresh-every", type=int, help="of optimizers that take it; default theirs, 10")
     parser.add_argument("--refresh", action="store_true")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--member", action="store_true", help=argparse.SUPPRESS)
@@ -277,6 +288,8 @@ def main() -> None:
         member(options)
         return
     arguments = ["--widths", *map(str, options.widths), "--optimizers", *options.optimizers]
+    if options.refresh_every is not None:
+        arguments += ["--refresh-every", str(options.refresh_every)]
     figures = []
     for processes in options.processes:
         figures += shown(spawn(processes, [*arguments, *(["--refresh"] if options.refresh else [])]))

@@ -77,10 +77,18 @@ def mlp() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers), torch.zeros(2, 784)
 
 
+def billion() -> tuple[nn.Module, Tensor]:
+    """1.07 billion weights, none of which is in memory."""
+    with torch.device("meta"):
+        layers = [layer for _ in range(4) for layer in (nn.Linear(16_384, 16_384), nn.ReLU())]
+        return nn.Sequential(*layers[:-1]), torch.zeros(2, 16_384)
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "resnet50": resnet50,
     "loop-128x784": lambda: (Loop(128), torch.zeros(2, 784, 1)),
     "mlp": mlp,
+    "mlp-4x16384-meta": billion,
 }
 
 
