@@ -1,62 +1,88 @@
-"""Functions of tests that run in several processes of one gloo group."""
+"""Functions of tests in processes of their own, which start at once: copies of one that has loaded PyTorch already.
 
-import datetime
-import importlib
+That one has never computed anything, so that there are no threads of PyTorch to be lost in a copy.
+"""
+
+import functools
+import multiprocessing
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 TIMEOUT = 300  # seconds, of processes that take a few
 
 
-def in_processes(count, function, folder, *args):
+@functools.cache
+def _copies():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch.distributed.checkpoint", "torch.distributed.fsdp", "pathspace.cli"]
+    )
+    return context
+
+
+def in_child(function, *args):
+    """The exit code of a process that calls a function of a test module; negative for a signal."""
+    (code,) = _ended([(function, *args)])
+    return code
+
+
+def in_processes(count, function, folder, *args, joins=False):
     """What a function of a test module returns in each process of a group.
 
     Args:
         count: how many processes.
         function: called as ``function(rank, folder, *args)``.
         folder: what they share, a folder of the test's own.
-        args: strings.
+        args: what can be pickled.
+        joins: whether the function joins the group by itself, from what torchrun puts into the environment.
     """
     if not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
-    module = Path(function.__code__.co_filename)
-    paths = [str(module.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    code = "import processes, sys; processes.run(*sys.argv[1:])"
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, module.stem, function.__name__, str(folder), str(count), str(rank), *args],
-            env=environment,
-        )
+    # the one of the process that starts them, as torchrun has it
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    places = [
+        {
+            "TORCHELASTIC_RUN_ID": "a test", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count), "RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(count), "LOCAL_RANK": str(rank),
+        }
         for rank in range(count)
     ]  # fmt: skip
-    try:
-        codes = [run.wait(timeout=TIMEOUT) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-            run.wait()
-        (folder / "store").unlink(missing_ok=True)
+    codes = _ended([(_member, place, function, joins, folder, args) for place in places])
     assert codes == [0] * count
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(count)]
 
 
-def run(module, function, folder, count, rank, *args):
+def _member(place, function, joins, folder, args):
     """One of the processes."""
+    os.environ.update(place)
+    if not joins:
+        torch.distributed.init_process_group("gloo")
+    result = function(int(place["RANK"]), folder, *args)
+    torch.save(result, folder / f"result-{place['RANK']}.pt")
+    if not joins:
+        torch.distributed.destroy_process_group()
+
+
+def _ended(calls):
+    """The exit codes of processes that make these calls at the same time."""
+    processes = [_copies().Process(target=_called, args=call) for call in calls]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(TIMEOUT)
+        return [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _called(function, *args):
     torch.set_num_threads(1)
-    folder = Path(folder)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=int(rank),
-        world_size=int(count),
-        timeout=datetime.timedelta(seconds=TIMEOUT),
-    )
-    result = getattr(importlib.import_module(module), function)(int(rank), folder, *args)
-    torch.save(result, folder / f"result-{rank}.pt")
-    torch.distributed.destroy_process_group()
+    function(*args)

@@ -38,6 +38,7 @@ from pathspace.experiments.options import (
     ListMethodsOption,
     MethodsOption,
     OutputOption,
+    PatienceOption,
     PlainOption,
     QuietOption,
     RatesOption,
@@ -50,7 +51,7 @@ from pathspace.experiments.options import (
     names_in,
     numbers_in,
 )
-from pathspace.experiments.processes import expect_one, is_first, joined, started_by_torchrun
+from pathspace.experiments.processes import PATIENCE, expect_one, is_first, joined, started_by_torchrun
 from pathspace.experiments.starts import STARTS, check_start
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ def train(
     threads: ThreadsOption = None,
     plain_rnn: PlainOption = None,
     device: DeviceOption = "cpu",
+    patience: PatienceOption = PATIENCE,
     resume: ResumeOption = False,
     fresh: FreshOption = False,
     as_json: JsonOption = False,
@@ -268,7 +270,7 @@ def train(
         around = _surroundings("train", output, data_dir, resume, fresh, 1, threads, as_json, device, quiet)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
-        with joined(chosen_device(device)) as processes:
+        with joined(chosen_device(device), patience) as processes:
             if processes.rank:
                 follow(processes, folders.append)
                 return

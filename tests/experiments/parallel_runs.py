@@ -1,20 +1,24 @@
-"""Runs for test_processes.py, done by however many processes torchrun starts: `parallel_runs.py FOLDER`.
+"""Runs for test_processes.py, done by one process or several.
 
-They are done in float64, so that nothing but an error makes two processes end elsewhere than one.
+They are done in float64, so that nothing but an error makes two processes end elsewhere than one. As a program,
+`torchrun parallel_runs.py SIGNAL ARGUMENT ...` is `pathspace`, whose second process sends itself that signal.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from pathspace.experiments.engine import InterruptedRunError, run
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, LostProcessError
 from pathspace.experiments.processes import Processes, joined
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
@@ -106,18 +110,29 @@ def resumed(folder: Path, processes: Processes, noted: Callable[[str], object]) 
     }
 
 
-def main(folder: Path) -> None:
+def main(rank: int, folder: Path) -> dict[str, Any]:
+    """All of it in a process of a group, and what is said in the end when the last process hangs."""
     torch.set_default_dtype(torch.float64)
-    with joined("cpu") as processes:
-        results = everything(processes, folder)
-        notes: list[str] = []
-        results["resumed"] = resumed(folder / "of one", processes, notes.append)
-        results["notes"] = notes
-        torch.save(results, folder / f"{processes.rank}.pt")
+    ended = folder / "the first one has ended"
+    results: dict[str, Any] = {}
+    try:
+        with joined("cpu", patience=60) as processes:
+            results = everything(processes, folder)
+            notes: list[str] = []
+            results["resumed"] = resumed(folder / "of one", processes, notes.append)
+            results["notes"] = notes
+            distributed_c10d._set_pg_timeout(timedelta(seconds=1))  # the rest may be slower
+            while rank and not ended.exists():
+                time.sleep(0.01)
+            processes.any(False)
+    except LostProcessError as error:
+        results["hung"] = str(error)
+        ended.touch()
+    return results
 
 
-def die(arguments: list[str]) -> None:
-    """`pathspace`, whose second process kills itself in the step after the second checkpoint."""
+def command_with(name: str, arguments: list[str]) -> None:
+    """`pathspace`, whose second process sends itself a signal in the step after the second checkpoint."""
     from pathspace.cli import main as command
     from pathspace.experiments import checkpoint
 
@@ -125,7 +140,7 @@ def die(arguments: list[str]) -> None:
 
     def save_or_die(folder: Path, made: RunConfig, state: Any) -> None:
         if len(saved) == 2 and state.processes.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, name))
         save(folder, made, state)
         saved.append(state.step)
 
@@ -135,4 +150,4 @@ def die(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    die(sys.argv[2:]) if sys.argv[1] == "die" else main(Path(sys.argv[1]))
+    command_with(sys.argv[1], sys.argv[2:])

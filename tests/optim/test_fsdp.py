@@ -14,7 +14,7 @@ import pathspace as ps
 from cases import mlp
 from processes import in_processes
 
-STEPS = 50
+STEPS, FEW = 50, 12
 METRICS = {"half": lambda: ps.metrics.Path(0.5, damping=0.0), "balanced": ps.metrics.Balanced}
 
 
@@ -109,7 +109,7 @@ def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def trained(model, network, name, rule, parts, steps=STEPS):
+def trained(model, network, name, rule, parts, steps):
     """Weights after some steps on parts of batches, and the outputs on the way."""
     dtype = next(model.parameters()).dtype
     optimizer, outputs = RULES[rule](model.parameters(), network), []
@@ -128,7 +128,7 @@ PAIRS = [
 ]
 
 
-def trains(rank, folder, steps=STEPS, pairs=PAIRS):
+def trains(rank, folder, steps, pairs):
     size = torch.distributed.get_world_size()
     half, ends = slice(8 * rank // size, 8 * (rank + 1) // size), {}
     for name, rule in pairs:
@@ -139,11 +139,7 @@ def trains(rank, folder, steps=STEPS, pairs=PAIRS):
     return ends
 
 
-def few(rank, folder):
-    return trains(rank, folder, 12, [*PAIRS[1:4:2], *PAIRS[-4:]])
-
-
-def check(ends, steps=STEPS):
+def check(ends, steps):
     for name, rule in ends[0]:
         model, network = build(name)
         alone, _ = trained(
@@ -157,13 +153,19 @@ def check(ends, steps=STEPS):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    check(in_processes(2, trains, tmp_path))
+    """Past the tenth step, after which kappa is kept."""
+    check(in_processes(2, trains, tmp_path, FEW, PAIRS), FEW)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_for_long(tmp_path):
+    check(in_processes(2, trains, tmp_path, STEPS, PAIRS), STEPS)
 
 
 @pytest.mark.slow
 def test_four_processes_train_as_one(tmp_path):
     """Some of them have no row of some parameters."""
-    check(in_processes(4, few, tmp_path), 12)
+    check(in_processes(4, trains, tmp_path, FEW, [*PAIRS[1:4:2], *PAIRS[-4:]]), FEW)
 
 
 # -- rescaled starts, and states that travel ----------------------------------------------------------------
@@ -182,7 +184,7 @@ def rescales(rank, folder):
                 generator = torch.Generator().manual_seed(3)
                 ps.rescaling.random_rescale_(network, powers_of_two=True, generator=generator)
             runs.setdefault(rule, []).append(
-                trained(split(model), network, "mlp", rule, slice(4 * rank, 4 * rank + 4), 20)[1]
+                trained(split(model), network, "mlp", rule, slice(4 * rank, 4 * rank + 4), FEW)[1]
             )
     return runs
 

@@ -1,10 +1,5 @@
 """Data parallelism: two processes with half of every batch each end where one process does, bitwise alike."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +7,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import mlp
+from processes import in_processes
 
 STEPS = 50
 DATA = {"lr": 0.02, "estimator": "signs"}
@@ -106,10 +102,6 @@ def refused(rank):
 
 
 def replica(rank, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
-    )
     results = {
         (rule, kind): trained(rule, kind, (rank, 2), nn.parallel.DistributedDataParallel)
         for rule in RULES | COVARIANCE | APART
@@ -122,22 +114,12 @@ def replica(rank, folder):
             rule, "two types", (rank, 2), nn.parallel.DistributedDataParallel
         )
     results["not finite"] = refused(rank)
-    torch.save(results, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this PyTorch has no gloo")
-    folder = tmp_path_factory.mktemp("replicas")
-    code = "import pathlib, sys, test_replicas; test_replicas.replica(int(sys.argv[1]), pathlib.Path(sys.argv[2]))"
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", code]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in (0, 1)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return in_processes(2, replica, tmp_path_factory.mktemp("replicas"))
 
 
 def alike(one, other):

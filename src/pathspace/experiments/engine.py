@@ -93,10 +93,16 @@ def run(
         if stored and folder is not None:
             checkpoint.load(folder, config, state, noted)
 
+        def save() -> None:
+            if folder is not None:
+                checkpoint.save(folder, config, state)
+                processes.meet()  # the first one has written
+
         def validate() -> None:
             state.validations.append(_validate(state, task))
             validated(state.validations[-1])
 
+        processes.meet()  # they have read data and checkpoint
         if not state.validations:
             validate()
         _train(
@@ -105,7 +111,7 @@ def run(
             state,
             steps_per_epoch(config.batch_size, task),
             clip_norm=None if chosen.clips_itself else config.clip_norm,
-            save=lambda: checkpoint.save(folder, config, state) if folder is not None else None,
+            save=save,
             checkpoint_every=checkpoint_every,
             report=report or (lambda _step, _loss: None),
             validate=validate,

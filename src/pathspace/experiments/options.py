@@ -75,6 +75,13 @@ ClipStepOption = Annotated[
         "--clip-step", help="Longest step, before the rate and on balanced weights, of Path-SGD and DDP-SGD."
     ),
 ]
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        help="Under torchrun: seconds that a process may keep the others waiting while all compute.",
+    ),
+]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Continue what was stopped in the --output folder, or in the last one."),

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-HANGS_AFTER = timedelta(minutes=10)
-"""How long a process may keep the others waiting within a step. One that dies is missed at once."""
-LONG = timedelta(days=7)  # for waits while the first process reads data or writes results
+PATIENCE = 300.0
+"""Seconds that a process may keep the others waiting while all compute. One that dies is missed at once."""
+_START = timedelta(minutes=30)  # for all of them to begin
+_LONG = timedelta(days=7)  # for waits while one reads data or the first one writes
 
 
 @dataclass(eq=False)
@@ -58,6 +59,13 @@ class Processes:
         torch.distributed.all_reduce(total)
         return total.item() / self.count
 
+    def meet(self) -> None:
+        """Wait for the others, however long they read or write, so that no step waits for that."""
+        if self.count > 1:
+            from torch import distributed
+
+            distributed.barrier(group=self.waiting)
+
     def any(self, wanted: bool) -> bool:
         """Say whether any of the processes wants something."""
         return self.mean(float(wanted)) > 0
@@ -69,11 +77,11 @@ class Processes:
         from torch import distributed
 
         values: list[Any] = [None] * self.count
-        distributed.all_gather_object(values, value, group=self.waiting)
+        distributed.all_gather_object(values, value)
         return values
 
     def from_first(self, value: Any) -> Any:
-        """Return the first process's value; those of the others do not matter."""
+        """Return the first process's value, however long it takes to have one; those of the others do not matter."""
         if self.count == 1:
             return value
         from torch import distributed
@@ -142,31 +150,42 @@ def expect_one(command: str) -> None:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
+def joined(device: str, patience: float = PATIENCE) -> Iterator[Processes]:
     """Join the processes that torchrun has started; without it, a process is alone.
 
     Args:
         device: `"cpu"`, where they talk by gloo, or `"cuda"`, by NCCL, a GPU for each process of a machine.
+        patience: Seconds that one may keep the others waiting while all compute.
 
     Raises:
-        ConfigurationError: There are fewer GPUs than processes.
+        ConfigurationError: There are fewer GPUs than processes, or the patience is no number of seconds.
         LostProcessError: Another one has ended, or does not answer.
     """
+    if not 1 <= patience <= _LONG.total_seconds():
+        raise ConfigurationError(f"The option --patience is {patience:g}: give seconds, from 1 to a week.")
     count = started_by_torchrun()
     if count == 1:
         yield ALONE
         return
     import torch
     from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
 
     rank = int(os.environ["RANK"])
     if device == "cuda":
         _choose_gpu(torch.cuda.device_count())
     try:
+        store = next(iter(rendezvous("env://", timeout=_START)))[0]
+        store.set(f"here-{rank}", "")
+        store.wait([f"here-{other}" for other in range(count)], _START)  # loading PyTorch is no step
         distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=HANGS_AFTER
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=patience),
         )
-        processes = Processes(rank, count, distributed.new_group(backend="gloo", timeout=LONG))
+        processes = Processes(rank, count, distributed.new_group(backend="gloo", timeout=_LONG))
         yield processes
         distributed.destroy_process_group()
     except RuntimeError as error:
@@ -174,7 +193,8 @@ def joined(device: str) -> Iterator[Processes]:
             raise
         said = str(error).splitlines()[0].split(". ")[0]
         raise LostProcessError(
-            f"Process {rank} of {count} stopped, because another one ended or did not answer ({said})."
+            f"Process {rank} of {count} stopped, because another one ended, or did not answer for {patience:g} seconds "
+            f"({said}). Go on with --resume; if a step takes so long, give more with --patience."
         ) from error
 
 
