@@ -237,9 +237,16 @@ SPARSE_CASES = {
     "a buffer": (lambda m, h: torch.sparse.mm(m.a, h), {"a": SPARSE}, ()),
     "a buffer, by an operator": (lambda m, h: m.a @ h, {"a": SPARSE}, ()),
     "an input": (lambda m, h, a: torch.sparse.mm(a, h), {}, (SPARSE,)),
-    "by another name": (lambda m, h, a: torch.spmm(a, h), {}, (SPARSE,)),
     "made in the forward pass": (by_hand, {}, ()),
 }
+
+
+def test_a_sparse_input_of_mm_is_a_matrix_like_any_other():
+    model, inputs = Around(Part(lambda m, h, a: torch.spmm(a, h))), (torch.randn(3, 4), SPARSE)  # torch.mm
+    network, before = ps.trace(model, inputs), model(*inputs)
+    assert network.num_classes == 6
+    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True)
+    assert torch.equal(model(*inputs), before)
 
 
 class Part(nn.Module):

@@ -126,14 +126,29 @@ def attention(
     return (scores + attn_mask).softmax(-1) @ value
 
 
-_WRITTEN_OUT: dict[str, Callable[..., Any]] = {
+def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``addmm``, ``addmv`` and ``baddbmm``: beta b + alpha x y."""
+    product = x @ y if alpha == 1 else alpha * (x @ y)
+    if beta == 0:  # b is not read
+        return product
+    return (input if beta == 1 else beta * input) + product
+
+
+SUMS = ("addmm", "addmv", "baddbmm")
+WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "bilinear": bilinear,
     "multi_head_attention_forward": multi_head_attention,
+    **dict.fromkeys(SUMS, sum_with_product),
 }
 
 
 def written_out(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], is_learned: Callable[[Tensor], bool]
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    is_learned: Callable[[Tensor], bool],
+    *,
+    strict: bool = False,
 ) -> Callable[..., Any] | None:
     """The function written out, if it is one of those.
 
@@ -142,8 +157,11 @@ def written_out(
         args: its arguments.
         kwargs: those by name.
         is_learned: whether a tensor depends on parameters.
+        strict: whether functions that multiply activations are left as they are.
     """
+    if strict and name not in SUMS:
+        return None
     if name != "scaled_dot_product_attention":
-        return _WRITTEN_OUT.get(name)
+        return WRITTEN_OUT.get(name)
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
     return attention if mask is not None and is_learned(mask) else None

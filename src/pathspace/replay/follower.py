@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
-from pathspace.network.rules import MOVEMENTS
+from pathspace.network.rules import MOVEMENTS, RULED
 from pathspace.network.rules.scale_free import SIGNS
-from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, short_name
+from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name
 from pathspace.network.written_out import written_out
 from pathspace.replay import taken_apart
 from pathspace.replay.arguments import tensors_in
@@ -58,6 +58,8 @@ class Follower(Matched, TorchFunctionMode):
         name = short_name(func)
         if self._paused or name in METADATA:
             return func(*args, **kwargs)
+        if kwargs and name in RULED:
+            args, kwargs = by_position(args, kwargs)
         tensors = tensors_in(args, kwargs)
         if not torch.is_grad_enabled() and self._depends(tensors):
             self.ungraded = True

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
-from pathspace.network.trace.functions import METADATA, RANDOM, short_name
+from pathspace.network.rules import RULED
+from pathspace.network.trace.functions import METADATA, RANDOM, by_position, short_name
 from pathspace.replay.arguments import examples_in, tensors_in
 from pathspace.replay.follower import Follower
 from pathspace.replay.matched import Summary
@@ -63,6 +64,8 @@ class Witness(TorchFunctionMode):
         name = short_name(func)
         if name in METADATA:
             return result
+        if kwargs and name in RULED:
+            args, kwargs = by_position(args, kwargs)
         tensors = tensors_in(args, kwargs)
         if self._follower.is_cut(name, tensors):
             self._attempt(lambda follower: follower.end_at_cut(name, tensors, result))

@@ -32,6 +32,7 @@ from pathspace.network.rules import (
     selection,
     upsampling,
 )
+from pathspace.network.written_out import WRITTEN_OUT
 
 RULES: dict[str, Callable[..., Any]] = {
     **movement.RULES,
@@ -54,6 +55,9 @@ RULES: dict[str, Callable[..., Any]] = {
     **scale_free.RULES,
     **packed.RULES,
 }
+
+RULED = frozenset([*RULES, *WRITTEN_OUT])
+"""Operations whose arguments tracing knows."""
 
 MOVEMENTS = frozenset([*movement.RULES, *upsampling.RULES])
 """Operations that mean the same for inputs as for activations."""

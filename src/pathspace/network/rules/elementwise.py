@@ -93,7 +93,11 @@ def threshold(
 
 def prelu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, weight: Tensor) -> Tensor:
     """PReLU: its slope is no edge; rescaling leaves it and its gradient alone, so it takes the plain rule."""
-    del weight
+    slope = recorder.lookup(weight)
+    if slope is not None and slope.kind == "hidden":
+        recorder.no_rule(name, "its slope is an activation, or a function of parameters that may scale")
+    if slope is not None and slope.kind == "parameter":
+        recorder.left.add(slope.name)  # also as an edge elsewhere
     return homogeneous(recorder, name, func, input)
 
 

@@ -133,20 +133,8 @@ def matmul(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y
     return contract(recorder, name, func, (x, y), x, y, matmul_form(x.shape, y.shape))
 
 
-def addmm(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, x: Tensor, y: Tensor, **scale: Any
-) -> Tensor:
-    """``b + x @ W``."""
-    if scale:
-        recorder.no_rule(
-            name, "its factors alpha and beta are not known; write the sum and the product apart"
-        )
-    return add(recorder, name, func, input, matmul(recorder, name, func, x, y))
-
-
 RULES: dict[str, Callable[..., Any]] = {
     "linear": linear,
     **dict.fromkeys(["matmul", "mm", "mv", "bmm", "__matmul__"], matmul),
     "__rmatmul__": lambda recorder, name, func, x, y: matmul(recorder, name, func, y, x),
-    **dict.fromkeys(["addmm", "addmv", "baddbmm"], addmm),
 }

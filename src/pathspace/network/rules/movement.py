@@ -53,6 +53,7 @@ def move_one(
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
             recorder.no_rule(name, "it reads the bits of a number as another type")
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
+        args = (*args, kwargs.pop("size")) if "size" in kwargs else args
     args, kwargs = as_now((args, kwargs))
     if name == "squeeze" and not args and not kwargs:  # keep the batch, which may have other sizes than one
         dims = tuple(d for d, n in enumerate(value.shape) if n == 1 and d != value.batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,8 +21,38 @@ def short_name(func: Callable[..., Any]) -> str:
         full = resolve_name(func) or getattr(func, "__name__", str(func))
         parts = full.split(".")
         name = ".".join(parts[-2:]) if parts[-1] in ("__get__", "__set__") else parts[-1]
-        _NAMES[func] = name
+        _NAMES[func] = name = "mm" if name == "spmm" else name  # torch.spmm is torch.mm
     return name
+
+
+_IN_ORDER = (
+    *("condition", "input", "self", "tensor", "tensors", "mat1", "batch1", "mat", "other", "mat2", "batch2"),
+    "vec",
+)
+"""Names of leading arguments in torch's signatures, in their order."""
+
+
+def by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a function with those leading ones by position that were given by torch's names.
+
+    Args:
+        args: positional arguments.
+        kwargs: arguments by name.
+    """
+    leading = [key for key in _IN_ORDER if key in kwargs] if kwargs else []
+    if not leading:
+        return args, kwargs
+    rest = {key: value for key, value in kwargs.items() if key not in leading}
+    return (*args, *(kwargs[key] for key in leading)), rest
+
+
+def fits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether a function may be called with these arguments."""
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 METADATA = frozenset(

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import NoRule, UntraceableError
 from pathspace.network.program import Operation
-from pathspace.network.rules import MOVEMENTS, ON_INPUTS, boundary, root_mean_square
+from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.functions import (
     AUGMENTED,
@@ -31,6 +31,8 @@ from pathspace.network.trace.functions import (
     RANDOM,
     READS,
     SHAPED_FACTORIES,
+    by_position,
+    fits,
     short_name,
     without_values,
 )
@@ -71,6 +73,8 @@ class Interpreter(TorchFunctionMode):
         if name in METADATA:
             return func(*args, **kwargs)
         recorder = self.recorder
+        if kwargs and name in RULED:
+            args, kwargs = by_position(args, kwargs)
         if kwargs.get("out") is not None:
             recorder.refuse(name, "it writes its result into another tensor (out=)")
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -87,7 +91,7 @@ class Interpreter(TorchFunctionMode):
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(name, *_explain("to_sparse"))
-        in_parts = None if recorder.strict else written_out(name, args, kwargs, recorder.is_learned)
+        in_parts = written_out(name, args, kwargs, recorder.is_learned, strict=recorder.strict)
         if in_parts is not None:
             begun = len(recorder.operations)
             try:
@@ -167,7 +171,12 @@ class Interpreter(TorchFunctionMode):
             return recorder.no_rule(name, INPUTS_READ, OF_INPUTS)
         if rule is None:
             return recorder.no_rule(name, *_explain(name))
-        return rule(recorder, name, func, *args, **kwargs)
+        try:
+            return rule(recorder, name, func, *args, **kwargs)
+        except TypeError:
+            if fits(rule, recorder, name, func, *args, **kwargs):
+                raise
+            return recorder.no_rule(name, "it is called in a way that tracing has no rule for")
 
     def _without_rule(
         self,
