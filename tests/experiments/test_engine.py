@@ -1,3 +1,5 @@
+import hashlib
+import io
 import json
 import math
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
 from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 
 Config = Callable[..., RunConfig]
@@ -24,9 +27,10 @@ class KilledError(Exception):
 
 
 def same(one: RunResult, other: RunResult) -> bool:
-    return (one.losses, one.validations, one.test_error, one.diverged_at) == (
+    return (one.losses, one.validations, one.epochs, one.test_error, one.diverged_at) == (
         other.losses,
         other.validations,
+        other.epochs,
         other.test_error,
         other.diverged_at,
     )
@@ -331,3 +335,49 @@ def test_recurrent_layers_run_compiled_unless_told_otherwise(tiny_config: Config
     assert fast.losses == pytest.approx(plain.losses, rel=1e-3)
     assert fast.config.key != plain.config.key
     assert "plain_rnn" not in {name for name, v in config.as_dict().items() if v is True}
+
+
+def test_every_epoch_has_its_training_error_and_a_test_error(tiny_config: Config, tiny_task: Task) -> None:
+    result = run(tiny_config(epochs=3), tiny_task)
+    # the task is regression: its errors are its losses
+    means = [math.fsum(result.losses[i : i + 4]) / 4 for i in (0, 4, 8)]
+    assert [epoch.training for epoch in result.epochs] == pytest.approx(means)
+    assert [epoch.step for epoch in result.epochs] == [4, 8, 12]
+    shorter = [run(tiny_config(epochs=epochs), tiny_task).test_error for epochs in (1, 2)]
+    assert [epoch.test for epoch in result.epochs] == [*shorter, result.test_error]
+    blind = run(replace(tiny_config(), evaluate_test=False), tiny_task)
+    assert [epoch.test for epoch in blind.epochs] == [None, None]
+
+
+def test_wrong_answers_are_counted_over_the_batches_of_an_epoch(tiny_config: Config) -> None:
+    task, models = build_task("digits", {}), []
+    config = replace(tiny_config(rate=1e-30), task="digits", task_options={}, epochs=2, batch_size=100)
+    result = run(config, task, finished=models.append)
+    used = 100 * (len(task.train) // 100)
+    for epoch, entry in enumerate(result.epochs):  # the weights do not move
+        batches = epoch_order(len(task.train), config.seed, epoch)[:used]
+        with torch.no_grad():
+            answers = models[0](task.train.inputs[batches]).argmax(dim=1)
+        wrong = 100 * (answers != task.train.targets[batches]).double().mean().item()
+        assert entry.training == pytest.approx(wrong)
+
+
+def test_an_epoch_that_an_older_version_began_has_no_training_error(
+    tiny_config: Config, tiny_task: Task, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=3)
+    with pytest.raises(KilledError):
+        run(config, tiny_task, folder=tmp_path, checkpoint_every=3, should_stop=killed_at(7))
+    content, digest = (tmp_path / checkpoint.FILE).read_bytes(), hashlib.sha256()
+    values = torch.load(io.BytesIO(content), weights_only=True)
+    del values["epochs"], values["errors"]
+    written = io.BytesIO()
+    torch.save(values, written)
+    digest.update(written.getvalue())
+    (tmp_path / checkpoint.FILE).write_bytes(written.getvalue() + b"\nsha256 " + digest.hexdigest().encode())
+    epochs = run(config, tiny_task, folder=tmp_path, resume=True).epochs
+    assert [(epoch.step, epoch.training is None, epoch.test is None) for epoch in epochs] == [
+        (8, True, False),
+        (12, False, False),
+    ]
+    assert RunResult.from_dict(run(config, tiny_task).as_dict()).epochs == run(config, tiny_task).epochs

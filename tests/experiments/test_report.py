@@ -18,7 +18,7 @@ from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.live import Silent
 from pathspace.experiments.report import Published, build_table, conclusion, print_table, write_report
-from pathspace.experiments.report.curves import WINDOWS, averaged, draw_errors
+from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.report.switchable import (
@@ -29,7 +29,8 @@ from pathspace.experiments.report.switchable import (
     TOP,
     WIDTH,
     _Axis,
-    _validation_errors,
+    _errors,
+    switchable_curves,
 )
 from pathspace.experiments.report.table import PaperProtocol, PublishedResult, difference_label, error_label
 from pathspace.experiments.run import RunResult, Validation
@@ -208,7 +209,7 @@ def test_every_row_with_steps_has_a_curve_in_each_panel_and_a_switch_for_it(
     for panel in re.findall(r'<svg viewBox="0 0 640 330".*?</svg>', page, re.S):
         assert re.findall(r'data-curve="(\d+)"', panel) == [str(number) for number in range(ran)]
         places = [tuple(map(float, pair.split(","))) for pair in re.findall(r"[\d.]+,[\d.]+", panel)]
-        assert len(places) > 2 * ran
+        assert len(places) >= 2 * ran  # two epochs
         assert all(LEFT <= x <= WIDTH - RIGHT and TOP <= y <= HEIGHT - BOTTOM for x, y in places)
         ticks = re.findall(r'text-anchor="end">([^<]+)<', panel)
         assert len(ticks) == len(set(ticks)) >= 2
@@ -217,7 +218,7 @@ def test_every_row_with_steps_has_a_curve_in_each_panel_and_a_switch_for_it(
 def test_the_curve_of_a_row_is_the_mean_of_its_runs(comparison: Comparison) -> None:
     row = next(row for row in comparison.rows if not row.diverged)
     runs = zip(*(run.validations for run in row.runs), strict=True)
-    assert _validation_errors(row) == [
+    assert _errors(row, "validation") == [
         (float(entries[0].step), pytest.approx(np.mean([entry.error for entry in entries])))
         for entries in runs
     ]
@@ -345,8 +346,8 @@ def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_p
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
     assert 1000 < width < 3 * height
     assert element.startswith("<svg")
-    # losses over steps, errors over epochs, errors over rates
-    assert len(re.findall(r'id="axes_\d+"', element)) == 3
+    # losses over steps, errors over rates, training, validation and test errors over epochs
+    assert len(re.findall(r'id="axes_\d+"', element)) == 5
     assert len(re.findall(r'id="legend_1"', element)) == 1
 
 
@@ -362,6 +363,13 @@ def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison:
     means = [np.mean([run.validations[i].error for run in row.runs]) for i in range(3)]
     assert line[:, 1].tolist() == pytest.approx(means)
     assert dot.tolist() == [[2.0, row.mean_test_error]]
+    for kind in ("training", "test"):
+        other = Figure().subplots()
+        draw_errors(other, row, 2, kind, color="black")
+        (drawn,) = (np.asarray(one.get_xydata()) for one in other.get_lines())
+        assert drawn[:, 0].tolist() == [1.0, 2.0]
+        means = [np.mean([getattr(run.epochs[i], kind) for run in row.runs]) for i in range(2)]
+        assert drawn[:, 1].tolist() == pytest.approx(means)
     gone = replace(row, runs=tuple(replace(run, diverged_at=1, test_error=None) for run in row.runs))
     empty = Figure().subplots()
     draw_errors(empty, gone, 2, color="black")
@@ -376,6 +384,22 @@ def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Compar
     assert [float(line["validation_error"]) for line in validation] == [
         entry.error for run in runs for entry in run.validations
     ]
+    epochs = read_csv(output / "epochs.csv")
+    for column, name in (("training_error", "training"), ("test_error", "test")):
+        written = [getattr(entry, name) for run in runs for entry in run.epochs]
+        assert [line[column] for line in epochs] == ["" if value is None else str(value) for value in written]
+
+
+def test_results_of_older_versions_show_validation_alone(comparison: Comparison) -> None:
+    rows = [replace(row, runs=tuple(replace(run, epochs=()) for run in row.runs)) for row in comparison.rows]
+    older = replace(comparison, rows=tuple(rows))
+    assert (kinds_of_error(comparison), kinds_of_error(older)) == (list(KINDS), ["validation"])
+    draw(older)
+    curves = switchable_curves(older)
+    assert curves is not None
+    assert [panel.title for panel in curves.panels] == [
+        "validation mean squared error, over epochs", "training loss, over steps",
+    ]  # fmt: skip
 
 
 def test_all_runs_are_listed_with_their_purpose(output: Path, comparison: Comparison) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 
 from pathspace.experiments.devices import on_cpu, random_state, set_random_state
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.run import RunConfig, RunState, Validation
+from pathspace.experiments.run import Epoch, RunConfig, RunState, Validation
 from pathspace.experiments.storage import make_folder, write_atomically
 
 FILE, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
@@ -49,6 +50,7 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
     """
     device = torch.device(state.devices[-1])
     carried = None if state.carried is None else on_cpu(list(state.carried))
+    errors = state.processes.mean(state.errors)
     gathered = state.processes.gathered((torch.get_rng_state(), random_state(device), carried))
     if state.processes.rank:
         return
@@ -73,6 +75,8 @@ def save(folder: Path, config: RunConfig, state: RunState) -> None:
         "durations": torch.tensor(state.durations, dtype=torch.float64),
         "validations": torch.tensor([(v.loss, v.error) for v in state.validations], dtype=torch.float64),
         "validation_steps": [v.step for v in state.validations],
+        "epochs": [(epoch.step, epoch.training, epoch.test) for epoch in state.epochs],
+        "errors": errors,
     }
 
     def write(file: IO[bytes]) -> None:
@@ -186,6 +190,8 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
         Validation(step, loss, error)
         for step, (loss, error) in zip(content["validation_steps"], values, strict=True)
     ]
+    state.epochs = [Epoch(*entry) for entry in content.get("epochs", [])]
+    state.errors = content.get("errors", math.nan)  # older versions did not add them up
 
 
 def _before(folder: Path, error: Exception) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.processes import ALONE, Processes
-from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
+from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.starts import balance_once_, move_to_start
 from pathspace.experiments.streams import STREAMS_AT_A_TIME, contiguous_order
@@ -102,6 +102,16 @@ def run(
             state.validations.append(_validate(state, task))
             validated(state.validations[-1])
 
+        def end_epoch(steps: int) -> None:
+            """Write down the errors of an epoch of so many steps."""
+            mean = state.processes.mean(state.errors) / steps
+            training = None if math.isnan(mean) else task.reported(mean)
+            test = None
+            if config.evaluate_test and state.diverged_at is None:
+                test = _evaluate(state, task, task.test)[1]
+            state.epochs.append(Epoch(state.step, training, test))
+            state.errors = 0.0
+
         processes.meet()  # they have read data and checkpoint
         if not state.validations:
             validate()
@@ -115,11 +125,14 @@ def run(
             checkpoint_every=checkpoint_every,
             report=report or (lambda _step, _loss: None),
             validate=validate,
+            end_epoch=end_epoch,
             should_stop=should_stop or (lambda: False),
         )
         test_error = None
         if config.evaluate_test and state.diverged_at is None:
-            test_error = _evaluate(state, task, task.test)[1]
+            last = state.epochs[-1] if state.epochs else None  # older versions wrote none into checkpoints
+            seen = last.test if last is not None and last.step == state.step else None
+            test_error = _evaluate(state, task, task.test)[1] if seen is None else seen
             if not math.isfinite(test_error):  # a perplexity overflows long before the loss does
                 state.diverged_at, test_error = state.step, None
         if finished is not None:
@@ -135,6 +148,7 @@ def run(
         device=", then ".join(state.devices),
         kernel=_kernel(state.model),
         processes=tuple(state.counts),
+        epochs=tuple(state.epochs),
     )
 
 
@@ -241,6 +255,7 @@ def _train(
     checkpoint_every: int,
     report: Callable[[int, float], None],
     validate: Callable[[], None],
+    end_epoch: Callable[[int], None],
     should_stop: Callable[[], bool],
 ) -> None:
     last_report = 0.0
@@ -277,6 +292,8 @@ def _train(
         state.step += 1
         if place == epoch_steps - 1 or (config.validate_every and state.step % config.validate_every == 0):
             validate()
+        if place == epoch_steps - 1:
+            end_epoch(epoch_steps)
         if checkpoint_every and state.step % checkpoint_every == 0:
             save()
         if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
@@ -296,6 +313,7 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     value = state.processes.mean(loss.item())
     if not math.isfinite(value):
         return None
+    state.errors += _batch_error(task, outputs, targets, value)
     loss.backward()
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(state.model.parameters(), clip_norm)
@@ -304,6 +322,13 @@ def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -
     except FloatingPointError:  # how our optimizers refuse to spoil the weights
         return None
     return value
+
+
+@torch.no_grad()
+def _batch_error(task: Task, outputs: Tensor, targets: Tensor, loss: float) -> float:
+    if task.error_of_loss is not None:
+        return task.error_of_loss(loss)
+    return task.errors(outputs, targets).mean().item()
 
 
 def _batch(split: Split, chosen: Tensor, state: RunState) -> tuple[Tensor, Tensor]:

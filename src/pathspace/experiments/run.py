@@ -35,7 +35,7 @@ class RunConfig:
         clip_norm: See `methods.Hyperparameters`.
         rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
-        evaluate_test: Whether the test split is looked at; never while learning rates are chosen.
+        evaluate_test: Whether the test split is looked at, after every epoch; never while learning rates are chosen.
         schedule: A name in `schedule.SCHEDULES`.
         warmup: The part of the run over which the learning rate rises linearly.
         weight_decay: See `methods.Hyperparameters`; so are the next two.
@@ -103,6 +103,21 @@ class Validation:
     error: float
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """Errors of one pass.
+
+    Attributes:
+        step: How many steps the run had done after it.
+        training: Mean over its training batches, each before its step; None if an older version did part of it.
+        test: On the test split after it; None in runs that may not look.
+    """
+
+    step: int
+    training: float | None
+    test: float | None
+
+
 @dataclass
 class RunState:
     """A run while it lasts; `order` follows from the rest, which goes into checkpoints.
@@ -121,6 +136,8 @@ class RunState:
     losses: list[float] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    errors: float = 0.0  # of the training batches of the present epoch, added up
     order: Tensor | None = None
     carried: tuple[Tensor, ...] | None = None  # a stream's states, from one segment to the next
 
@@ -147,6 +164,7 @@ class RunResult:
         kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, if
             they were told to be `torch.nn.RNN`, and in results that older versions wrote.
         processes: How many processes had a part of every batch; several numbers if it was continued by others.
+        epochs: Training and test error of every epoch; empty in results that older versions wrote.
     """
 
     config: RunConfig
@@ -159,6 +177,7 @@ class RunResult:
     device: str = "cpu"
     kernel: str | None = None
     processes: tuple[int, ...] = (1,)
+    epochs: tuple[Epoch, ...] = ()
 
     @property
     def place(self) -> str:
@@ -204,6 +223,8 @@ class RunResult:
         values = asdict(self)
         for entry in values["validations"]:
             entry.update({name: _finite(entry[name]) for name in ("loss", "error")})
+        for entry in values["epochs"]:
+            entry.update({name: _finite(entry[name]) for name in ("training", "test")})
         return values
 
     @classmethod
@@ -226,8 +247,9 @@ class RunResult:
             device=values.get("device", "cpu"),
             kernel=values.get("kernel"),
             processes=tuple(values.get("processes", (1,))),
+            epochs=tuple(Epoch(**entry) for entry in values.get("epochs", ())),
         )
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -197,7 +197,7 @@ class Settings:
             start: A name in `starts.STARTS`.
             learning_rate: Step size.
             seed: Of the run.
-            evaluate_test: Whether it looks at the test split in the end.
+            evaluate_test: Whether it looks at the test split, after every epoch.
             weight_decay: None takes the first one of the grid.
             epochs: 0 takes those of the settings.
         """

@@ -1,4 +1,8 @@
-"""Curves for the eye: losses averaged over windows, errors over epochs, and limits that diverging runs do not set."""
+"""Curves for the eye: losses averaged over windows, errors over epochs, and limits that diverging runs do not set.
+
+Errors are of three kinds: on the training batches of an epoch, each before its step, and after it on the validation
+and on the test split.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOWS = 60  # points per curve: single batches are too noisy to read
+KINDS = ("training", "validation", "test")
 
 
 def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
@@ -32,13 +37,34 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
             axis.plot(run.diverged_at, run.losses[0], "x", color=style["color"], markersize=8, zorder=9)
 
 
-def draw_errors(axis: Axes, row: Row, epochs: int, **style: Any) -> None:
-    """Draw the mean validation error over epochs, its band over seeds, and the mean test error as a dot at the end.
+def kinds_of_error(comparison: Comparison) -> list[str]:
+    """Return the names in `KINDS` of errors that were written down; older results have validation alone."""
+    epochs = [epoch for row in comparison.rows for run in row.runs for epoch in run.epochs]
+    written = {
+        "training": any(epoch.training is not None for epoch in epochs),
+        "validation": True,
+        "test": any(epoch.test is not None for epoch in epochs),
+    }
+    return [kind for kind in KINDS if written[kind]]
+
+
+def errors_of(run: RunResult, kind: str) -> list[tuple[int, float]]:
+    """Return (step, error) as far as a run got; what is not finite is left out."""
+    if kind == "validation":
+        entries = [(entry.step, entry.error) for entry in run.validations]
+    else:
+        entries = [(entry.step, getattr(entry, kind)) for entry in run.epochs]
+    return [(step, error) for step, error in entries if error is not None and math.isfinite(error)]
+
+
+def draw_errors(axis: Axes, row: Row, epochs: int, kind: str = "validation", **style: Any) -> None:
+    """Draw the mean error over epochs, its band over seeds, and beside validation the mean test error as a dot.
 
     Args:
         axis: Where.
-        row: Its runs; validations that a diverged run did not reach are those of the others.
+        row: Its runs; errors that a diverged run did not reach are those of the others.
         epochs: Passes of a whole run.
+        kind: A name in `KINDS`.
         style: Of the line.
     """
     whole = [run.validations[-1].step for run in row.runs if run.diverged_at is None]
@@ -46,9 +72,8 @@ def draw_errors(axis: Axes, row: Row, epochs: int, **style: Any) -> None:
         return
     by_step: dict[int, list[float]] = {}
     for run in row.runs:
-        for validation in run.validations:
-            if math.isfinite(validation.error):
-                by_step.setdefault(validation.step, []).append(validation.error)
+        for step, error in errors_of(run, kind):
+            by_step.setdefault(step, []).append(error)
     places = [step * epochs / max(whole[0], 1) for step in sorted(by_step)]
     errors = [by_step[step] for step in sorted(by_step)]
     axis.plot(places, [math.fsum(column) / len(column) for column in errors], **style)
@@ -57,13 +82,13 @@ def draw_errors(axis: Axes, row: Row, epochs: int, **style: Any) -> None:
             places, [min(column) for column in errors], [max(column) for column in errors],
             color=style["color"], alpha=0.15,
         )  # fmt: skip
-    if row.mean_test_error is not None:
+    if kind == "validation" and row.mean_test_error is not None:
         axis.plot(epochs, row.mean_test_error, "o", markersize=4, color=style["color"], zorder=9)
 
 
-def name_errors(axis: Axes, comparison: Comparison) -> None:
-    """Name the axes of errors over epochs, and scale the errors."""
-    axis.set_xlabel("epoch (dot: test)")
+def name_errors(axis: Axes, comparison: Comparison, kind: str = "validation") -> None:
+    """Name the axis of epochs, and scale the errors."""
+    axis.set_xlabel("epoch (dot: test)" if kind == "validation" else "epoch")
     if comparison.metric != "error, %":  # perplexities and squared errors span decades
         axis.set_yscale("log")
 

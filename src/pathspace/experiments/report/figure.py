@@ -14,7 +14,13 @@ import numpy as np
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.curves import draw_errors, draw_losses, limit_losses, name_errors
+from pathspace.experiments.report.curves import (
+    draw_errors,
+    draw_losses,
+    kinds_of_error,
+    limit_losses,
+    name_errors,
+)
 from pathspace.experiments.report.methods_figure import draw_methods
 from pathspace.experiments.report.table import start_label
 
@@ -58,18 +64,19 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
 
 
 def _draw_starts(figure: Figure, comparison: Comparison) -> None:
-    methods = comparison.settings.methods
-    rows = 3 if comparison.choices else 2
+    methods, kinds = comparison.settings.methods, kinds_of_error(comparison)
+    rows = 1 + len(kinds) + bool(comparison.choices)
     figure.set_size_inches(1.2 + 2.9 * len(methods), 0.9 + 2.6 * rows)
     axes = figure.subplots(rows, len(methods), sharey="row", squeeze=False)
     for column, name in enumerate(methods):
         _losses(axes[0, column], comparison, name)
-        _errors(axes[1, column], comparison, name)
+        for place, kind in enumerate(kinds, 1):
+            _errors(axes[place, column], comparison, name, kind)
         if comparison.choices:
-            _rates(axes[2, column], comparison, name)
+            _rates(axes[-1, column], comparison, name)
     axes[0, 0].set_ylabel("training loss")
-    for below in axes[1:, 0]:
-        below.set_ylabel(f"validation {comparison.metric}")
+    for below, kind in zip(axes[1:, 0], [*kinds, "validation"], strict=False):
+        below.set_ylabel(f"{kind} {comparison.metric}")
     limit_losses(axes[0, 0], comparison)
     _legend(figure, axes)
 
@@ -78,11 +85,11 @@ def _style(number: int) -> dict[str, Any]:
     return FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
 
 
-def _errors(axis: Axes, comparison: Comparison, method: str) -> None:
+def _errors(axis: Axes, comparison: Comparison, method: str, kind: str) -> None:
     rows = [row for row in comparison.rows if row.method == method]
     for number, row in enumerate(rows):
-        draw_errors(axis, row, comparison.settings.epochs, zorder=2 + number, **_style(number))
-    name_errors(axis, comparison)
+        draw_errors(axis, row, comparison.settings.epochs, kind, zorder=2 + number, **_style(number))
+    name_errors(axis, comparison, kind)
     axis.grid(alpha=0.25)
 
 

@@ -41,7 +41,8 @@ def write_report(
     Args:
         comparison: The results.
         output: An existing folder: gets `report.html`, `curves.png`, `table.csv`, `runs.csv`, `curves.csv`,
-            `validation.csv` and `results.json`; where there are baselines, `claim.csv` and `claim.png` too.
+            `validation.csv`, `epochs.csv` and `results.json`; where there are baselines, `claim.csv` and `claim.png`
+            too.
         title: The headline of the page.
         configuration: What `config.json` holds.
         published: The numbers of a paper, if there are any.
@@ -68,6 +69,13 @@ def write_report(
         csv_text(
             ("method", "start", "learning_rate", "seed", "step", "validation_loss", "validation_error"),
             ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
+        ),
+    )
+    write_text(
+        output / "epochs.csv",
+        csv_text(
+            ("method", "start", "learning_rate", "seed", "step", "training_error", "test_error"),
+            ((*_names(run), e.step, e.training, e.test) for run in final for e in run.epochs),
         ),
     )
     write_json(output / "results.json", as_json(comparison, configuration, published))

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.curves import draw_errors, draw_losses, limit_losses, name_errors
+from pathspace.experiments.report.curves import (
+    draw_errors,
+    draw_losses,
+    kinds_of_error,
+    limit_losses,
+    name_errors,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,21 +33,25 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         figure: Empty; its size is set.
         comparison: From one start.
     """
-    panels: list[Any] = (
-        [["losses", "rates"], ["errors", "rates"]] if comparison.choices else [["losses"], ["errors"]]
-    )
-    figure.set_size_inches(3.2 + 4.4 * len(panels[0]), 7.6)
-    axes = figure.subplot_mosaic(panels)
+    kinds = kinds_of_error(comparison)
+    below = [
+        kind for kind in kinds for _ in range(6 // len(kinds))
+    ]  # six columns: one to three kinds share them
+    above = ["losses"] * 4 + ["rates"] * 2 if comparison.choices else ["losses"] * 6
+    figure.set_size_inches(12.0, 7.6)
+    axes: dict[str, Axes] = figure.subplot_mosaic([above, below])  # pyright: ignore[reportArgumentType]
     for number, row in enumerate(comparison.rows):
         style = _style(number, row.method)
         draw_losses(axes["losses"], row.runs, label=METHODS[row.method].label, **style)
-        draw_errors(axes["errors"], row, comparison.settings.epochs, **style)
+        for kind in kinds:
+            draw_errors(axes[kind], row, comparison.settings.epochs, kind, **style)
         if comparison.choices:
             _rates(axes["rates"], comparison, number, row.method)
     axes["losses"].set(yscale="log", xlabel="step", ylabel="training loss")
     limit_losses(axes["losses"], comparison)
-    axes["errors"].set_ylabel(f"validation {comparison.metric}")
-    name_errors(axes["errors"], comparison)
+    for kind in kinds:
+        axes[kind].set_ylabel(f"{kind} {comparison.metric}")
+        name_errors(axes[kind], comparison, kind)
     if comparison.choices:
         # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
         rates = comparison.settings.learning_rates

@@ -13,7 +13,7 @@ from html import escape
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.curves import averaged
+from pathspace.experiments.report.curves import averaged, errors_of, kinds_of_error
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.table import start_label
 
@@ -49,27 +49,26 @@ class Curves:
 
 
 def switchable_curves(comparison: Comparison) -> Curves | None:
-    """Return the mean validation error over epochs and the mean training loss over steps; None where no run got on."""
+    """Return the mean errors over epochs and the mean training loss over steps; None where no run got on."""
     rows = [row for row in comparison.rows if any(run.losses for run in row.runs)]
     if not rows:
         return None
     several = len({row.start for row in rows}) > 1
     switches = tuple(_switch(comparison, row, several) for row in rows)
     epoch = _steps_per_epoch(comparison)
-    errors = [[(step / epoch, value) for step, value in _validation_errors(row)] for row in rows]
-    panels = (
-        Panel(
-            f"validation {comparison.metric}, over epochs",
-            _svg(
-                errors, switches, "epoch", f"validation {comparison.metric}", comparison.metric != "error, %"
-            ),
-        ),
-        Panel(
-            "training loss, over steps",
-            _svg([_losses(row) for row in rows], switches, "step", "training loss", True),
-        ),
-    )
-    return Curves(switches, panels)
+    panels = []
+    for kind in sorted(kinds_of_error(comparison), key=("validation", "training", "test").index):
+        name = f"{kind} {comparison.metric}"
+        errors = [[(step / epoch, value) for step, value in _errors(row, kind)] for row in rows]
+        panels.append(
+            Panel(
+                f"{name}, over epochs",
+                _svg(errors, switches, "epoch", name, comparison.metric != "error, %"),
+            )
+        )
+    losses = _svg([_losses(row) for row in rows], switches, "step", "training loss", True)
+    panels.insert(1, Panel("training loss, over steps", losses))
+    return Curves(switches, tuple(panels))
 
 
 def _switch(comparison: Comparison, row: Row, several: bool) -> Switch:
@@ -85,14 +84,11 @@ def _steps_per_epoch(comparison: Comparison) -> float:
     return max(1.0, longest / comparison.settings.epochs)
 
 
-def _validation_errors(row: Row) -> Curve:
-    """Return (step, mean over seeds) as far as all runs got."""
-    curves = [run.validations for run in row.runs]
-    return [
-        (float(entries[0].step), math.fsum(entry.error for entry in entries) / len(entries))
-        for entries in zip(*curves, strict=False)
-        if all(math.isfinite(entry.error) for entry in entries)
-    ]
+def _errors(row: Row, kind: str) -> Curve:
+    """Return (step, mean over seeds) where all runs have an error."""
+    curves = [dict(errors_of(run, kind)) for run in row.runs]
+    shared = sorted(set(curves[0]).intersection(*curves[1:]))
+    return [(float(step), math.fsum(curve[step] for curve in curves) / len(curves)) for step in shared]
 
 
 def _losses(row: Row) -> Curve:

@@ -45,7 +45,7 @@ class Task:
         description: One line for the report: data, steps, sizes.
         train: What the weights are fitted to.
         validation: What learning rates are chosen by.
-        test: Looked at once, after the last step of a run that is reported.
+        test: Looked at after every epoch of a run that is reported; it decides nothing.
         input_size: D, or how many symbols there are.
         output_size: K.
         kind: `"classification"` (error in percent), `"regression"` (mean squared error) or `"prediction"` of the
@@ -55,6 +55,7 @@ class Task:
             metric.
         metric: What the mean of `errors` is called, with its unit.
         reported: What becomes of that mean in reports; perplexity is the exponential of a mean.
+        error_of_loss: The mean of `errors` over a batch by its mean loss; None where errors have to be counted.
         evaluation_batch: Sequences that validation and test take at a time; their outputs must fit into memory.
         stream: Whether the sequences of a split follow one another, so that a model's state is carried from one to
             the next; see `streams`.
@@ -72,6 +73,7 @@ class Task:
     errors: Callable[[Tensor, Tensor], Tensor]
     metric: str
     reported: Callable[[float], float] = float
+    error_of_loss: Callable[[float], float] | None = None
     evaluation_batch: int = 1000
     stream: bool = False
 
@@ -109,6 +111,7 @@ def regression(name: str, description: str, train: Split, validation: Split, tes
         loss=functional.mse_loss,
         errors=_squared_errors,
         metric="mean squared error",
+        error_of_loss=float,
     )
 
 
@@ -139,6 +142,7 @@ def prediction(
         errors=_bits if metric == "bits per character" else _nats,
         metric=metric,
         reported=float if metric == "bits per character" else _exponential,
+        error_of_loss=_in_bits if metric == "bits per character" else float,
         evaluation_batch=evaluation_batch,
         stream=stream,
     )
@@ -179,6 +183,10 @@ def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _bits(outputs: Tensor, targets: Tensor) -> Tensor:
     return _nats(outputs, targets) / math.log(2)
+
+
+def _in_bits(nats: float) -> float:
+    return nats / math.log(2)
 
 
 def _exponential(mean: float) -> float:
