@@ -32,7 +32,13 @@ from pathspace.experiments.report.switchable import (
     _errors,
     switchable_curves,
 )
-from pathspace.experiments.report.table import PaperProtocol, PublishedResult, difference_label, error_label
+from pathspace.experiments.report.table import (
+    PaperProtocol,
+    PublishedResult,
+    difference_label,
+    error_label,
+    notes,
+)
 from pathspace.experiments.run import RunResult, Validation
 from pathspace.experiments.settings import Settings
 
@@ -491,3 +497,18 @@ def test_errors_have_the_digits_of_their_metric(comparison: Comparison, metric: 
     row = next(row for row in comparison.rows if not row.diverged)
     one = replace(row, runs=(replace(row.runs[0], test_error=1.2346),))
     assert error_label(replace(comparison, metric=metric), one) == words
+
+
+def test_a_grid_of_its_own_is_told_and_drawn(tiny_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    settings = tiny_settings(
+        starts=["balanced"],
+        methods=["sgd", "path-sgd-published"],
+        method_rates={"path-sgd-published": [1e-9, 1e-8]},
+    )
+    comparison = compare(settings, tmp_path, Silent())
+    assert "A grid of its own, of as many rates, has: Path-SGD, as printed: 1e-09, 1e-08." in notes(
+        comparison, None
+    )
+    draw(comparison)
+    # the number of a rule as printed is the one that the paper prints for the rule
+    assert [row.cells[-1] for row in build_table(comparison, PUBLISHED).rows] == ["–", "0.125"]  # noqa: RUF001

@@ -123,3 +123,12 @@ def test_rate_and_decay_are_chosen_in_turn_at_the_same_cost_for_everybody(
     }
     assert {run.weight_decay for run in others} == {0.1, 1.0}
     assert {run.key for run in first}.isdisjoint(run.key for run in others)
+
+
+def test_a_method_may_have_a_grid_of_its_own(tiny_settings: Callable[..., Settings]) -> None:
+    settings = tiny_settings(method_rates={"path-sgd": [1e-9, 1e-8]})
+    tried = {(config.method, config.learning_rate) for config in tuning_runs(settings)}
+    assert tried == {
+        *((method, rate) for method in ("sgd", "balanced-adam") for rate in (0.01, 0.1)),
+        *(("path-sgd", rate) for rate in (1e-9, 1e-8)),
+    }

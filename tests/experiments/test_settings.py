@@ -70,6 +70,15 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"method_options": {"lstm": {}}}, "Unknown method 'lstm' in the setting 'method_options'"),
         ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
+        ({"method_rates": {"lstm": [0.1]}}, "Unknown method 'lstm' in the setting 'method_rates'"),
+        (
+            {"method_rates": {"adam": [0.1]}},
+            r"'method_rates' is \[0.1\]: give \d+ rates for 'adam', as learning_rates",
+        ),
+        (
+            {"learning_rates": [0.1], "method_rates": {"adam": [-1]}},
+            "method_rates of 'adam' is .*give one or more pos",
+        ),
         ({"epoch": 3}, "Unknown setting 'epoch' in a test: choose from task, task_options"),
         ({"epochs": 0}, "'epochs' is 0: give a whole number from 1 on"),
         ({"seeds": 2.0}, "'seeds' is 2.0: give a whole number"),

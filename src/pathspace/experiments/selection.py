@@ -50,7 +50,7 @@ def tuning_runs(settings: Settings) -> list[RunConfig]:
         for method in settings.methods
         for start in settings.starts
         for decay in decays
-        for rate in settings.learning_rates
+        for rate in settings.rates_of(method)
         for run in _tuning(settings, method, start, rate, decay)
     ]
 

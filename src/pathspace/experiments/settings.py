@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -41,7 +41,8 @@ class Settings:
         shared_rates: Whether another start, where it prefers a rate of its own, runs at the first start's rate too.
         seeds: Runs per row of the table.
         tuning_seeds: Runs per learning rate while the rate is chosen.
-        learning_rates: The grid, the same for every method and start.
+        learning_rates: The grid, the same for every start and method but those of `method_rates`.
+        method_rates: By name of a method, a grid of its own, of as many rates: for rules of another unit.
         weight_decays: The grid of decoupled weight decays, the same for every method and start; the first one is
             what runs outside the grid take.
         tuning: `"grid"` tries every pair of learning rate and decay; `"in turn"` every rate with the first decay,
@@ -81,6 +82,7 @@ class Settings:
     seeds: int = 3
     tuning_seeds: int = 1
     learning_rates: tuple[float, ...] = (1e-5, 1e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    method_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     weight_decays: tuple[float, ...] = (0.0,)
     tuning: str = "grid"
     tuning_epochs: int = 0
@@ -115,6 +117,9 @@ class Settings:
             method(name, "the setting 'method_options'")
             if not isinstance(options, Mapping):
                 raise _wrong("method_options", options, f"a table of model options for {name!r}")
+        for name in self.method_rates:
+            method(name, "the setting 'method_rates'")
+            self._check_rates_of(name)
         if self.clip_step and not any(method(name).clips_steps for name in self.methods):
             raise ConfigurationError(
                 f"None of the methods {', '.join(self.methods)} has a bound clip_step (the option --clip-step): leave "
@@ -128,6 +133,10 @@ class Settings:
         check_model(self.model, self.model_options)
         check_task(self.task, self.task_options)
 
+    def rates_of(self, name: str) -> tuple[float, ...]:
+        """Return the learning rates that a method is tried with."""
+        return tuple(self.method_rates.get(name, self.learning_rates))
+
     def model_of(self, name: str) -> tuple[str, dict[str, Any]]:
         """Return the model that a method trains, and its options.
 
@@ -140,6 +149,15 @@ class Settings:
             kept = set(options_of(model)) - {"start", "start_limit"}
             common = {option: value for option, value in common.items() if option in kept}
         return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
+
+    def _check_rates_of(self, name: str) -> None:
+        rates = self.method_rates[name]
+        # every method gets the same number of tuning runs
+        if not isinstance(rates, list | tuple) or len(rates) != len(self.learning_rates):
+            raise _wrong(
+                "method_rates", rates, f"{len(self.learning_rates)} rates for {name!r}, as learning_rates has"
+            )
+        check_setting("learning_rates", tuple(rates), f"method_rates of {name!r}")
 
     def _check_model_of(self, name: str) -> None:
         model, options = self.model_of(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.intervals import Interval, t_interval
-from pathspace.experiments.report.table import NOTHING, Table, TableRow, devices_note
+from pathspace.experiments.report.table import NOTHING, Table, TableRow, devices_note, own_grids
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
 
@@ -217,6 +217,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         f"{_list(settings.weight_decays)}; {pairs}), {tried} runs of "
         f"{_epochs(settings.tuning_epochs or settings.epochs)} on other seeds, judged on the validation split. * at "
         "the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
+        *own_grids(settings),
     ]
     notes += claim_sentences(comparison)
     if "rescaled" in settings.starts:

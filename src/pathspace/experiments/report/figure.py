@@ -131,7 +131,7 @@ def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
         if not choice.all_diverged:
             axis.axvline(choice.learning_rate, color=style["color"], linewidth=1, alpha=0.6, zorder=1)
     # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
-    rates = comparison.settings.learning_rates
+    rates = comparison.settings.rates_of(method)
     axis.set_xlim(min(rates) / 1.5, max(rates) * 1.5)
     axis.set_xscale("log")
     axis.set_xlabel("learning rate (cross: diverged)")

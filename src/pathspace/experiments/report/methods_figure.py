@@ -39,7 +39,8 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
     ]  # six columns: one to three kinds share them
     above = ["losses"] * 4 + ["rates"] * 2 if comparison.choices else ["losses"] * 6
     figure.set_size_inches(12.0, 7.6)
-    axes: dict[str, Axes] = figure.subplot_mosaic([above, below])  # pyright: ignore[reportArgumentType]
+    panels: Any = [above, below]
+    axes: dict[str, Axes] = figure.subplot_mosaic(panels)
     for number, row in enumerate(comparison.rows):
         style = _style(number, row.method)
         draw_losses(axes["losses"], row.runs, label=METHODS[row.method].label, **style)
@@ -54,7 +55,7 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         name_errors(axes[kind], comparison, kind)
     if comparison.choices:
         # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
-        rates = comparison.settings.learning_rates
+        rates = [rate for choice in comparison.choices.values() for rate in choice.scores]
         axes["rates"].set_xlim(min(rates) / 1.5, max(rates) * 1.5)
         axes["rates"].set(xscale="log", xlabel="learning rate (ring: chosen; cross: diverged)")
         axes["rates"].set_ylabel(f"validation {comparison.metric}")

@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
+from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
@@ -217,6 +218,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             "Learning rates were chosen on the validation split, by the same grid for every method and "
             f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)}{length})."
         )
+        sentences += own_grids(settings)
     if settings.weight_decays != (0.0,):
         decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
         sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
@@ -256,6 +258,19 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
     if published is not None:
         sentences.append(f"Published: {published.source} {published.setting}")
     return tuple(sentences)
+
+
+def own_grids(settings: Settings) -> list[str]:
+    """Name the grids of the methods that have one of their own."""
+    grids = {name: settings.rates_of(name) for name in settings.methods if name in settings.method_rates}
+    labels = {
+        rates: [METHODS[name].label for name in grids if grids[name] == rates] for rates in grids.values()
+    }
+    told = (
+        f"{'; '.join(names)}: {', '.join(f'{r:g}' for r in sorted(rates))}."
+        for rates, names in labels.items()
+    )
+    return [f"A grid of its own, of as many rates, has: {' '.join(told)}"] if grids else []
 
 
 def count(number: int, thing: str) -> str:
@@ -327,10 +342,12 @@ def _beside(comparison: Comparison, row: Row, published: Published) -> str:
     if row.start != comparison.settings.starts[0]:
         return NOTHING
     settings = comparison.settings
+    # A rule as printed is the paper's, too.
+    names = (row.method, row.method.removesuffix("-published"))
     for result in published.results:
         fits = _holds(settings.task_options, result.task_options)
         fits = fits and _holds(settings.model_options, result.model_options)
-        if result.method == row.method and fits and result.value is not None:
+        if result.method in names and fits and result.value is not None:
             return result.words
     return NOTHING
 

@@ -24,7 +24,8 @@ EXAMPLE = f"--search {RATE}=1e-4:1:log, or --search damping=0.01,0.1"
 # What is searched is a setting of a run: these say which runs are done and how they are reported.
 NOT_OF_A_RUN = {
     "task", "methods", "starts", "baselines", "seeds", "tuning_seeds", "learning_rates", "weight_decays", "tuning",
-    "tuning_epochs", "verified_seeds", "shared_rates", "target_error", "checkpoint_every", "method_options", *TABLES,
+    "tuning_epochs", "verified_seeds", "shared_rates", "target_error", "checkpoint_every", "method_options",
+    "method_rates", *TABLES,
 }  # fmt: skip
 
 
