@@ -12,9 +12,10 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
 from pathspace.experiments.symbols import protocol_from
-from pathspace.experiments.symbols.cells import Cell, Score, best, cells, compute
-from pathspace.experiments.symbols.protocol import ROWS, TEXTS
-from pathspace.experiments.symbols.report import build_table
+from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
+from pathspace.experiments.symbols.figures import draw_over_time
+from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS
+from pathspace.experiments.symbols.report import build_table, samples, sizes_table
 
 pytest.importorskip("numba")
 pytest.importorskip("hmmlearn")
@@ -29,6 +30,7 @@ TINY: dict[str, Any] = {
     "iterations": 2,
     "depths": [2, 3],
 }
+SOME = {"units": 3, "restarts": 4, "ensemble": 2, "heat": 2, "passes": 4, "patience": 9}
 ARGUMENTS = [f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)]
 ARGUMENTS += ["lengths={music=12, anbn=1}", "passes={music=3, anbn=3}"]
 COMMAND = ["reproduce", "symbols", "--workers", "1", *(word for a in ARGUMENTS for word in ("--set", a))]
@@ -43,14 +45,15 @@ def test_the_recipe_fills_the_paper_s_table() -> None:
     for size in recipe.sizes:
         protocol = protocol_from(*recipe.layers(size))
         assert protocol.texts == TEXTS
-        assert protocol.rows == (
-            ROWS[3:] if size == "paper-large" else ROWS
-        )  # baselines have sizes of their own
+        assert protocol.rows == ((*ROWS, MERGED) if size == "paper" else ROWS)
         assert len(ROWS) == 12
         assert not protocol.lengths  # the paper's
-    both = [protocol_from(*recipe.layers(size)).units for size in ("paper", "paper-large")]
+    paper = protocol_from(*recipe.layers("paper"))
     # from 4 to 512 by factors of the square root of 2
-    assert [*both[0], *both[1]] == [round(4 * 2 ** (k / 2) - 1e-9) for k in range(15)]
+    assert paper.units == tuple(round(4 * 2 ** (k / 2) - 1e-9) for k in range(15))
+    # a twentieth of 30, 10 and 10 minutes for each network, and a single start
+    assert paper.seconds == {"alphabet": 90, "music": 30, "anbn": 30}
+    assert not paper.restarts
     published = load_published("symbols")
     assert published is not None
     assert {(r.label, r.method): r.value for r in published.results} == {
@@ -75,6 +78,7 @@ def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> N
     cell = Cell("PCNN, DH+FB", "anbn", 4)
     one, other = compute(cell, protocol), compute(cell, protocol)
     assert (one.validation, one.test, one.passes) == (other.validation, other.test, 3)
+    assert one.sample == other.sample != ""
     assert one.test > 0  # no code is shorter than the generator's, but by luck
     assert compute(Cell("PCNN, DH+FB", "anbn", 3), protocol).test != one.test
     assert compute(Cell("PCNN, QDH+RBP", "anbn", 4), protocol).test != one.test
@@ -91,6 +95,8 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert {row["row"] for row in content["rows"]} == set(TINY["rows"])
     assert (folder / "symbols.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "report.html").read_text()
+    assert (folder / "validation.png").read_bytes().startswith(b"\x89PNG")
+    assert "music: the generator" in (folder / "report.html").read_text()
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0] == "model,variant,music,anbn,size,seconds"
 
@@ -180,6 +186,16 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
         ({"restarts": {"anbn": 0}}, "'restarts' has 0"),
         ({"restarts": 8}, "'restarts' in a test is 8: give a table"),
         ({"heat": -1}, "'heat' has -1"),
+        ({"seconds": {"anbn": 0}}, "'seconds' has 0: give positive numbers"),
+        ({"seconds": {"xor": 3}}, "Unknown name 'xor' in the setting 'seconds'"),
+        ({"rows": ["PCNN, merged"]}, "'merged' lacks 'alphabet'"),
+        (
+            {"merged": {"anbn": {**SOME, "ensemble": 3}}},
+            r"'merged\.anbn\.ensemble' has 3: give an even number",
+        ),
+        ({"merged": {"anbn": {**SOME, "folds": 3}}}, "Unknown option 'folds' in the setting 'merged.anbn'"),
+        ({"merged": {"anbn": {"units": 3}}}, "'merged.anbn' lacks 'restarts'"),
+        ({"merged": {"anbn": {**SOME, "prior_writing": -1}}}, r"'merged\.anbn\.prior_writing' has -1"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
@@ -209,3 +225,81 @@ def test_the_table_sets_the_published_numbers_below() -> None:
     assert table.rows[0].cells[:4] == ("baseline", "bzip2", "260.2", "260.2")
     assert table.rows[1].cells[:4] == ("published", "the best", "644.2", "29.7")
     assert table.rows[2].cells[:4] == ("", "HMM", "10,212.0", "–")  # noqa: RUF001
+
+
+def test_the_curve_of_a_network_ends_at_what_is_chosen() -> None:
+    longer = protocol_from(("a test", {**TINY, "passes": {"music": 500, "anbn": 3}, "patience": 500}))
+    score = compute(Cell("CNN, QDH+RBP", "music", 3), longer)
+    passes, seconds, regrets = zip(*score.curve, strict=True)
+    assert list(passes) == sorted(set(passes))
+    assert passes[-1] == score.passes == 500
+    assert score.tries >= score.passes
+    assert list(seconds) == sorted(seconds)
+    assert 100 < len(passes) <= LOOKS
+    assert min(regrets) >= score.validation  # thinned: the best look may not be among them
+    assert min(regrets) < score.validation + 5
+
+
+def test_a_budget_of_work_ends_a_training() -> None:
+    settings = {**TINY, "passes": {"music": 10**6, "anbn": 3}, "patience": 10**6}
+    score = compute(
+        Cell("CNN, QDH+RBP", "music", 3), protocol_from(("a test", {**settings, "seconds": {"music": 0.2}}))
+    )
+    assert 0 < score.passes < 10**5
+    assert not score.broke_off
+    assert score.curve[-1][1] < 1.0
+    # the same network as one that was to make as many passes
+    passes = {"music": score.passes, "anbn": 3}
+    bounded = compute(
+        Cell("CNN, QDH+RBP", "music", 3), protocol_from(("a test", {**settings, "passes": passes}))
+    )
+    assert (bounded.test, bounded.validation) == (score.test, score.validation)
+
+
+def test_merged_networks_are_those_of_two_folds() -> None:
+    import numpy as np
+
+    from pathspace import sequences
+    from pathspace.sequences.tasks import regret
+
+    protocol = protocol_from(
+        ("a test", {**TINY, "texts": ["music"], "rows": [MERGED], "merged": {"music": SOME}})
+    )
+    (cell,) = cells(protocol)
+    score = compute(cell, protocol)
+    text, held, test = texts("music", protocol)
+    model = sequences.PCNN(
+        units=3, connectivity=3, restarts=4, ensemble=2, heat=2, passes=4, patience=9, folds=2, seed=1000
+    ).fit([text, held], alphabet=test)
+    assert cell.size == 3
+    assert score.test == regret("music", test, model.bits(test))
+    both = regret("music", text, 0.0) + regret("music", held, 0.0)
+    assert np.isclose(score.validation, model.training_.best_bits + both)
+    table = build_table(protocol, [score], None)
+    assert table.rows[0].cells[:2] == ("PCNN", "merged")
+    assert any("it has learned two texts" in note for note in table.notes)
+    assert [heading for heading, _ in samples(protocol, [score])] == [
+        "music: the generator",
+        "music: PCNN, merged, 3 units",
+    ]
+
+
+def test_the_page_has_all_sizes_over_time_and_what_the_best_one_writes() -> None:
+    protocol = protocol_from(("a test", {**TINY, "texts": ["anbn"], "rows": ["CTW", "PCNN, DH+FB"]}))
+    scores = [compute(cell, protocol) for cell in cells(protocol)]
+    drawn = draw_over_time(protocol, scores)
+    assert drawn is not None
+    assert drawn[1].startswith("<svg")
+    assert draw_over_time(protocol, [score for score in scores if score.cell.row == "CTW"]) is None
+    assert [row.cells[:3] for row in sizes_table(protocol, scores).rows] == [
+        ("anbn", "CTW", "2"), ("anbn", "CTW", "3"), ("anbn", "PCNN, DH+FB", "3"), ("anbn", "PCNN, DH+FB", "4"),
+    ]  # fmt: skip
+    (truth, _), (heading, sample) = samples(protocol, scores)
+    networks = [score for score in scores if score.sample]
+    winner = min(networks, key=lambda score: score.validation)
+    assert truth == "anbn: the generator"
+    assert (heading, sample) == (f"anbn: PCNN, DH+FB, {winner.cell.size} units", winner.sample)
+
+
+def test_runs_of_a_symbol_are_shortened() -> None:
+    assert shown("ab" + 9 * "c" + "dddd" + 5 * "\n") == "ab[9 c]dddd" + 5 * "\n"

@@ -33,12 +33,14 @@ class Section:
         table: Its table.
         svg: A picture below the table, put in as it is; empty for none.
         curves: Curves above the table, to be switched on and off.
+        samples: Texts below the picture, each with its heading.
     """
 
     heading: str
     table: Table
     svg: str = ""
     curves: Curves | None = None
+    samples: tuple[tuple[str, str], ...] = ()
 
 
 def render(

@@ -6,12 +6,17 @@ test text is scored once. Scores are regrets: bits beyond the code length under 
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, RULES, Protocol
+from pathspace.experiments.symbols.protocol import BASELINES, LENGTHS, MERGED, RULES, Protocol
+
+LOOKS = 200  # points of a curve
+DRAWN, SHOWN = 4000, 600  # symbols that a network writes, and signs of it on the page
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Score:
         seconds: Processor time of training and scoring.
         passes: Passes over the training text, or 0 for a baseline.
         broke_off: Whether a training ended because its gradient was not finite; its best parameters until then count.
+        tries: Passes with those that were undone; 0 for a baseline.
+        curve: Of the network that was chosen: (pass, processor seconds, regret on the validation text) at its looks.
+        sample: What the network writes, runs of a symbol shortened.
     """
 
     cell: Cell
@@ -47,6 +55,9 @@ class Score:
     seconds: float
     passes: int
     broke_off: bool = False
+    tries: int = 0
+    curve: tuple[tuple[int, float, float], ...] = ()
+    sample: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -55,7 +66,23 @@ class Score:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Score:
         """Undo `as_dict`."""
-        return cls(**{**values, "cell": Cell(**values["cell"])})
+        curve = tuple(map(tuple, values.get("curve", ())))
+        return cls(**{**values, "cell": Cell(**values["cell"]), "curve": curve})
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A network and its code lengths, in bits; the order is that of preference."""
+
+    held: float
+    test: float
+    model: Any = None
+    broke_off: bool = False
+    curve: tuple[tuple[int, float, float], ...] = ()
+
+
+class _SpentError(Exception):
+    """The processor time of a training is spent."""
 
 
 def cells(protocol: Protocol) -> list[Cell]:
@@ -65,10 +92,12 @@ def cells(protocol: Protocol) -> list[Cell]:
         Cell(row, text, size)
         for text in protocol.texts
         for row in protocol.rows
-        for size in sizes.get(row, protocol.units)
+        for size in ((protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units))
     ]
     slow = ("anbn", "music", "alphabet")
-    return sorted(found, key=lambda cell: (slow.index(cell.text), cell.size), reverse=True)
+    return sorted(
+        found, key=lambda cell: (cell.row == MERGED, slow.index(cell.text), cell.size), reverse=True
+    )
 
 
 def best(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
@@ -84,52 +113,72 @@ def best(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
     return chosen
 
 
-def compute(cell: Cell, protocol: Protocol) -> Score:
-    """Train and score; the same numbers each time, on one machine and version."""
+def texts(name: str, protocol: Protocol) -> tuple[str, str, str]:
+    """Return the training, the validation and the test text of a column."""
     import numpy as np
 
-    from pathspace.sequences.tasks import TASKS, regret
+    from pathspace.sequences.tasks import TASKS
 
-    task = TASKS[cell.text]
-    length = {LENGTHS[cell.text]: protocol.lengths[cell.text]} if cell.text in protocol.lengths else {}
+    length = {LENGTHS[name]: protocol.lengths[name]} if name in protocol.lengths else {}
     text, held, test = (
-        task.generate(np.random.default_rng([protocol.data_seed, k]), **length) for k in (1, 2, 3)
+        TASKS[name].generate(np.random.default_rng([protocol.data_seed, k]), **length) for k in (1, 2, 3)
     )
+    return text, held, test
+
+
+def shown(text: str) -> str:
+    """Return the beginning of a text, with runs of a symbol written as their length.
+
+    Example:
+        >>> shown("ab" + 9 * "c" + "d")
+        'ab[9 c]d'
+    """
+    return re.sub(r"([^\n])\1{4,}", lambda run: f"[{len(run[0])} {run[1]}]", text)[:SHOWN]
+
+
+def compute(cell: Cell, protocol: Protocol) -> Score:
+    """Train and score; the same numbers each time, on one machine and version, but for a budget of seconds."""
+    from pathspace.sequences.tasks import regret
+
+    text, held, test = texts(cell.text, protocol)
     began = time.process_time()
-    score = _baseline if cell.row in BASELINES else _network
-    held_bits, test_bits, passes, broke_off = score(cell, protocol, text, held, test)
+    if cell.row in BASELINES:
+        found = _baseline(cell, protocol, text, held, test)
+    else:
+        found = (_merged if cell.row == MERGED else _network)(cell, protocol, text, held, test)
+    training = None if found.model is None else found.model.training_
     return Score(
         cell,
-        regret(cell.text, held, held_bits),
-        regret(cell.text, test, test_bits),
+        regret(cell.text, held, found.held),
+        regret(cell.text, test, found.test),
         round(time.process_time() - began, 2),
-        passes,
-        broke_off,
+        training.passes if training is not None else 0,
+        found.broke_off,
+        training.tries if training is not None else 0,
+        tuple((passes, at, regret(cell.text, held, bits)) for passes, at, bits in found.curve),
+        shown(found.model.sample(DRAWN, seed=0)) if found.model is not None else "",
     )
 
 
-def _baseline(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str
-) -> tuple[float, float, int, bool]:
+def _baseline(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
     from pathspace.sequences.baselines import HiddenMarkov, compressed_bits, context_tree_bits
     from pathspace.sequences.text import Alphabet
 
     if cell.row == "bzip2":
-        found = [compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test)]
-        return found[0], found[1], 0, False
-    alphabet = Alphabet.of([text, held, test])
-    before, *parts = (alphabet.encode(part) for part in (text, held, test))
-    if cell.row == "CTW":
-        found = [context_tree_bits(part, len(alphabet), cell.size, before) for part in parts]
+        parts = (compressed_bits("bzip2", part.encode(), text.encode()) for part in (held, test))
     else:
-        hidden = HiddenMarkov(cell.size, protocol.iterations).fit(before, len(alphabet))
-        found = [hidden.bits(part) for part in parts]
-    return found[0], found[1], 0, False
+        alphabet = Alphabet.of([text, held, test])
+        before, *encoded = (alphabet.encode(part) for part in (text, held, test))
+        if cell.row == "CTW":
+            parts = (context_tree_bits(part, len(alphabet), cell.size, before) for part in encoded)
+        else:
+            hidden = HiddenMarkov(cell.size, protocol.iterations).fit(before, len(alphabet))
+            parts = (hidden.bits(part) for part in encoded)
+    held_bits, test_bits = parts
+    return _Trained(held_bits, test_bits)
 
 
-def _network(
-    cell: Cell, protocol: Protocol, text: str, held: str, test: str
-) -> tuple[float, float, int, bool]:
+def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
     from pathspace import sequences
 
     kind, rule = cell.row.split(", ")
@@ -149,33 +198,75 @@ def _network(
             patience=protocol.patience,
             seed=protocol.seed + start,
         )
-        broke_off = _fit(model, text, held, test)
-        entries.append((model.training_.best_bits, start, model, broke_off))
+        fit = _Fit(model, protocol.seconds.get(cell.text))
+        fit(text, held, test)
+        entries.append((model.training_.best_bits, start, fit))
     if heat:
         entries = sorted(entries, key=lambda entry: entry[:2])[: -(-restarts // 4)]
     found = []
-    for _, _, model, broke_off in entries:
-        if heat and not broke_off:
-            model.set_params(passes=passes)
-            broke_off = _fit(model, text, held, test, resume=True)
-        found.append((model.bits(held), model.bits(test), model.training_.passes, broke_off))
-    return min(found)
+    for _, _, fit in entries:
+        if heat and not fit.ended:
+            fit.model.set_params(passes=passes)
+            fit(text, held, test, resume=True)
+        model = fit.model
+        found.append(_Trained(model.bits(held), model.bits(test), model, fit.broke_off, fit.thinned()))
+    return min(found, key=lambda one: (one.held, one.test))
 
 
-def _fit(model: Any, text: str, held: str, test: str, *, resume: bool = False) -> bool:
-    """Train; say whether the training broke off, the model then being what it had last been."""
-    latest: list[Any] = [model.training_ if resume else None]
+def _merged(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> _Trained:
+    """Train networks of which half learn one text and stop on the other, and make them one."""
+    from pathspace.sequences import PCNN
+    from pathspace.sequences.tasks import TASKS
 
-    def remember(training: Any) -> None:
-        latest[0] = training
+    model = PCNN(
+        connectivity=protocol.connectivity, folds=2, seed=protocol.seed, **protocol.merged[cell.text]
+    )
+    model.fit([text, held], alphabet=test)
+    # what the halves did not learn is both texts together
+    return _Trained(model.training_.best_bits - TASKS[cell.text].true_bits(text), model.bits(test), model)
 
-    try:
-        model.fit(
-            text, held, alphabet=test, resume=resume, report=remember
-        )  # of the test text, its symbols alone
-    except FloatingPointError:
-        if latest[0] is None:
-            raise
-        model.training_ = latest[0]
-        return True
-    return False
+
+class _Fit:
+    """A training that may go on: how far it is, and why it ended.
+
+    Attributes:
+        model: What is trained.
+        broke_off: Whether its gradient was not finite; the model then is what it had last been.
+        ended: Whether it is not to go on.
+    """
+
+    def __init__(self, model: Any, seconds: float | None) -> None:
+        self.model, self.broke_off, self.ended = model, False, False
+        self._budget, self._curve, self._spent = seconds, [], 0.0
+
+    def __call__(self, text: str, held: str, test: str, *, resume: bool = False) -> None:
+        """Train, or go on."""
+        latest: list[Any] = [self.model.training_ if resume else None]
+        began: float | None = None
+        before = self._spent
+
+        def remember(training: Any) -> None:
+            nonlocal began
+            began = (
+                time.process_time() if began is None else began
+            )  # after the first pass: nothing is compiled then
+            latest[0], self._spent = training, before + time.process_time() - began
+            if training.passes % self.model.validate_every == 0:
+                self._curve.append((training.passes, round(self._spent, 3), training.validation_bits))
+            if self._budget is not None and self._spent > self._budget:
+                raise _SpentError
+
+        try:
+            # of the test text, its symbols alone
+            self.model.fit(text, held, alphabet=test, resume=resume, report=remember)
+        except (FloatingPointError, _SpentError) as error:
+            if latest[0] is None:
+                raise
+            self.model.training_ = latest[0]
+            self.ended, self.broke_off = True, isinstance(error, FloatingPointError)
+
+    def thinned(self) -> tuple[tuple[int, float, float], ...]:
+        """Return the looks at the validation text, at most `LOOKS` of them, the last one included."""
+        looks = [look for look in self._curve if math.isfinite(look[2])]
+        every = -(-len(looks) // LOOKS) or 1
+        return tuple(looks[::-1][::every][::-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from rich.table import Table as RichTable
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import Published, Table, TableRow
 from pathspace.experiments.storage import write_atomically, write_json, write_text
-from pathspace.experiments.symbols.cells import Score, best
-from pathspace.experiments.symbols.protocol import BASELINES, Protocol
+from pathspace.experiments.symbols.cells import Score, best, shown, texts
+from pathspace.experiments.symbols.figures import draw, draw_over_time
+from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
 
-PAGE, FIGURE = "report.html", "symbols.png"
+PAGE, FIGURE, OVER_TIME = "report.html", "symbols.png", "validation.png"
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 BROKEN = "†"
 
@@ -76,6 +76,22 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
         f"{_starts(protocol)}. The RNN takes the quasi-diagonal form of its metrics. Seconds: processor time of all "
         "sizes.",
     ]
+    if protocol.seconds:
+        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in protocol.seconds)
+        found.append(
+            f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
+            f"with the passes that were undone: {budgets}."
+        )
+    if MERGED in protocol.rows:
+        told = ", ".join(
+            f"{text} {protocol.merged[text]['ensemble']} of {protocol.merged[text]['restarts']}"
+            for text in protocol.texts
+        )
+        found.append(
+            f"Merged: not in the paper. So many networks made one: {told}; half of them learned the training text and "
+            "stopped on the validation text, the others the reverse, so that it has learned two texts where all "
+            "other rows have learned one."
+        )
     if broken:
         found.append(
             f"{BROKEN} the gradient overflowed and ended the training; the best parameters until then count."
@@ -111,45 +127,44 @@ def print_table(table: Table, console: Console) -> None:
         console.print(sentence, style="dim", highlight=False)
 
 
-def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> tuple[bytes, str]:
-    """Draw the regrets, one panel for each text; as PNG and as an SVG element."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    chosen = best(scores)
-    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e"}
-    colours |= dict.fromkeys(BASELINES, "#9aa5b1")
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
-        figure = Figure(
-            figsize=(1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows)), layout="constrained"
+def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
+    """Return what every size came to."""
+    lines = [
+        (
+            score.cell.text,
+            score.cell.row,
+            str(score.cell.size or NOTHING),
+            f"{score.validation:,.1f}",
+            f"{score.test:,.1f}",
+            str(score.passes or NOTHING),
+            str(score.tries or NOTHING),
+            f"{score.seconds:.1f}",
         )
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
-        places = range(len(protocol.rows))[::-1]
-        for axis, text in zip(axes, protocol.texts, strict=True):
-            values = [max(chosen[row, text].test, 1.0) for row in protocol.rows]
-            axis.barh(
-                places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7
-            )
-            axis.set_xscale("log")
-            axis.xaxis.set_minor_formatter(NullFormatter())
-            axis.set_title(text)
-            axis.set_xlabel("bits beyond the truth")
-            for result in published.results if published is not None else ():
-                if result.label == text and not result.method and result.value is not None:
-                    values.append(result.value)
-                    axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
-            axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
-        axes[0].set_yticks(places, protocol.rows)
-        if published is not None:
-            figure.supxlabel("dashed: the best number of the paper", fontsize=8)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    drawn = svg.getvalue()
-    return png.getvalue(), drawn[drawn.index("<svg") :]
+        for text in protocol.texts
+        for row in protocol.rows
+        for score in sorted(scores, key=lambda score: score.cell.size)
+        if (score.cell.row, score.cell.text) == (row, text)
+    ]
+    columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds")
+    note = "Tries: passes with those that were undone. Validation chooses, test decides nothing."
+    rows = tuple(TableRow(line, {}, True) for line in lines)
+    return Table("Bits beyond the true code length, of every size", columns, rows, (note,))
+
+
+def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str], ...]:
+    """Return what the generator writes, and what the networks do that the validation text prefers, by text."""
+    chosen = best([score for score in scores if score.sample])
+    found = []
+    for text in protocol.texts:
+        candidates = [score for (_, of), score in chosen.items() if of == text]
+        single = [score for score in candidates if score.cell.row != MERGED]
+        found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
+        for score in [
+            *sorted(single, key=lambda score: score.validation)[:1],
+            *(score for score in candidates if score.cell.row == MERGED),
+        ]:
+            found.append((f"{text}: {score.cell.row}, {score.cell.size} units", score.sample))
+    return tuple(found) if chosen else ()
 
 
 def as_json(
@@ -190,9 +205,15 @@ def write_report(
     configuration: dict[str, Any],
     published: Published | None,
 ) -> Table:
-    """Write `symbols.png`, `table.csv`, `results.json` and `report.html`; returns the table."""
+    """Write `symbols.png`, `validation.png`, `table.csv`, `results.json` and `report.html`; returns the table."""
     table = build_table(protocol, scores, published)
     png, svg = draw(protocol, scores, published)
+    sections = [Section("Results", table, svg, samples=samples(protocol, scores))]
+    sizes = sizes_table(protocol, scores)
+    over_time = draw_over_time(protocol, scores)
+    if over_time is not None:
+        write_atomically(output / OVER_TIME, lambda file: file.write(over_time[0]))
+    sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(table.columns)
@@ -201,5 +222,5 @@ def write_report(
     write_text(output / "table.csv", lines.getvalue())
     write_json(output / "results.json", as_json(protocol, scores, configuration, published))
     # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, [Section("Results", table, svg)], configuration, None))
+    write_text(output / PAGE, render(title, sections, configuration, None))
     return table

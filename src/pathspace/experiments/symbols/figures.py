@@ -1,0 +1,112 @@
+"""The pictures of the table of symbol sequences: regrets of all rows, and of the networks over time."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pathspace.experiments.report.table import Published
+from pathspace.experiments.symbols.cells import Score, best
+from pathspace.experiments.symbols.protocol import BASELINES, Protocol
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> tuple[bytes, str]:
+    """Draw the regrets, one panel for each text; as PNG and as an SVG element."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    chosen = best(scores)
+    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e"}
+    colours |= dict.fromkeys(BASELINES, "#9aa5b1")
+    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+        figure = Figure(
+            figsize=(1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows)), layout="constrained"
+        )
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
+        places = range(len(protocol.rows))[::-1]
+        for axis, text in zip(axes, protocol.texts, strict=True):
+            values = [max(chosen[row, text].test, 1.0) for row in protocol.rows]
+            axis.barh(
+                places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7
+            )
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+            axis.set_title(text)
+            axis.set_xlabel("bits beyond the truth")
+            for result in published.results if published is not None else ():
+                if result.label == text and not result.method and result.value is not None:
+                    values.append(result.value)
+                    axis.axvline(result.value, color="black", linewidth=1, linestyle=(0, (3, 2)))
+            axis.set_xlim(left=10 ** math.floor(math.log10(min(values))))
+        axes[0].set_yticks(places, protocol.rows)
+        if published is not None:
+            figure.supxlabel("dashed: the best number of the paper", fontsize=8)
+        return _saved(figure)
+
+
+def _saved(figure: Figure) -> tuple[bytes, str]:
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=160)
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    drawn = svg.getvalue()
+    return png.getvalue(), drawn[drawn.index("<svg") :]
+
+
+def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, str] | None:
+    """Draw the regret on the validation text over processor time, a line for each size; None where none was kept.
+
+    As Figs. 1, 2 and 4 of the paper; a column for each text, a row for each network and step.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [row for row in protocol.rows if any(score.cell.row == row and score.curve for score in scores)]
+    if not rows:
+        return None
+    sizes = sorted({score.cell.size for score in scores if score.curve})
+    shades = mpl.colormaps["viridis"]([0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))])
+    colours = dict(zip(sizes, shades, strict=True))
+    with mpl.rc_context({"font.size": 8, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+        figure = Figure(
+            figsize=(1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows)), layout="constrained"
+        )
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False)
+        for number, row in enumerate(rows):
+            for axis, text in zip(axes[number], protocol.texts, strict=True):
+                for score in scores:
+                    if (score.cell.row, score.cell.text) == (row, text) and score.curve:
+                        _, seconds, regrets = zip(*score.curve, strict=True)
+                        floored = [max(regret, 1.0) for regret in regrets]
+                        axis.plot(
+                            seconds,
+                            floored,
+                            color=colours[score.cell.size],
+                            label=str(score.cell.size),
+                            linewidth=1,
+                        )
+                axis.set(xscale="log", yscale="log")
+                axis.grid(alpha=0.25)
+            axes[number, 0].set_ylabel(row)
+        for axis, text in zip(axes[0], protocol.texts, strict=True):
+            axis.set_title(text)
+        for axis in axes[-1]:
+            axis.set_xlabel("processor seconds")
+        entries = {
+            label: line
+            for axis in axes.flat
+            for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        order = sorted(entries, key=int)
+        figure.legend([entries[label] for label in order], order, loc="outside right upper", title="units")
+        figure.supylabel("bits beyond the truth, validation text")
+        return _saved(figure)
