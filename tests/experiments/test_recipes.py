@@ -103,10 +103,10 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     lines = listing(100)
     at = next(number for number, line in enumerate(lines) if line.startswith("adding: "))
     assert lines[at + 1 : at + 5] == [
-        "    paper: P16, Table 2: the addition problem",
+        "    paper: P16, Table 2 and Fig. 3: the addition problem",
         "    small         0.1  docs/results/adding.md",
-        "    paper-100       ?  docs/results/adding.md (3 of 20 epochs, 2 of 3 seeds)",
-        "    paper-400       ?  not run",
+        "    paper-100       8  docs/results/adding.md (3 of 20 epochs, 2 of 3 seeds)",
+        "    paper-400      36  not run",
     ]
     text = "\n".join(lines)
     assert all(f"{name}: " in text for name in recipe_names())
