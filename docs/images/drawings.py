@@ -1,7 +1,8 @@
-"""Draws rescaling.png, squared-network.png and skeleton.png beside this file: python docs/images/drawings.py."""
+"""Draws rescaling.png, squared-network.png and skeleton.png: python docs/images/drawings.py [FOLDER]."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -107,4 +108,4 @@ if __name__ == "__main__":
         ("squared-network", squared_network()),
         ("skeleton", skeleton()),
     ):
-        figure.savefig(FOLDER / f"{name}.png", dpi=140)
+        figure.savefig(Path(*sys.argv[1:2] or [FOLDER]) / f"{name}.png", dpi=140)
