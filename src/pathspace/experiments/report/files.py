@@ -108,7 +108,7 @@ def write_parts(
     png, svg = draw_claim(list(parts.values()))
     write_atomically(output / CLAIM, lambda file: file.write(png))
     sections = [
-        Section(name, claim.claim_table(part), svg if number == 0 else "")
+        Section(name, claim.claim_table(part), svg if number == 0 else "", switchable_curves(part))
         for number, (name, part) in enumerate(parts.items())
     ]
     found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
