@@ -45,6 +45,8 @@ class Docstrings(griffe.Extension):
         """Change the docstring of a module, class or function."""
         if obj.docstring is not None:
             text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
+            # the indented lines below are a block of code to Markdown, too
+            text = re.sub(r"^ *\.\. code-block:: text\n\n", "", text, flags=re.M)
             obj.docstring.value = without_roles(text)
 
 

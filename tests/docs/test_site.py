@@ -5,10 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from browser import DESK, PHONE, Browser, chromium, overflow, served
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("network", "rescaling", "paths", "metrics", "optim", "nn", "sequences")
@@ -64,8 +67,75 @@ def test_every_public_name_is_on_the_site(site: Path, package: str) -> None:
     text = (site / "api" / package / "index.html").read_text(encoding="utf-8")
     names = import_module(f"pathspace.{package}").__all__
     assert [name for name in names if f'id="pathspace.{package}.{name}"' not in text] == []
-    assert ":func:" not in text
+    assert not re.search(r":func:|\.\. [\w-]+::", text)  # what Sphinx reads, and Markdown does not
     assert "<blockquote>" not in text  # an example that was read as prose
+
+
+@pytest.fixture(scope="module")
+def root(site: Path) -> Iterator[str]:
+    with served(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_every_page_is_shown_whole_without_a_complaint_and_without_the_network(
+    site: Path, root: str, browser: Browser, size: tuple[int, int]
+) -> None:
+    addresses = [str(path.parent.relative_to(site)) for path in site.rglob("index.html")]
+    assert len(addresses) > 30
+    for address in addresses:
+        page = browser.open(f"{root}{address}/" if address != "." else root, size)
+        assert browser.complaints == [], address
+        assert not [asked for asked in browser.requests if not asked.startswith(root)], address
+        assert overflow(page) == 0, address
+        pictures = page.locator("article img")
+        assert all(pictures.evaluate_all("images => images.map(image => image.naturalWidth > 0)")), address
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("PathMuon", "api/optim/#pathspace.optim.PathMuon"),
+        ("rescale_", "api/rescaling/#pathspace.rescaling.rescale_"),
+    ],
+)
+def test_the_search_finds_a_name_by_its_last_part_and_leads_there(
+    root: str, browser: Browser, words: str, found: str, size: tuple[int, int]
+) -> None:
+    page = browser.open(root, size)
+    if size == PHONE:
+        page.locator("label.md-header__button[for=__search]").click()
+    page.locator("input.md-search__input").click()
+    page.keyboard.type(words)
+    link = page.locator(f'.md-search-result__link[href$="{found}"]')
+    link.wait_for()
+    places = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+    assert places.index(root + found) < 3
+    link.click()
+    page.wait_for_url(f"{root}{found}*")
+    assert browser.complaints == []
+    assert not [asked for asked in browser.requests if not asked.startswith(root)]
+
+
+@pytest.mark.slow
+def test_a_page_is_read_in_the_dark_and_the_choice_is_kept(root: str, browser: Browser) -> None:
+    page = browser.open(root)
+    scheme = "document.body.getAttribute('data-md-color-scheme')"
+    assert page.evaluate(scheme) == "default"
+    page.locator("form.md-header__option label:visible").click()
+    assert page.evaluate(scheme) == "slate"
+    page.goto(f"{root}tutorial/")
+    assert page.evaluate(scheme) == "slate"
+    assert browser.complaints == []
 
 
 @pytest.mark.slow

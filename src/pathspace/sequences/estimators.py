@@ -15,10 +15,12 @@ from .training import Training
 
 
 class PCNN(SequenceModel):
-    r"""Persistent contextual neural network: units that keep what they know, rewired by each symbol read.
+    """Persistent contextual neural network: units that keep what they know, rewired by each symbol read.
 
-    .. math:: V_j^{t+1} = V_j^t + \sum_i \tau_{ij x_t} s(V_i^t), \qquad
-        \pi_t(y) \propto \exp \sum_i w_{iy} s(V_i^t)
+    .. code-block:: text
+
+        V_j^{t+1} = V_j^t + sum_i tau[i,j,x_t] s(V_i^t)
+        pi_t(y) is proportional to exp sum_i w[i,y] s(V_i^t)
 
     Args:
         units: N.
@@ -66,9 +68,11 @@ class PCNN(SequenceModel):
 
 
 class CNN(SequenceModel):
-    r"""Contextual neural network: the transition weights depend on the symbol read.
+    """Contextual neural network: the transition weights depend on the symbol read.
 
-    .. math:: V_j^{t+1} = \sum_i \tau_{ij x_t} s(V_i^t)
+    .. code-block:: text
+
+        V_j^{t+1} = sum_i tau[i,j,x_t] s(V_i^t)
 
     Arguments as for `PCNN`.
     """
@@ -77,9 +81,11 @@ class CNN(SequenceModel):
 
 
 class RNN(SequenceModel):
-    r"""Recurrent neural network reading symbols.
+    """Recurrent neural network reading symbols.
 
-    .. math:: V_j^{t+1} = \rho_{j x_t} + \sum_i \tau_{ij} s(V_i^t)
+    .. code-block:: text
+
+        V_j^{t+1} = rho[j,x_t] + sum_i tau[i,j] s(V_i^t)
 
     Arguments as for `PCNN`, but the metric must be "rbp-qd", "rutsd-qd" or "fb".
     """

@@ -23,13 +23,15 @@ from .walk import sample
 
 
 class Mixed:
-    r"""A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
+    """A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
 
     A symbol is a few binary decisions. For each, nine contexts (the last 0 to 6 symbols, the word, the word and the one
     before) say how often a one followed, the text after the longest match of what was read last says what came then,
     and the network says what it believes; an online logistic regression weighs them:
 
-    .. math:: p = \sigma\Big(\sum_j c_j\, w_j \cdot x\Big), \qquad x_i = \log \frac{p_i}{1 - p_i},
+    .. code-block:: text
+
+        p = sigmoid(sum_j c_j w_j . x),  x_i = log(p_i / (1 - p_i))
 
     with weights w_j chosen by the match, by the decision, and by how many contexts have been seen before. It goes on
     learning while it predicts, scores and compresses; none of these changes the model itself.
