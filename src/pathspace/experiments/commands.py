@@ -80,6 +80,11 @@ class Surroundings:
     address: str = ""
     joined: Processes = ALONE
 
+    def absolute(self) -> Surroundings:
+        """Return the same with folders that any process finds."""
+        output, data_dir = (path and path.absolute() for path in (self.output, self.data_dir))
+        return replace(self, output=output, data_dir=data_dir, default=self.default.absolute())
+
     @property
     def run_device(self) -> str:
         """Where runs compute. A cluster's machines may have what this one has not.

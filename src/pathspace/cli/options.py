@@ -1,4 +1,4 @@
-"""The options that several commands share."""
+"""Options of the command line, each declared once, and what their values are read as."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathspace.experiments.engines import ENGINES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import TASKS
+
+LARGEST_SEED = 2**32 - 1
 
 TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
 OutputOption = Annotated[
@@ -27,7 +29,9 @@ DataOption = Annotated[
 ]
 EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
 BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
-SeedsOption = Annotated[int | None, typer.Option("--seeds", help="Runs per row of the table.")]
+SeedsOption = Annotated[
+    int | None, typer.Option("--seeds", help="Runs per row of the table, or per point of a sweep.")
+]
 MethodsOption = Annotated[
     str | None,
     typer.Option("--methods", help="Names separated by commas; `pathspace compare --list` has all."),

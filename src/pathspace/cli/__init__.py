@@ -1,0 +1,113 @@
+"""The command `pathspace`; nothing heavy is imported until a command needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Annotated
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        "Error: the command line needs more packages: pip install 'pathspace[experiments]'"
+    ) from error
+
+from pathspace.cli import networks, training
+from pathspace.cli.errors import BROKEN, INTERRUPTED, WRONG_USE, clear_errors
+
+TRACEBACK = "PATHSPACE_TRACEBACK"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="""Train ReLU and recurrent networks in a geometry free of how their weights are scaled.
+
+    \b
+    Examples:
+      pathspace compare
+      pathspace train --task mnist --data-dir data --method path-muon --epochs 5
+      pathspace check-invariance --networks rnn
+      pathspace sequence fit log.txt -o log.safetensors
+    """,
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: in the background
+        signal.signal(signal.SIGINT, _Interrupts())
+    try:
+        app()
+    except MemoryError:
+        typer.echo(
+            "Error: There is not enough memory for this: make it smaller, or give fewer workers.", err=True
+        )
+        sys.exit(WRONG_USE)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        said = " ".join(str(error).split())
+        typer.echo(
+            f"Error: {type(error).__name__}: {said}\nThis is a mistake in pathspace and not in your command. Please "
+            f"report it, with what the command prints with {TRACEBACK}=1 set.",
+            err=True,
+        )
+        sys.exit(BROKEN)
+
+
+class _Interrupts:
+    """Ctrl-C: the first interrupts what is being done, another one, while that is being put away, ends it quietly."""
+
+    def __init__(self) -> None:
+        self._heard = False
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        if not self._heard:
+            self._heard = True
+            raise KeyboardInterrupt
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h\n")  # the cursor that a progress bar has hidden
+        os._exit(INTERRUPTED)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import pathspace
+
+        typer.echo(f"pathspace {pathspace.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (training.compare, training.train, training.reproduce, training.sweep):
+    app.command()(command)
+app.command("check-invariance")(networks.check_invariance)
+app.command()(networks.paths)
+
+
+@app.command(
+    "sequence",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def sequence(context: typer.Context) -> None:
+    """Model, generate and compress symbolic sequences."""
+    # Handed on as a whole: its imports are too heavy to pay for in every other command.
+    with clear_errors("sequence", extra="sequences"):
+        import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")

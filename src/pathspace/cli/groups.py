@@ -1,0 +1,167 @@
+"""Options that several commands take together: a dataclass for each group, whose fields the command line sees."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pathspace.cli.options import (
+    AddressOption,
+    BatchOption,
+    ClipStepOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    EpochsOption,
+    FreshOption,
+    JsonOption,
+    MethodsOption,
+    OutputOption,
+    PlainOption,
+    QuietOption,
+    RatesOption,
+    ResumeOption,
+    SeedsOption,
+    SetOption,
+    ThreadsOption,
+    WorkersOption,
+    names_in,
+    numbers_in,
+)
+from pathspace.experiments.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathspace.experiments.commands import Surroundings
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the fields of its dataclasses as parameters of their own, for typer to read.
+
+    A parameter whose annotation is a dataclass stands for one parameter for each field, with its name, annotation and
+    default; the command gets the dataclass.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, type[Any]] = {
+        p.name: p.annotation
+        for p in signature.parameters.values()
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+    }
+    flat: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            flat += inspect.signature(groups[name], eval_str=True).parameters.values()
+        else:
+            flat.append(parameter)
+
+    def flattened(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    flattened.__name__, flattened.__doc__ = command.__name__, command.__doc__
+    flattened.__annotations__ = {p.name: p.annotation for p in flat}
+    flattened.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in flat]
+    )
+    return flattened
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """How networks are trained."""
+
+    epochs: EpochsOption = None
+    batch_size: BatchOption = None
+    clip_step: ClipStepOption = None
+    settings: SetOption = None
+    threads: ThreadsOption = None
+    plain_rnn: PlainOption = None
+
+    def _by_name(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
+
+    def chosen(self, **more: Any) -> dict[str, Any]:
+        """Return the settings that were given, with more of them by name; None stands for one that was not.
+
+        Raises:
+            ConfigurationError: A value is out of its range; says of which option.
+        """
+        from pathspace.experiments.commands import parse_settings
+        from pathspace.experiments.settings import check_setting
+
+        given = {name: value for name, value in (more | self._by_name()).items() if value is not None}
+        for name, value in given.items():
+            check_setting(name, value, f"--{name.replace('_', '-')}")
+        return {**parse_settings(self.settings or []), **given}
+
+
+@dataclass(frozen=True)
+class TableOptions(SettingOptions):
+    """How networks are trained by several methods."""
+
+    methods: MethodsOption = None
+    seeds: SeedsOption = None
+    learning_rates: RatesOption = None
+
+    def _by_name(self) -> dict[str, Any]:
+        return super()._by_name() | {
+            "methods": names_in(self.methods, "--methods"),
+            "learning_rates": numbers_in(self.learning_rates, "--learning-rates"),
+        }
+
+
+@dataclass(frozen=True)
+class SurroundingOptions:
+    """What does not change results, but for the last bits; see `commands.Surroundings`."""
+
+    output: OutputOption = None
+    data_dir: DataOption = None
+    device: DeviceOption = "cpu"
+    resume: ResumeOption = False
+    fresh: FreshOption = False
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    def surroundings(self, name: str, folders: list[Path], threads: int | None) -> Surroundings:  # noqa: ARG002
+        """Return where a command works.
+
+        Args:
+            name: Of the folder below `runs`, where no other is given.
+            folders: Gets the folder once it is known.
+            threads: Of each run, if they were given.
+        """
+        from pathspace.experiments.commands import Surroundings
+
+        same = {field.name: getattr(self, field.name) for field in fields(SurroundingOptions)}
+        return Surroundings(**same, default=Path("runs") / name, chosen=folders.append)
+
+
+@dataclass(frozen=True)
+class EngineOptions(SurroundingOptions):
+    """The same of a command that does several runs: who does them, and how many at a time."""
+
+    workers: WorkersOption = None
+    engine: EngineOption = "local"
+    address: AddressOption = ""
+
+    def surroundings(self, name: str, folders: list[Path], threads: int | None) -> Surroundings:
+        """See above.
+
+        Raises:
+            ConfigurationError: There is no such engine, the address fits none, or there are no workers.
+        """
+        from pathspace.experiments.engines import check_engine
+
+        check_engine(self.engine, self.address)
+        workers = self.workers
+        if workers is not None and workers < 1:
+            raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
+        if workers is None and not self.address:
+            workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
+        around = super().surroundings(name, folders, threads)
+        around = replace(around, processes=workers, engine=self.engine, address=self.address)
+        return around.absolute() if self.engine == "ray" else around  # whose processes work in other folders

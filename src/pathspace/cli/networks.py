@@ -1,0 +1,104 @@
+"""Commands about a network by itself: check-invariance and paths."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pathspace.cli.errors import clear_errors
+from pathspace.cli.options import LARGEST_SEED, JsonOption, QuietOption, names_in, numbers_in
+from pathspace.experiments.errors import ConfigurationError
+
+
+def check_invariance(
+    optimizers: Annotated[
+        str | None, typer.Option("--optimizers", help="Separated by commas; default all.")
+    ] = None,
+    networks: Annotated[
+        str | None, typer.Option("--networks", help="Separated by commas; default all.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of each check.")] = 100,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights, inputs and factors.")
+    ] = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the optimizers and networks, and do nothing else.")
+    ] = False,
+) -> None:
+    """Check which optimizers train alike from a rescaled start, on small networks of every kind.
+
+    Every network is trained twice, the second time after a random rescaling by powers of two between 2^-10
+    and 2^10. The exit code is 1 when an optimizer that claims invariance fails.
+
+    \b
+    Examples:
+      pathspace check-invariance
+      pathspace check-invariance --list
+      pathspace check-invariance --networks rnn,stacked-rnn --steps 20
+      pathspace check-invariance --optimizers sgd,path-sgd-momentum --json
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("check-invariance"):
+        if listed:
+            typer.echo(import_module("pathspace.experiments.invariance").list_candidates())
+            return
+        from pathspace.experiments.commands import run_check_invariance
+
+        if not run_check_invariance(
+            names_in(optimizers, "--optimizers"),
+            names_in(networks, "--networks"),
+            steps=steps,
+            seed=seed,
+            as_json=as_json,
+            quiet=quiet,
+        ):
+            raise typer.Exit(1)
+
+
+def paths(
+    model: Annotated[
+        str,
+        typer.Argument(help="A built-in network, FILE.py:FUNCTION or MODULE:FUNCTION.", show_default=False),
+    ],
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of one example, for a function that returns none.")
+    ] = None,
+    rule: Annotated[
+        str, typer.Option("--rule", help="Of the skeleton: largest, cyclic or random.")
+    ] = "largest",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most paths to list for the rank.")] = 10_000,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and drawn examples.")
+    ] = 0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw the reduction graph into this PNG file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count paths, basis paths, degrees of freedom and dead units of a model, and draw its skeleton.
+
+    The built-in networks are those of check-invariance. A function takes no arguments and returns a model, or a
+    model and a batch of examples; the file runs as Python does. Files of weights are not opened.
+
+    \b
+    Examples:
+      pathspace paths rnn
+      pathspace paths mlp --rule cyclic --picture mlp.png
+      pathspace paths my_model.py:build --input 3,32,32 --json
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("paths"):
+        from pathspace.experiments.path_summary import run_paths
+
+        sizes = None
+        if shape is not None:
+            numbers = numbers_in(shape, "--input", "28,28") or []
+            if any(n < 1 or n != int(n) for n in numbers):
+                raise ConfigurationError(
+                    f"The option --input is {shape!r}: give whole numbers, such as 28,28."
+                )
+            sizes = [int(n) for n in numbers]
+        run_paths(model, sizes, rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)

@@ -1,0 +1,254 @@
+"""Commands that train: compare, train, reproduce and sweep."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pathspace.cli.errors import DIVERGED, clear_errors
+from pathspace.cli.groups import EngineOptions, SettingOptions, SurroundingOptions, TableOptions, grouped
+from pathspace.cli.options import LARGEST_SEED, ListMethodsOption, PatienceOption, TaskOption
+from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.methods import method
+from pathspace.experiments.processes import PATIENCE, joined
+from pathspace.experiments.starts import STARTS, check_start
+
+if TYPE_CHECKING:
+    from pathspace.experiments.compare import Comparison
+    from pathspace.experiments.run import RunResult
+
+COMMAND_LINE = "the command line"
+SizeOption = Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")]
+
+
+@grouped
+def compare(
+    *,
+    task: TaskOption = None,
+    settings: TableOptions,
+    where: EngineOptions,
+    _listed: ListMethodsOption = False,
+) -> None:
+    """Train one network by several optimizers from two starts of the same function, and report.
+
+    The exit code is 1 when every run of the table was lost, as `train` says of one.
+
+    \b
+    Examples:
+      pathspace compare
+      pathspace compare --list
+      pathspace compare --task mnist --data-dir data
+      pathspace compare --task mnist --set task_options.steps=98 --set task_options.permuted=true
+      pathspace compare --methods sgd,path-sgd --seeds 5 --learning-rates 0.03,0.1,0.3
+      pathspace compare --resume --output runs/compare
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("compare") as folders:
+        from pathspace.experiments.commands import run_compare
+
+        options = settings.chosen(task=task)
+        around = where.surroundings("compare", folders, settings.threads)
+        _expect_survivors([run_compare((COMMAND_LINE, options), around)])
+
+
+@grouped
+def train(
+    *,
+    task: TaskOption = None,
+    method_name: Annotated[
+        str | None, typer.Option("--method", help="A name that --list has; default path-sgd.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help=f"{', '.join(STARTS)}; default default.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; default by method.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Decides weights and batches; default 0."),
+    ] = None,
+    settings: SettingOptions,
+    where: SurroundingOptions,
+    patience: PatienceOption = PATIENCE,
+    _listed: ListMethodsOption = False,
+) -> None:
+    """Train one network once, with checkpoints; continue it exactly after it was stopped or killed.
+
+    The exit code is 1 when the loss or a step is not finite (the run ends there, and its report says so), and when the
+    loss rose above ten times its beginning and the run ended no better than it began.
+
+    \b
+    Examples:
+      pathspace train --method path-sgd --lr 0.3
+      pathspace train --method path-sgd --clip-step 1 --quiet --json
+      pathspace train --task mnist --data-dir data --epochs 20 --set checkpoint_every=100
+      pathspace train --resume --output runs/train
+      torchrun --nproc-per-node 2 -m pathspace train --task mnist --data-dir data
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("train") as folders:
+        from pathspace.experiments.commands import run_train
+        from pathspace.experiments.pool import follow
+
+        options = settings.chosen(task=task)
+        if learning_rate is not None and not 0 < learning_rate < math.inf:
+            raise ConfigurationError(f"The option --lr is {learning_rate:g}: give a positive number.")
+        around = where.surroundings("train", folders, settings.threads)
+        chosen = method(method_name or "path-sgd", "--method")
+        check_start(start or "default", "--start")
+        with joined(chosen_device(where.device), patience) as processes:
+            if processes.rank:
+                follow(processes, folders.append)
+                return
+            with processes.leading():
+                done = run_train(
+                    method_name or "path-sgd",
+                    start or "default",
+                    chosen.learning_rate if learning_rate is None else learning_rate,
+                    seed or 0,
+                    (COMMAND_LINE, options),
+                    replace(around, joined=processes),
+                    given=any(value is not None for value in (method_name, start, learning_rate, seed)),
+                )
+        (run,) = done.rows[0].runs
+        if run.lost_at is not None:
+            _say_lost(run)
+
+
+@grouped
+def reproduce(
+    *,
+    name: Annotated[
+        str | None, typer.Argument(help="The recipe; without it, all of them are listed.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List recipes, sizes, costs and what has been run.")
+    ] = False,
+    size: SizeOption = "",
+    settings: TableOptions,
+    where: EngineOptions,
+) -> None:
+    """Run a published experiment and set the published numbers beside ours.
+
+    The exit code is 1 when every run of the table was lost, as `train` says of one.
+
+    \b
+    Examples:
+      pathspace reproduce
+      pathspace reproduce mnist-rows --data-dir data
+      pathspace reproduce adding --size paper-100
+      pathspace reproduce adding --methods sgd,path-adam --learning-rates 0.003,0.01
+      pathspace reproduce smnist-784 --set task_options.train_size=5000
+    """  # noqa: D301 (click wants the character, not the letters)
+    if name is None or listed:
+        _list_recipes()
+        return
+    with clear_errors(f"reproduce {name}") as folders:
+        from pathspace.experiments.commands import run_reproduce
+
+        options = settings.chosen()
+        around = where.surroundings(name, folders, settings.threads)
+        _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), around).values())
+
+
+@grouped
+def sweep(
+    *,
+    name: Annotated[
+        str, typer.Argument(help="A recipe, or else a task; default digits.", show_default=False)
+    ] = "",
+    size: SizeOption = "",
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            help="What else to search, or a range of rates: NAME=LOW:HIGH, LOW:HIGH:log, LOW:HIGH:log:POINTS or A,B,C; "
+            "NAME as for --set, or learning_rate, weight_decay. Repeatable.",
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option("--sampler", help="grid (every combination), random or tpe; default grid.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", help="Points for each optimizer and start, if drawn; default 20."),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            "--prune", help="median: end runs worse than the median at the same step; default none."
+        ),
+    ] = None,
+    settings: TableOptions,
+    where: EngineOptions,
+    _listed: ListMethodsOption = False,
+) -> None:
+    """Search learning rates, and any other settings, for several optimizers on the validation split.
+
+    Seeds times points times optimizers are run; the same command goes on where it was stopped or killed. A run that
+    fails is reported with its reason and stops nothing; the exit code is 1 when all failed.
+
+    \b
+    Examples:
+      pathspace sweep digits
+      pathspace sweep adding --methods sgd,path-sgd-short --learning-rates 0.01,0.03,0.1 --seeds 3
+      pathspace sweep adding --search learning_rate=1e-4:1:log --search damping=0.01,0.1
+      pathspace sweep digits --sampler tpe --trials 30 --prune median
+      pathspace sweep mnist-rows --engine ray --address auto
+      pathspace sweep --resume --output runs/sweep
+    """  # noqa: D301 (click wants the character, not the letters)
+    with clear_errors("sweep") as folders:
+        from pathspace.experiments.sweep.command import run_sweep
+
+        options = settings.chosen()
+        around = where.surroundings("sweep", folders, settings.threads)
+        searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
+        done = run_sweep(name, size, (COMMAND_LINE, options), around, **searched)
+        if done.all_failed:
+            typer.echo(f"Error: Every run failed, the first one so: {done.trials[0].reason}.", err=True)
+            raise typer.Exit(DIVERGED)
+
+
+def _expect_survivors(comparisons: Iterable[Comparison]) -> None:
+    """End the command if no run came through; a recipe without comparisons has told itself what it saw."""
+    runs = [run for comparison in comparisons for row in comparison.rows for run in row.runs]
+    if not runs or any(run.lost_at is None for run in runs):
+        return
+    rates = sorted({run.config.learning_rate for run in runs})
+    shown = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    typer.echo(
+        f"Error: Every run was lost, at rates of {shown}: its loss or a step was not finite, or it ended no better "
+        "than it began. Give lower --learning-rates, or a bound: --set clip_norm=1.",
+        err=True,
+    )
+    raise typer.Exit(DIVERGED)
+
+
+def _say_lost(run: RunResult) -> None:
+    """Say where a run was lost, and what to try; ends the command."""
+    config = run.config
+    bound = (
+        "--clip-step 1 bounds the length of a step on balanced weights"
+        if method(config.method).clips_steps
+        else "--set clip_norm=1 bounds the gradient"
+    )
+    what = (
+        f"The loss or the step was not finite after {run.diverged_at} steps, where the run ended"
+        if run.diverged_at is not None
+        else f"The run ended no better than it began: its loss rose above ten times the first one at step {run.lost_at}"
+    )
+    typer.echo(
+        f"Error: {what}: give a lower --lr than {config.learning_rate:g}, or a bound: {bound}.", err=True
+    )
+    raise typer.Exit(DIVERGED)
+
+
+def _list_recipes() -> None:
+    from pathspace.experiments.listing import listing
+
+    typer.echo("\n".join(listing(shutil.get_terminal_size((100, 24)).columns)))
