@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all lint docs docs-build clean
+.PHONY: help demo test quick-tests test-all lint docs docs-build clean
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
@@ -31,10 +31,10 @@ $(VENV)/.all: $(VENV)/.dev
 demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (three minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
-test: $(VENV)/.dev ## Check style and types, then run the tests (about 6 minutes on two cores)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+test: $(VENV)/.dev ## Check style and types beside the tests (about 5 minutes on two cores)
+	$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+quick-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/.all ## Run every test: the slow ones, those of every extra, the site, the demo under two instruction sets
