@@ -17,12 +17,12 @@ LOCAL = ["PathSGD", "PathAdam", "PathRMSprop", "PathGradientAdam"]  # that step 
 WHOLE = sorted(set(PATH) - set(LOCAL))
 
 
-@pytest.fixture
-def mesh(tmp_path):
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory):
     """A group of one process; its tensors are split like those of many."""
     if not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
-    store = f"file://{tmp_path / 'store'}"
+    store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield device_mesh.init_device_mesh("cpu", (1,))
     gc.collect()  # a wrapper that outlives the group ends its threads while it holds the interpreter's lock
