@@ -62,6 +62,13 @@ def test_the_site_builds_and_nothing_on_it_comes_from_elsewhere(site: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_page_has_one_title(site: Path) -> None:
+    """A line that begins with # by accident becomes another."""
+    titles = {path: len(re.findall(r"<h1[ >]", text)) for path, text in _pages(site).items()}
+    assert [path for path, count in titles.items() if count != 1] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_on_the_site(site: Path, package: str) -> None:
     text = (site / "api" / package / "index.html").read_text(encoding="utf-8")
