@@ -107,8 +107,8 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     assert re.search(r"8/8  .*; about \d+:\d\d left\n", result.stderr)
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {
-        "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "validation.csv", "results.json",
-        "config.json", "runs",
+        "report.html", "curves.png", "table.csv", "runs.csv", "curves.csv", "epochs.csv", "validation.csv",
+        "results.json", "config.json", "runs",
     }  # fmt: skip
     config = json.loads((tmp_path / "runs" / "config.json").read_text())
     assert config["settings"]["methods"] == ["sgd", "path-sgd"]
