@@ -7,7 +7,7 @@ import textwrap
 from pathspace.experiments.recipes import DEFAULT, Measured, Recipe, load_recipe, recipe_names
 
 INDENT = 4
-HEAD = "Costs in core-hours, as measured here or as steps times a measured step; ? was never measured."
+HEAD = "Costs in core-hours, as measured here or as steps times a measured step, the largest by their ratio to others."
 
 
 def listing(width: int) -> list[str]:
@@ -17,9 +17,11 @@ def listing(width: int) -> list[str]:
         recipe = load_recipe(name)
         lines += ["", f"{name}: {recipe.title}", *_of_paper(recipe, width)]
         sizes = list(recipe.sizes) or [DEFAULT]
-        column = 2 + max(map(len, sizes))
-        for size in sizes:
-            lines += _of_size(size, recipe.measured.get(size, Measured()), column, width, recipe)
+        known = [recipe.measured.get(size, Measured()) for size in sizes]
+        # the names, two blanks, and the costs, right-aligned
+        column, most = 2 + max(map(len, sizes)), max(6, *(len(_cost(each)) for each in known))
+        for size, each in zip(sizes, known, strict=True):
+            lines += _of_size(size, each, column, most, width, recipe)
     return lines
 
 
@@ -27,13 +29,18 @@ def _of_paper(recipe: Recipe, width: int) -> list[str]:
     return _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, " " * (INDENT + 2))
 
 
-def _of_size(size: str, known: Measured, column: int, width: int, recipe: Recipe) -> list[str]:
+def _cost(known: Measured) -> str:
+    return "?" if known.core_hours is None else f"{known.core_hours:,.10g}"
+
+
+def _of_size(size: str, known: Measured, column: int, most: int, width: int, recipe: Recipe) -> list[str]:
     if recipe.parts:  # what is known of it stands at its parts
         return _wrapped(f"{size:<{column}}see {', '.join(recipe.parts)}", width, " " * (INDENT + column))
-    cost = "?" if known.core_hours is None else f"{known.core_hours:g}"
     run = f"docs/results/{known.page}" if known.page else "not run"
     run += f" ({known.part})" if known.part else ""
-    return _wrapped(f"{size:<{column}}{cost:>6}  {run}", width, " " * (INDENT + column + 8))
+    return _wrapped(
+        f"{size:<{column}}{_cost(known):>{most}}  {run}", width, " " * (INDENT + column + most + 2)
+    )
 
 
 def _wrapped(text: str, width: int, following: str) -> list[str]:
