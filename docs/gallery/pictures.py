@@ -163,6 +163,7 @@ def paths_of_a_network(namespace: Namespace, _: str) -> Figure:
         axes.text(t, -1.7, f"t = {t + 1}", ha="center", fontsize=9)
     axes.scatter(steps, 1.0, s=260, color="white", edgecolors=BLACK, zorder=3)
     axes.text(steps, 1.0, "f", ha="center", va="center", zorder=4, fontsize=9)
+    axes.set_ylim(-1.9, units - 0.6)
     axes.set_axis_off()
     axes.set_title(
         f"{len(namespace['paths'])} paths, {len(namespace['basis'].edges)} of them independent", fontsize=10
