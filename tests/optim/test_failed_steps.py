@@ -135,9 +135,9 @@ def weights(model):
 
 
 def large(rule, **options):
-    """A network that a rule is handed in several parts, the last of which takes the plain rule."""
+    """A network that a rule is handed in three parts, in one of which are parameters that take the plain rule."""
     torch.manual_seed(1)
-    model = torch.nn.ModuleList([mlp(4, 600, 600, 3), torch.nn.Linear(2, 2)])
+    model = torch.nn.ModuleList([mlp(4, 600, 600, 600, 3), torch.nn.Linear(2, 2)])
     optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model[0], X), rule, lr=0.01, **options)
     for p in model.parameters():
         p.grad = torch.ones_like(p)

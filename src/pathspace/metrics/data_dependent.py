@@ -10,14 +10,13 @@ Letters: kappa as above, a the decay of the average of data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from pathspace.metrics.average import AVERAGED, averaged
 from pathspace.metrics.data_terms import DataTerms
-from pathspace.metrics.path import means
 from pathspace.metrics.replicas import mean_over_replicas
 from pathspace.network.errors import expect_finite
 from pathspace.paths.data.data_dependent import KappaTerms, check_finite, fits
@@ -95,7 +94,7 @@ class DataDependent(DataTerms):
                 check_finite(surveyed)
                 if surveyed.moderate and fits(surveyed, types, self._request(draws)):
                     narrow: Values = {name: dense(k).to(types[name]) for name, k in surveyed.values.items()}
-                    surveyed = survey(narrow, means)
+                    surveyed = survey(narrow, with_means=True)
         check_finite(surveyed)
         for name, new in kept.items():
             self._keep(name, new)
@@ -122,7 +121,7 @@ class DataDependent(DataTerms):
             if name in terms.cross:
                 cross, weight = averaged(state, new, "cross", terms.cross[name], decay)
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
-        return survey(self._in_frame(kappa), means), kept
+        return survey(self._in_frame(kappa), with_means=True), kept
 
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
         """What a state keeps of products with another parameter, the bias."""
@@ -141,6 +140,6 @@ class DataDependent(DataTerms):
                 self._memory[place] = before
         state.update(new)
 
-    def _warn_of_unreached(self, names: Iterable[str], measured: Sequence[float]) -> None:
+    def _warn_of_unreached(self, kappa: Surveyed) -> None:
         if self.alpha == 0:  # data leave zeros of their own
-            super()._warn_of_unreached(list(names), measured)
+            super()._warn_of_unreached(kappa)

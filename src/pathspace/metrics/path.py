@@ -30,7 +30,7 @@ from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values
-from pathspace.squared.parts import cut_rows, first_split, is_split, local, totals
+from pathspace.squared.parts import cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer
 
@@ -276,8 +276,8 @@ class Path:
             for name in names:
                 self.state[name]["factor"] = self._finished(name, None, 0.0)
             return
-        self._warn_of_unreached(names, kappa.measured)
-        self._set_normalizers(names, new, kappa.measured)
+        self._warn_of_unreached(kappa)
+        self._set_normalizers(kappa, new)
         for name in names:
             smallest = math.prod(low for low, _ in kappa.bounds[name])
             self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
@@ -331,12 +331,11 @@ class Path:
             second_term=self.second_term,
             parameters=self.near_parameters(),
             seen=self._in_frame,
-            measure=lambda values: means(values, self.network.parameters),
         )
 
-    def _set_normalizers(self, names: Sequence[str], new: Sequence[str], measured: Sequence[float]) -> None:
-        for name, mean in zip(names, means_of(measured, len(names)), strict=True):
-            state = self.state[name]
+    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        for name in kappa.values:
+            state, mean = self.state[name], kappa.mean(name)
             state["empty"] = mean == 0
             if self.normalization == "refreshed" or name in new:
                 state["mean"] = mean if mean > 0 else 1.0
@@ -381,14 +380,14 @@ class Path:
             return result.reciprocal_()
         return result.rsqrt_() if exponent == -0.5 else result.pow_(exponent)
 
-    def _warn_of_unreached(self, names: Sequence[str], measured: Sequence[float]) -> None:
+    def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of parameters whose kappa is zero but not their gradient: the loss is no function of the traced outputs.
 
         kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did when it was traced.
         """
-        for name, mean in zip(names, means_of(measured, len(names)), strict=True):
+        for name in kappa.values:
             g = self.network.parameters[name].grad
-            if mean == 0 and g is not None and bool(local(g).count_nonzero()):
+            if kappa.mean(name) == 0 and g is not None and bool(local(g).count_nonzero()):
                 takes = "takes the plain step of the balanced network" if self.damping else "does not move"
                 warnings.warn(
                     f"'{name}' {takes}: gradients reach it, but no path of the network as it was traced does. If the "
@@ -401,32 +400,3 @@ class Path:
 def _alone(t: Tensor) -> Tensor:
     """The tensor, without the rest of what it is a part of: one step of a sequence must not keep all of them."""
     return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
-
-
-def means(
-    values: Mapping[str, Tensor | Outer], parameters: Mapping[str, Tensor] | None = None
-) -> list[Tensor]:
-    """The mean of every value, as two 0-dim tensors each whose product it is.
-
-    Args:
-        values: by name.
-        parameters: whose values they are; where these are split over processes, the means are those of all parts.
-    """
-    parts: list[Tensor] = []
-    ones: dict[torch.dtype, Tensor] = {}
-    for value in values.values():
-        factors = (value.rows, value.columns) if isinstance(value, Outer) else (value,)
-        parts += [f.mean() if f.numel() else f.new_zeros(()) for f in factors]
-        if len(factors) == 1:
-            parts.append(ones.setdefault(value.dtype, factors[0].new_ones(())))
-    owners = [] if parameters is None else [parameters[name] for name in values]
-    if first_split(owners) is not None:  # what columns have is alike everywhere
-        shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in owners]
-        firsts = torch.stack([mean * share for mean, share in zip(parts[::2], shares, strict=True)])
-        parts[::2] = totals(firsts, owners)
-    return parts
-
-
-def means_of(measured: Sequence[float], count: int) -> list[float]:
-    """The means of so many values, from what :func:`means` measured."""
-    return [measured[2 * i] * measured[2 * i + 1] for i in range(count)]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pathspace.metrics.data_dependent import DataDependent
 from pathspace.metrics.quasi_diagonal import biases
+from pathspace.paths.kernel.safe_type import Surveyed
 
 
 class DataDependentWithBias(DataDependent):
@@ -32,10 +33,10 @@ class DataDependentWithBias(DataDependent):
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
 
-    def _set_normalizers(self, names: Sequence[str], new: Sequence[str], measured: Sequence[float]) -> None:
-        super()._set_normalizers(names, new, measured)
-        sizes = [self.network.parameters[name].numel() for name in names]
-        states = [self.state[name] for name in names]
+    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        super()._set_normalizers(kappa, new)
+        sizes = [self.network.parameters[name].numel() for name in kappa.values]
+        states = [self.state[name] for name in kappa.values]
         c = sum(s["normalizer"] * n for s, n in zip(states, sizes, strict=True)) / max(1, sum(sizes))
         for state in states:
             state["normalizer"] = c

@@ -23,7 +23,7 @@ from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
-from pathspace.paths.kernel.safe_type import Measure, Surveyed, Values, in_safe_type
+from pathspace.paths.kernel.safe_type import Surveyed, Values, in_safe_type
 from pathspace.squared.parts import cut, joined, local
 from pathspace.squared.squares import Outer, dense
 
@@ -71,12 +71,11 @@ def surveyed_kappa(
     *,
     second_term: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
-    measure: Measure | None = None,
     seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
     """:func:`kappa` of some parameters, in tensors that may share memory, and its bounds; parts of split parameters.
 
-    For ``measure`` and ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
+    For ``seen`` see :func:`pathspace.paths.kernel.safe_type.in_safe_type`.
     """
 
     def compute(source: Mapping[str, Tensor]) -> Values:
@@ -84,7 +83,7 @@ def surveyed_kappa(
         second = pairs_term(network, source) if second_term else {}
         return {n: dense(value) + second[n] if n in second else value for n, value in first.items()}
 
-    return in_safe_type(network, parameters, compute, measure, seen)
+    return in_safe_type(network, parameters, compute, seen)
 
 
 def first_term(

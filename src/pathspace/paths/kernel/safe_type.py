@@ -11,13 +11,10 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.paths.kernel.norm import all_widened
-from pathspace.squared.parts import extremes, first_split
+from pathspace.squared.parts import extremes, first_split, is_split, local, totals
 from pathspace.squared.squares import Outer, dense
 
 Values = dict[str, Tensor | Outer]
-Measure = Callable[[Mapping[str, Tensor | Outer]], list[Tensor]]
-"""From values to more numbers that are wanted of them, as 0-dim tensors; rescaling must not change these."""
-
 MODERATE = 1e15
 """Means beyond this or below its inverse ask for float64, so that no rescaling by thousands can make the difference."""
 
@@ -29,12 +26,16 @@ class Surveyed:
     Attributes:
         values: the values.
         bounds: by name, the smallest and largest element of each factor: of the tensor, or of rows and columns.
-        measured: what the caller measured, as numbers.
+        means: by name, the mean of each factor; empty where nobody asked for them.
     """
 
     values: Values
     bounds: dict[str, tuple[tuple[float, float], ...]]
-    measured: list[float]
+    means: dict[str, tuple[float, ...]]
+
+    def mean(self, name: str) -> float:
+        """The mean of a parameter's value."""
+        return math.prod(self.means[name])
 
     def largest(self, name: str) -> float:
         """The largest element of a parameter's value; NaN if any is."""
@@ -49,77 +50,91 @@ class Surveyed:
 
     @property
     def moderate(self) -> bool:
-        """Whether what was measured is far from the ends of float32, in every member of the rescaling class alike."""
-        return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in self.measured)
+        """Whether means are far from the ends of float32, in every member of the rescaling class alike."""
+        numbers = (number for numbers in self.means.values() for number in numbers)
+        return all(number == 0 or 1 / MODERATE <= number <= MODERATE for number in numbers)
 
 
 def survey(
-    values: Values, measure: Measure | None = None, parameters: Mapping[str, Tensor] | None = None
+    values: Values, parameters: Mapping[str, Tensor] | None = None, *, with_means: bool = False
 ) -> Surveyed:
     """Look at all values in one synchronisation.
 
     Args:
         values: tensors or outer products by name; none negative.
-        measure: gives more numbers to read.
-        parameters: whose values they are; where these are split over processes, bounds are those of all parts.
+        parameters: whose values they are; where these are split over processes, it is all parts that are looked at.
+        with_means: whether to find means, too.
     """
-    split = None if parameters is None else first_split(parameters.values())
+    owners = {} if parameters is None else {name: parameters[name] for name in values}
+    split = first_split(owners.values())
     least, most = (1.0, 1.0) if split is None else (math.inf, -math.inf)
     places: dict[int, int] = {}
-    result: list[Tensor] = []
-    at: dict[str, list[int]] = {}
+    ends: list[Tensor] = []
+    means: list[Tensor] = []
+    at: dict[str, list[int]] = {name: [] for name in values}
+    of: list[Tensor] = []  # what has rows in this process: what columns have is alike everywhere
     for name, value in values.items():
-        spans = at[name] = []
         for t in (value.rows, value.columns) if isinstance(value, Outer) else (value,):
             if id(t) not in places:  # biases share their kappa
-                places[id(t)] = len(result)
-                result += t.aminmax() if t.numel() else (t.new_tensor(least), t.new_tensor(most))
-            spans.append(places[id(t)])
-    measured = [] if measure is None else measure(values)
+                places[id(t)] = len(of)
+                of.append(t if at[name] else owners.get(name, t))
+                ends += t.aminmax() if t.numel() else (t.new_tensor(least), t.new_tensor(most))
+                if with_means:
+                    means.append(t.mean() if t.numel() else t.new_zeros(()))
+            at[name].append(places[id(t)])
     if split is not None:
-        result = [*extremes(torch.stack(result).view(-1, 2), split).view(-1)]
-    numbers = torch.stack(result + measured).tolist() if result else []
-    bounds = {name: tuple((numbers[i], numbers[i + 1]) for i in spans) for name, spans in at.items()}
-    return Surveyed(values, bounds, numbers[len(result) :])
+        ends = [*extremes(torch.stack(ends).view(-1, 2), split).view(-1)]
+        shares = [local(p).shape[0] / p.shape[0] if is_split(p) else 1.0 for p in of]
+        shared = [mean * share for mean, share in zip(means, shares, strict=False)]
+        means = [*totals(torch.stack(shared), of)] if shared else []
+    numbers = torch.stack(ends + means).tolist() if ends else []
+    middles = numbers[len(ends) :]
+    return Surveyed(
+        values,
+        {name: tuple((numbers[2 * i], numbers[2 * i + 1]) for i in spans) for name, spans in at.items()},
+        {name: tuple(middles[i] for i in spans) for name, spans in at.items()} if with_means else {},
+    )
 
 
 def in_safe_type(
     network: Network,
     parameters: Mapping[str, Tensor] | None,
     compute: Callable[[Mapping[str, Tensor]], Values],
-    measure: Measure | None = None,
     seen: Callable[[Values], Values] | None = None,
 ) -> Surveyed:
     """Compute non-negative quantities of parameters, again in float64 if they overflow or vanish.
 
     Elements grow and shrink with the scales of the weights, so that of two members of a rescaling class one may fit a
-    type and the other not, and rounding would tell them apart. What ``measure`` finds does not: where it is extreme,
-    both are computed and kept in float64.
+    type and the other not, and rounding would tell them apart. Means in the gauge do not: where one is extreme, both
+    are computed and kept in float64.
 
     Args:
         network: a traced network.
         parameters: values by name; the network's own if None.
         compute: from parameters to a tensor for each of some of them.
-        measure: see :func:`survey`.
-        seen: what is looked at and returned in the place of the quantities, as in the gauge of the network.
+        seen: what is looked at and returned in the place of the quantities: they as they are in the gauge of the
+            network. Means are found of these.
 
     Returns:
         The tensors, in the parameters' types (float32 for half precision), or all in float64 if one of
-        them has a largest value that those cannot hold, or what was measured is extreme.
+        them has a largest value that those cannot hold, or a mean is extreme.
 
     Raises:
         FloatingPointError: a value is not finite even in float64.
     """
     source = network.parameters if parameters is None else parameters
     source = all_widened(source, network.parameters)
-    shown = (lambda values: values) if seen is None else seen
-    result = survey(shown(compute(source)), measure, source)
+
+    def look(values: Values) -> Surveyed:
+        return survey(values if seen is None else seen(values), source, with_means=seen is not None)
+
+    result = look(compute(source))
     moderate = result.moderate or all(value.dtype == torch.float64 for value in result.values.values())
     if moderate and all(result.fits(name, value.dtype) for name, value in result.values.items()):
         return result
     # factors of a product that fits need not fit themselves
     wide = compute({name: p.double() for name, p in source.items()})
-    result = survey(shown({name: dense(value) for name, value in wide.items()}), measure, source)
+    result = look({name: dense(value) for name, value in wide.items()})
     worst = next((name for name in result.values if not math.isfinite(result.largest(name))), None)
     if worst is not None:
         raise FloatingPointError(
@@ -130,5 +145,6 @@ def in_safe_type(
     if moderate and all(
         result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values
     ):
-        return survey({name: k.to(source[name].dtype) for name, k in result.values.items()}, measure, source)
+        narrow: Values = {name: k.to(source[name].dtype) for name, k in result.values.items()}
+        return survey(narrow, source, with_means=seen is not None)
     return result
