@@ -44,7 +44,9 @@ def test_imports_go_one_way():
     wrong = []
     for module, others in arrows().items():
         here = floor(module)
-        for other in others if here is not None else ():
+        if here is None:
+            continue
+        for other in others:
             there = floor(other)
             outside = other.startswith(("pathspace.experiments", "pathspace.sequences", "pathspace.cli"))
             if outside or (there is not None and there > here):
@@ -80,7 +82,7 @@ def test_the_core_stays_within_its_budget():
     lines, compiled = (
         sum(len(p.read_text().splitlines()) for p in some) for some in (set(files) - set(kernels), kernels)
     )
-    assert lines < 24_360
+    assert lines < 24_300
     assert compiled < 800
 
 

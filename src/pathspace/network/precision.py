@@ -18,7 +18,8 @@ def in_full_precision(function: Function) -> Function:
     @functools.wraps(function)
     def run(network: Any, *args: Any, **kwargs: Any) -> Any:
         expect_weights(network)
-        with full_precision(next(network.model.parameters())):
+        one = next(iter(network.parameters.values()), None)  # none, where all of the model is a cut
+        with full_precision(next(network.model.parameters()) if one is None else one):
             return function(network, *args, **kwargs)
 
     return run  # type: ignore[return-value]

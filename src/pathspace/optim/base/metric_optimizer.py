@@ -88,7 +88,7 @@ class MetricOptimizer(NetworkOptimizer):
         self._check_current()
         steps = self._steps()
         if steps:
-            self._expect_unclipped(g for _, _, g in self._active())
+            self._expect_unclipped(g for step in steps if (g := step.parameter.grad) is not None)
             self._advance(steps)
         return loss
 

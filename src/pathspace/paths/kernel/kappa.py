@@ -86,6 +86,7 @@ def surveyed_kappa(
     return in_safe_type(network, parameters, compute, seen)
 
 
+@in_full_precision
 def first_term(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
@@ -106,7 +107,6 @@ def first_term(
     return own_memory({name: dense(value) for name, value in values.items()})
 
 
-@in_full_precision
 def squared_gradients(
     network: Network,
     parameters: Mapping[str, Tensor] | None = None,
