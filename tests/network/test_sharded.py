@@ -11,6 +11,7 @@ from torch.distributed import device_mesh
 
 import pathspace as ps
 from cases import mlp
+from processes import in_processes
 
 PATH = [name for name in ps.optim.__all__ if name != "Invariant"]
 LOCAL = ["PathSGD", "PathAdam", "PathRMSprop", "PathGradientAdam"]  # that step parts of parameters
@@ -191,6 +192,81 @@ def test_weights_that_are_split_otherwise(mesh):
         fully_shard(model, **options)
         with pytest.raises(RuntimeError, match=f"'0.weight' was split over processes .*{why}"):
             ps.optim.PathAdam(model.parameters(), network)
+
+
+def test_weights_that_tensor_parallelism_splits(mesh):
+    from torch.distributed.tensor import parallel
+
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    parallel.parallelize_module(
+        model, mesh, {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    )
+    with pytest.raises(RuntimeError, match=r"'2.weight' was split .*as S\(1\).*no tensor parallelism"):
+        ps.optim.PathAdam(model.parameters(), network)
+
+
+def flat(rank, folder):
+    """What is said of models that FullyShardedDataParallel flattens after tracing."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    said = []
+    for keeps_names in (False, True):
+        for made_before in (False, True):
+            model = build()
+            network = ps.trace(model, torch.zeros(1, 4))
+            optimizer = ps.optim.PathAdam(model.parameters(), network) if made_before else None
+            wrapped = FullyShardedDataParallel(
+                model, device_id=torch.device("cpu"), use_orig_params=keeps_names
+            )
+            try:
+                if optimizer is None:
+                    optimizer = ps.optim.PathAdam(wrapped.parameters(), network)
+                wrapped(torch.zeros(3, 4)).square().sum().backward()
+                optimizer.step()
+            except RuntimeError as error:
+                said.append(str(error))
+    return said
+
+
+def test_weights_that_are_flattened(tmp_path):
+    """In two processes; a group of one leaves the weights as they are."""
+    for said in in_processes(2, flat, tmp_path):
+        assert len(said) == 4
+        for sentence in said:
+            assert "flattened by FullyShardedDataParallel" in sentence
+            assert "Trace the model before FSDP's fully_shard splits it" in sentence
+
+
+def test_a_parameter_of_another_shape():
+    model = build()
+    network = ps.trace(model, torch.zeros(1, 4))
+    model[2].weight.data = torch.zeros(3, 8)
+    with pytest.raises(RuntimeError, match=r"'2.weight' was replaced after tracing \(a new layer or shape"):
+        ps.paths.kappa(network)
+
+
+def test_mixed_precision_of_fully_shard(mesh):
+    """Forward and backward in bfloat16, the optimizer on the float32 parts; the same bits from a rescaled start."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    outputs = []
+    for rescaled in (False, True):
+        model = build()
+        network = ps.trace(model, torch.zeros(1, 4))
+        if rescaled:
+            generator = torch.Generator().manual_seed(3)
+            ps.rescaling.random_rescale_(network, powers_of_two=True, generator=generator)
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        optimizer = ps.optim.PathAdam(model.parameters(), network, lr=0.01)
+        for x in torch.randn(12, 5, 4, generator=torch.Generator().manual_seed(1)):
+            optimizer.zero_grad()
+            outputs.append(model(x))
+            outputs[-1].square().sum().backward()
+            optimizer.step()
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert not torch.equal(outputs[0], outputs[11])
+    assert all(map(torch.equal, outputs[:12], outputs[12:]))
 
 
 def test_weights_that_are_split_anew(mesh):

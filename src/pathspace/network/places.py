@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
-from pathspace.network.sharded import follow, shards
+from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
 
 # what makes no difference to the network, in whatever way it is switched
@@ -29,7 +30,7 @@ class Places:
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
         self._children: list[tuple[Mapping[str, nn.Module | None], str, nn.Module, str]] = []
         self._lengths: list[tuple[Mapping[str, nn.Module | None], int, str]] = []
-        self._leaves: list[tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, str]] = []
+        self._leaves: list[tuple[Mapping[str, nn.Parameter | None], str, nn.Parameter, torch.Size, str]] = []
         for path, module in model.named_modules():
             if any(path == one or path.startswith(f"{one}.") for one in outside):
                 continue
@@ -40,7 +41,9 @@ class Places:
                     self._children.append((module._modules, name, child, f"{path}.{name}".lstrip(".")))
         for name, parameter in parameters.items():
             path, _, leaf = name.rpartition(".")
-            self._leaves.append((model.get_submodule(path)._parameters, leaf, parameter, name))
+            self._leaves.append(
+                (model.get_submodule(path)._parameters, leaf, parameter, parameter.shape, name)
+            )
 
     def check(self) -> dict[str, nn.Parameter]:
         """Raise RuntimeError if a part was replaced; by name, the parameters that were split over processes since."""
@@ -61,8 +64,15 @@ class Places:
                     f"{where} had {count} modules in a row when it was traced and has {len(modules)} now: trace the "
                     "model again, and make a new optimizer"
                 )
-        for owned, leaf, parameter, name in self._leaves:
-            if owned.get(leaf) is not parameter and self._parameter(name) is not parameter:
+        for owned, leaf, parameter, shape, name in self._leaves:
+            if parameter.shape != shape or (
+                owned.get(leaf) is not parameter and self._parameter(name) is not parameter
+            ):
+                if flattened(self._model):
+                    raise RuntimeError(
+                        f"the model's parameter '{name}' was flattened by FullyShardedDataParallel (the older FSDP) "
+                        f"after tracing. {WHAT_TO_DO}"
+                    )
                 now = self._parameter(name)
                 if is_split(now) or is_split(parameter):
                     follow(name, parameter, now, split)
@@ -75,9 +85,9 @@ class Places:
                         "reshard() of the model's FSDP modules before the network is used"
                     )
                 raise RuntimeError(
-                    f"the model's parameter '{name}' was replaced after tracing (a new layer, pruning, a conversion, "
-                    "a move from the meta or to another kind of device, or load_state_dict with assign=True): trace "
-                    "the model again"
+                    f"the model's parameter '{name}' was replaced after tracing (a new layer or shape, pruning, a "
+                    "conversion, a move from the meta or to another kind of device, or load_state_dict with "
+                    "assign=True): trace the model again"
                 )
         return split
 

@@ -30,6 +30,16 @@ def shards(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
+def flattened(model: nn.Module) -> bool:
+    """Whether FullyShardedDataParallel has put the weights of a model, or of a part of it, into flat tensors."""
+    fsdp, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
+    if fsdp is None or any(isinstance(module, fsdp.FSDPModule) for module in modules):
+        return False
+    return any(
+        getattr(module, "_is_fsdp_managed_module", False) for module in modules
+    )  # a mark for torch.compile
+
+
 def refused(kind: str) -> ValueError:
     """The error of an optimizer that cannot work on parts of weights."""
     return ValueError(
