@@ -26,3 +26,10 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Pictures take a second each; the tests of the reports draw them."""
+    for name in ("report.files.draw", "report.files.draw_claim", "sweep.report.draw"):
+        monkeypatch.setattr(f"pathspace.experiments.{name}", lambda _: (b"", "<svg></svg>"))

@@ -10,39 +10,16 @@ from typing import Any
 
 import pytest
 from torch import optim
-from typer.testing import CliRunner
 
+import command_line
 import pathspace
-from pathspace.cli import app
+from command_line import call
+from processes import in_child
 
-TINY = [
-    "--task", "adding", "--epochs", "2", "--batch-size", "16", "--set", "model_options.hidden=6",
-    "--set", "task_options.length=6", "--set", "task_options.train_size=64",
-    "--set", "task_options.validation_size=32", "--set", "task_options.test_size=32",
-]  # fmt: skip
+TINY = ["--task", "adding", "--epochs", "2", *command_line.TINY]
 COMPARE = [
-    "compare",
-    *TINY,
-    "--methods",
-    "sgd,path-sgd",
-    "--seeds",
-    "2",
-    "--learning-rates",
-    "0.01,0.1",
-    "--workers",
-    "1",
-]
-
-
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take a second each; the tests of the reports draw them."""
-    for name in ("draw", "draw_claim"):
-        monkeypatch.setattr(f"pathspace.experiments.report.files.{name}", lambda _: (b"", "<svg></svg>"))
+    "compare", *TINY, "--methods", "sgd,path-sgd", "--seeds", "2", "--learning-rates", "0.01,0.1", "--workers", "1",
+]  # fmt: skip
 
 
 def test_version_and_help() -> None:
@@ -448,38 +425,26 @@ def test_a_stopped_run_resumes_to_the_same_curves(tmp_path: Path, monkeypatch: p
     assert resumes_to_the_same_curves(folder, tmp_path / "whole")
 
 
-# Runs as `python -m pathspace.cli` and kills itself where the second checkpoint is due, so that nothing waits for
-# another process: three steps are lost.
-KILLED = """
-import os, runpy, signal
-from pathspace.experiments import checkpoint
+def killed(*arguments: str) -> None:
+    """A command that kills its process where the second checkpoint is due: three steps are lost."""
+    from pathspace.experiments import checkpoint
 
-save = checkpoint.save
+    save = checkpoint.save
 
+    def save_or_die(folder: Path, config: Any, state: Any) -> None:
+        if checkpoint.exists(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(folder, config, state)
 
-def save_or_die(folder, config, state):
-    if checkpoint.exists(folder):
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(folder, config, state)
-
-
-checkpoint.save = save_or_die
-runpy.run_module("pathspace.cli", run_name="__main__")
-"""
+    checkpoint.save = save_or_die
+    call(*arguments)
 
 
-@pytest.mark.slow  # faults/kills.py kills the same command at other moments, in a copy of a process that has started
+@pytest.mark.slow  # faults/kills.py kills the same command at other moments
 @pytest.mark.usefixtures("no_pictures")
 def test_a_killed_run_resumes_to_the_same_curves(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "train", *STOPPED, "--output", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert in_child(killed, "train", *STOPPED, "--output", str(folder)) == -signal.SIGKILL
     assert list(folder.glob("runs/*/checkpoint.pt"))
     assert resumes_to_the_same_curves(folder, tmp_path / "whole")
 

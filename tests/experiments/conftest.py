@@ -1,18 +1,20 @@
 import gzip
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.workers import Workers
 
 # Real training, a hundredth of a second long.
 TINY: dict[str, Any] = {
@@ -49,6 +51,26 @@ def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConf
         return tiny_settings(**changes).run_config(method, start, rate, seed, evaluate_test=True)
 
     return make
+
+
+class Lasting(Workers):
+    """Workers that outlast a `with` statement."""
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="session")
+def two_workers() -> Iterator[Workers]:
+    """Two processes for all tests that let none of them die: starting one takes seconds."""
+    workers = Lasting(2)
+    yield workers
+    Workers.__exit__(workers)
+
+
+@pytest.fixture(params=["this process", "two workers"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    return ThisProcess() if request.param == "this process" else request.getfixturevalue("two_workers")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: M
         assert one.difference == other.difference
 
 
-def test_two_processes_give_what_one_gives(tiny_settings: Make, tmp_path: Path) -> None:
+def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Workers, tmp_path: Path) -> None:
     settings = tiny_settings()
     configs = [
         settings.run_config(method, "rescaled", 0.01, seed, evaluate_test=True)
@@ -81,8 +81,7 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, tmp_path: Path) 
     ]
     recorder = Recorder()
     alone = run_all(configs, Place(tmp_path / "one"), Silent(), title="One")
-    with Workers(2) as workers:
-        shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", executor=workers)
+    shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", executor=two_workers)
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.key for config in configs)
     assert recorder.begun

@@ -5,14 +5,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
-from typer.testing import CliRunner
 
-from pathspace.cli import app
+from command_line import call
 from pathspace.experiments import devices
 from pathspace.experiments.engine import InterruptedRunError, run
 from pathspace.experiments.errors import ConfigurationError
@@ -132,20 +130,16 @@ def test_a_device_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [devices.chosen_device(name) for name in ("cuda", "auto")] == ["cuda", "cuda"]
 
 
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
-
-
 TINY = ("--task", "adding", "--epochs", "1", "--batch-size", "16", "--set", "task_options.length=4",
         "--set", "task_options.train_size=32", "--set", "task_options.validation_size=16",
         "--set", "task_options.test_size=16", "--set", "model_options.hidden=4")  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_command_line_computes_elsewhere_and_its_report_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "DEVICES", (*devices.DEVICES, GPU))
-    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", "<svg></svg>"))
     folder = str(tmp_path)
     arguments = ("compare", *TINY, "--methods", "sgd,path-sgd", "--learning-rates", "0.01", "--seeds", "1",
                  "--set", "starts=['rescaled']",

@@ -73,14 +73,13 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_no
     jobs = [Dying(tiny_config(), place, 1), PlacedRun(tiny_config(seed=1), place)]
     with Workers(2) as workers:
         ended = {one.config.seed: one for one in workers.run(jobs, notes)}
+        (lost,) = workers.run(
+            [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Silent()
+        )
     assert curve(ended[0].result) == curve(whole)
     assert ended[1].result is not None
     assert notes.said == ["its process died: going on from its last checkpoint."]
     assert notes.steps.count(0) == 2  # the dead one's beginning was not done again
-    with Workers(2) as workers:
-        (lost,) = workers.run(
-            [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Silent()
-        )
     assert isinstance(lost.error, WorkerDiedError)
     with pytest.raises(ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"):
         lost.value()
@@ -99,9 +98,8 @@ class Stops(Notes):
             self.executor.stop(config)
 
 
-@pytest.mark.parametrize("engine", [ThisProcess, lambda: Workers(2)])
 def test_one_run_is_stopped_and_the_next_one_is_taken_only_then(
-    engine: Callable[[], Executor], tiny_config: Configs, tmp_path: Path
+    executor: Executor, tiny_config: Configs, tmp_path: Path
 ) -> None:
     order: list[str] = []
 
@@ -110,24 +108,23 @@ def test_one_run_is_stopped_and_the_next_one_is_taken_only_then(
             order.append(f"taken {seed}")
             yield PlacedRun(tiny_config(seed=seed, epochs=2000), Place(tmp_path))
 
-    with engine() as executor:
-        for one in executor.run(jobs(), Stops(executor)):
-            assert isinstance(one.error, InterruptedRunError)
-            order.append(f"ended {one.config.seed}")
+    for one in executor.run(jobs(), Stops(executor)):
+        assert isinstance(one.error, InterruptedRunError)
+        order.append(f"ended {one.config.seed}")
     places = 1 if isinstance(executor, ThisProcess) else 2
     assert order[:places] == [f"taken {seed}" for seed in range(places)]
     assert order.index("taken 2") > min(order.index(f"ended {seed}") for seed in range(2))
     assert all(checkpoint.exists(folder) for folder in tmp_path.iterdir())
 
 
-def test_an_error_in_a_run_is_its_end_and_nobody_elses(tiny_config: Configs, tmp_path: Path) -> None:
+def test_an_error_in_a_run_is_its_end_and_nobody_elses(
+    executor: Executor, tiny_config: Configs, tmp_path: Path
+) -> None:
     wrong = replace(tiny_config(), batch_size=1000)
-    for executor in (ThisProcess(), Workers(2)):
-        with executor:
-            jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
-            ended = {one.config.seed: one for one in executor.run(jobs, Silent())}
-        assert isinstance(ended[0].error, ConfigurationError)
-        assert ended[1].result is not None
+    jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
+    ended = {one.config.seed: one for one in executor.run(jobs, Silent())}
+    assert isinstance(ended[0].error, ConfigurationError)
+    assert ended[1].result is not None
 
 
 def test_engines_are_checked_before_anything_is_started() -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace[sweep]'")
 
+import command_line
 import pathspace
-from pathspace.cli import app
+from command_line import call
 from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.live import Silent
 from pathspace.experiments.pool import RESULT
@@ -27,13 +27,18 @@ from pathspace.experiments.sweep.plan import Dimension, Plan, config_of, parse_s
 from pathspace.experiments.sweep.report import best_table, failures_table, points_of
 from pathspace.experiments.sweep.trials import Sweep, sweep
 from pathspace.experiments.workers import Workers
+from processes import in_child
 
 Make = Callable[..., Settings]
 TASK = [
-    "--set", "model_options.hidden=6", "--set", "task_options.length=6", "--set", "task_options.train_size=64",
-    "--set", "task_options.validation_size=32", "--set", "task_options.test_size=32", "--batch-size", "16",
-    "--set", "clip_norm=0", "--set", 'starts=["default"]', "--set", 'model_options.start="uniform"',
-]  # fmt: skip
+    *command_line.TINY,
+    "--set",
+    "clip_norm=0",
+    "--set",
+    'starts=["default"]',
+    "--set",
+    'model_options.start="uniform"',
+]
 TINY = [
     "sweep",
     "adding",
@@ -47,15 +52,6 @@ TINY = [
     "--workers",
     "1",
 ]
-
-
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathspace.experiments.sweep.report.draw", lambda _: (b"", "<svg></svg>"))
 
 
 @pytest.mark.parametrize(
@@ -159,14 +155,13 @@ def numbers(found: Sweep) -> list[Any]:
     return [(t.method, t.start, dict(t.point), t.seed, t.state, t.error, t.reason) for t in found.trials]
 
 
-@pytest.mark.parametrize("executor", [ThisProcess, lambda: Workers(2)])
 def test_a_failed_run_has_its_reason_and_stops_nothing(
-    executor: Callable[[], Executor], tiny_settings: Make, tmp_path: Path
+    executor: Executor, tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.01, 1e30], seeds=1)
     # More sequences than there are, no units, and a rate at which the loss overflows.
     plan = plan_from(settings, ["batch_size=16,1000", "model_options.hidden=6,0"])
-    found = swept(settings, plan, tmp_path, executor=executor())
+    found = swept(settings, plan, tmp_path, executor=executor)
     reasons = {(*t.point.values(),): t.reason for t in found.trials}
     assert len(reasons) == 8
     assert reasons[0.01, 16, 6] == ""
@@ -246,12 +241,13 @@ def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_
     assert drawn[0] != drawn[1]
 
 
-def test_a_point_that_is_drawn_twice_is_run_once(tiny_settings: Make, tmp_path: Path) -> None:
+def test_a_point_that_is_drawn_twice_is_run_once(
+    tiny_settings: Make, two_workers: Workers, tmp_path: Path
+) -> None:
     settings = tiny_settings(methods=["sgd"], starts=["default"], learning_rates=[0.1], seeds=1, epochs=1)
     plan = plan_from(settings, ["momentum=0.0,0.5"], "random", 6)
     monitor = StopsAfter(-1)
-    with Workers(2) as workers:
-        found = swept(settings, plan, tmp_path, monitor, workers)
+    found = swept(settings, plan, tmp_path, monitor, two_workers)
     assert len(found.trials) == 6
     assert len(set(monitor.begun)) == len(monitor.begun) <= 2
     assert all(trial.error is not None for trial in found.trials)
@@ -293,35 +289,30 @@ def test_a_hard_seed_is_not_taken_for_a_bad_point(tmp_path: Path) -> None:
     assert pruned == [12, 13]
 
 
-# The command as its own process, which kills itself when so many results have been written.
-KILLED = """
-import os, runpy, signal, sys
-from pathspace.experiments import pool
+def killed_after(results: int, command: list[str]) -> None:
+    """A command that kills its process when so many results have been written."""
+    from pathspace.experiments import pool
 
-left, write = int(sys.argv.pop(1)), pool.write_result
+    write, written = pool.write_result, []
 
-def write_and_die(folder, result):
-    global left
-    write(folder, result)
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def write_and_die(folder: Path, result: RunResult) -> None:
+        write(folder, result)
+        written.append(folder)
+        if len(written) == results:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-pool.write_result = write_and_die
-runpy.run_module("pathspace.cli", run_name="__main__")
-"""
+    pool.write_result = write_and_die
+    said = call(*command)
+    raise AssertionError(said.output)
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     command = [*TINY, "--learning-rates", "0.01,0.1", "--output", str(tmp_path / "killed")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, "3", *command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert in_child(killed_after, 3, command) == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob(f"runs/*/{RESULT}")}
     assert len(before) == 3
-    resumed = call("sweep", "--resume", "--output", str(tmp_path / "killed"))
+    resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path / "killed"))
     assert resumed.exit_code == 0, resumed.output
     assert {path: path.stat().st_mtime_ns for path in before} == before
     whole = call(*command[:-1], str(tmp_path / "whole"))

@@ -25,6 +25,14 @@ X, Y = torch.randn(640, 4, generator=generator), torch.randint(3, (640,), genera
 FACTORS = 2.0 ** torch.randint(-4, 5, (20,), generator=generator).double()
 
 
+@pytest.fixture(autouse=True)
+def accelerate_anew():
+    """Accelerate holds all that follow in a process to its first settings."""
+    for name in ("AcceleratorState", "GradientState", "PartialState"):
+        if accelerate := sys.modules.get("accelerate.state"):
+            getattr(accelerate, name)._reset_state()
+
+
 def invariant(train, clipping):
     """Whether training from two starts ends with the same bits, and how many runs warned."""
     outputs, warned = [], 0
