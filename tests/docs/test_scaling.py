@@ -1,7 +1,11 @@
 """The page of scaling shows what its program counted, and the counts are those of one process at any number of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/scaling.md"
@@ -33,3 +37,19 @@ def test_the_table_is_what_was_counted():
         ):  # what reads no data sends nothing and does as ever
             assert sent == 0
             assert one["moved_bytes"] == two["moved_bytes"] == four["moved_bytes"]
+
+
+@pytest.mark.slow
+def test_who_counts_again_counts_the_same():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/scaling.py", "--processes", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    again = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    before = [
+        json.loads(line) for line in (ROOT / "benchmarks/results/scaling.json").read_text().splitlines()
+    ]
+    assert again == [row for row in before if row["processes"] == 1]
