@@ -1,6 +1,7 @@
 """The table of symbol sequences: who chooses, what is scored, and that it continues where it stopped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pathspace.experiments.symbols import protocol_from
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS
-from pathspace.experiments.symbols.report import build_table, samples, sizes_table
+from pathspace.experiments.symbols.report import build_table, samples, sizes_table, write_report
 
 pytest.importorskip("numba")
 pytest.importorskip("hmmlearn")
@@ -30,6 +31,7 @@ TINY: dict[str, Any] = {
     "iterations": 2,
     "depths": [2, 3],
 }
+CONFIGURATION = {"versions": {"pathspace": "1", "torch": "2"}}
 SOME = {"units": 3, "restarts": 4, "ensemble": 2, "heat": 2, "passes": 4, "patience": 9}
 ARGUMENTS = [f"{name}={json.dumps(value)}" for name, value in TINY.items() if not isinstance(value, dict)]
 ARGUMENTS += ["lengths={music=12, anbn=1}", "passes={music=3, anbn=3}"]
@@ -256,7 +258,7 @@ def test_a_budget_of_work_ends_a_training() -> None:
     assert (bounded.test, bounded.validation) == (score.test, score.validation)
 
 
-def test_merged_networks_are_those_of_two_folds() -> None:
+def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     import numpy as np
 
     from pathspace import sequences
@@ -278,6 +280,11 @@ def test_merged_networks_are_those_of_two_folds() -> None:
     table = build_table(protocol, [score], None)
     assert table.rows[0].cells[:2] == ("PCNN", "merged")
     assert any("it has learned two texts" in note for note in table.notes)
+    written = write_report(
+        protocol, [score], tmp_path, title="t", configuration=CONFIGURATION, published=None
+    )
+    assert written == table
+    assert "PCNN, merged, 3 units" in (tmp_path / "report.html").read_text()
     assert [heading for heading, _ in samples(protocol, [score])] == [
         "music: the generator",
         "music: PCNN, merged, 3 units",
@@ -287,6 +294,9 @@ def test_merged_networks_are_those_of_two_folds() -> None:
 def test_the_page_has_all_sizes_over_time_and_what_the_best_one_writes() -> None:
     protocol = protocol_from(("a test", {**TINY, "texts": ["anbn"], "rows": ["CTW", "PCNN, DH+FB"]}))
     scores = [compute(cell, protocol) for cell in cells(protocol)]
+    # the clock may not have told anything yet at the first look
+    early = [replace(score, curve=tuple((k, 0.0, bits) for k, _, bits in score.curve)) for score in scores]
+    assert draw_over_time(protocol, early) is not None
     drawn = draw_over_time(protocol, scores)
     assert drawn is not None
     assert drawn[1].startswith("<svg")

@@ -14,6 +14,8 @@ from pathspace.experiments.symbols.protocol import BASELINES, Protocol
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEAST_SECONDS = 1e-3  # as curves are rounded
+
 
 def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> tuple[bytes, str]:
     """Draw the regrets, one panel for each text; as PNG and as an SVG element."""
@@ -23,7 +25,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     from matplotlib.ticker import NullFormatter
 
     chosen = best(scores)
-    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e"}
+    colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e", "merged": "#55752f"}
     colours |= dict.fromkeys(BASELINES, "#9aa5b1")
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
         figure = Figure(
@@ -86,9 +88,11 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, 
                 for score in scores:
                     if (score.cell.row, score.cell.text) == (row, text) and score.curve:
                         _, seconds, regrets = zip(*score.curve, strict=True)
+                        # logarithms: no pass takes less than the clock tells, and luck can beat the generator
+                        at = [max(second, LEAST_SECONDS) for second in seconds]
                         floored = [max(regret, 1.0) for regret in regrets]
                         axis.plot(
-                            seconds,
+                            at,
                             floored,
                             color=colours[score.cell.size],
                             label=str(score.cell.size),

@@ -77,7 +77,8 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
         "sizes.",
     ]
     if protocol.seconds:
-        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in protocol.seconds)
+        bounded = (text for text in protocol.texts if text in protocol.seconds)
+        budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
         found.append(
             f"Budget of work: at most so many processor seconds for one network of one size, from its first pass on, "
             f"with the passes that were undone: {budgets}."
