@@ -2,10 +2,11 @@
 
 A program is a list of statements on variables ``[B, F]`` or ``[B, T, F]``. `Real` says what each does to numbers; it
 runs inside a model, in the many ways in which people write it. `Squared` says what it does in the squared network of
-one example: weights and constants are squared, ReLUs are left out, a maximum is a sum, and at a function without a rule
-the network is cut. The two share nothing with the tracer but torch, and what merely moves numbers is the same in both.
+one example: weights and constants are squared, ReLUs are left out, a maximum is a sum, a product of activations is one
+of masses, a normalization divides by the mean of the mass that enters it, and at a function without a rule the network
+is cut. The two share nothing with the tracer but torch, and what merely moves numbers is the same in both.
 
-Letters: B batch, T steps, F features.
+Letters: B batch, T steps, F features, n heads.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Program:
         layers: (F before, F after, whether there is a bias) of each linear layer.
         vectors: F of each vector of parameters.
         statements: what it does; the last variable is what it returns.
+        frozen: layers that are not trained.
     """
 
     seed: int
@@ -57,6 +59,7 @@ class Program:
     layers: list[tuple[int, int, bool]] = field(default_factory=list)
     vectors: list[int] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
+    frozen: list[int] = field(default_factory=list)
 
     def input(self, batch: int) -> Tensor:
         """Random numbers of the form of the input."""
@@ -247,11 +250,97 @@ class Real(Moves):
     def largest(self, i: int) -> Tensor:
         return self[i].amax(1) if self.form % 2 else self[i].max(1).values
 
+    def maxout(self, i: int) -> Tensor:
+        h = self[i]
+        parts = h.unflatten(-1, (-1, 2))
+        return [
+            lambda: parts.amax(-1), lambda: parts.max(-1).values, lambda: torch.max(parts, dim=-1)[0],
+            lambda: torch.maximum(h[..., ::2], h[..., 1::2]), lambda: parts.max(dim=-1, keepdim=True)[0].squeeze(-1),
+            lambda: parts.topk(1, -1).values.squeeze(-1),
+        ][self.form % 6]()  # fmt: skip
+
     def biased(self, i: int, v: int) -> Tensor:
         return self[i] + self.vectors[v]
 
     def learned_scale(self, i: int, v: int) -> Tensor:
         return self[i] * self.vectors[v]
+
+    def prelu(self, i: int, v: int) -> Tensor:
+        return functional.prelu(self[i], self.vectors[v])
+
+    def table(self, i: int, v: int, k: int) -> Tensor:
+        """Learned units, the same for all examples, and a layer."""
+        h, units = self[i], self.vectors[v]
+        if self.form % 5 == 1:
+            units = units.relu()
+        elif self.form % 5 == 2:
+            units = torch.zeros(units.shape, **DOUBLE) + units
+        elif self.form % 5 == 3:
+            units = h.new_zeros(*h.shape[:-1], len(units)) + units
+        elif self.form % 5 == 4:
+            units = units.expand(*h.shape[:-1], -1)
+        return h + self.layers[k](units)
+
+    def product(self, i: int, j: int) -> Tensor:
+        a, b = self[i], self[j]
+        return [
+            lambda: a * b, lambda: torch.mul(b, a), lambda: a.relu() * b, lambda: b * functional.leaky_relu(a, 0.5),
+            lambda: torch.einsum("...f,...f->...f", a, b), lambda: a.abs().mul(b),
+            lambda: torch.multiply(a, other=b),
+        ][self.form % 7]()  # fmt: skip
+
+    def product_in_place(self, i: int, j: int) -> None:
+        if self.form % 2:
+            self[i].mul_(self[j])
+        else:
+            self.variables[i] *= self[j]
+
+    def inner(self, i: int, j: int) -> Tensor:
+        a, b = self[i], self[j]
+        return [
+            lambda: (a * b).sum(-1, keepdim=True), lambda: torch.einsum("...f,...f->...", a, b)[..., None],
+            lambda: (a.unsqueeze(-2) @ b.unsqueeze(-1)).squeeze(-1),
+        ][self.form % 3]()  # fmt: skip
+
+    def powered(self, i: int, k: int) -> Tensor:
+        h = self[i]
+        forms = [lambda: h**k, lambda: torch.pow(h.relu(), k), lambda: h.relu().pow(exponent=k)]
+        forms += [lambda: h.square(), lambda: h * h] if k == 2 else []
+        return forms[self.form % len(forms)]()
+
+    def linear_side(self, i: int, j: int) -> Tensor:
+        both = torch.cat([self[i], self[j]], -1)
+        if self.form % 2:
+            return functional.glu(both)
+        a, b = both.chunk(2, -1)
+        return a * b.sigmoid()
+
+    def attention(self, q: int, k: int, v: int, heads: int, causal: bool) -> Tensor:
+        """Queries, keys and values ``[B, T, F]``, F of all heads."""
+        q, k, v = (self[i].unflatten(-1, (heads, -1)).transpose(1, 2) for i in (q, k, v))
+        size, steps = q.shape[-1], q.shape[-2]
+        if self.form % 3 == 0:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        else:
+            if self.form % 3 == 1:
+                scores = q @ k.transpose(-2, -1) / size**0.5
+            else:
+                scores = torch.einsum("bntd,bnsd->bnts", q * size**-0.5, k)
+            if causal:
+                scores = scores.masked_fill(torch.ones(steps, steps, dtype=torch.bool).triu(1), -torch.inf)
+            out = scores.softmax(-1) @ v
+        return out.transpose(1, 2).flatten(2)
+
+    def normalized(self, i: int, g: int, b: int) -> Tensor:
+        """A root mean square, and a LayerNorm where there is a bias."""
+        h, gain = self[i], self.vectors[g]
+        if b >= 0:
+            return functional.layer_norm(h, h.shape[-1:], gain, self.vectors[b])
+        return [
+            lambda: functional.rms_norm(h, h.shape[-1:], gain, 1e-6),
+            lambda: gain * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)),
+            lambda: h / (h * h).mean(-1, keepdim=True).add(1e-6).sqrt() * gain,
+        ][self.form % 3]()
 
     def cut(self, i: int, k: int) -> Tensor:
         """A function without a rule, of a tensor of its own, and a layer: a function of inputs alone is an input."""
@@ -309,19 +398,58 @@ class Squared(Moves):
             total = total + sum(e.sum() for (e, _), g in zip(left, reached, strict=True) if g is not None)
             left = [cut for cut, g in zip(left, reached, strict=True) if g is None]
 
-    def leaving(self, i: int) -> Tensor:
+    def leaving(self, entering: Tensor) -> Tensor:
         mark = torch.zeros((), requires_grad=True, **DOUBLE)
-        self.cuts.append((4 * self[i], mark))
-        return torch.ones_like(self[i]) + mark
+        self.cuts.append((entering, mark))
+        return torch.ones_like(entering) + mark
 
     def cut(self, i: int, k: int) -> Tensor:
-        return self.mapped(self.leaving(i), k)
+        return self.mapped(self.leaving(4 * self[i]), k)
 
     def gated(self, i: int, j: int) -> Tensor:
-        return self[i].clone() * self.leaving(j)
+        return self[i].clone() * self.leaving(4 * self[j])
 
     def divided(self, i: int, j: int) -> Tensor:
-        return self[i].clone() / self.leaving(j)
+        return self[i].clone() / self.leaving(4 * self[j])
+
+    def linear_side(self, i: int, j: int) -> Tensor:
+        return self[i].clone() * self.leaving(self[j].clone())
+
+    def product(self, i: int, j: int) -> Tensor:
+        return self[i].clone() * self[j].clone()
+
+    def product_in_place(self, i: int, j: int) -> None:
+        self[i].copy_(self.product(i, j))
+
+    def inner(self, i: int, j: int) -> Tensor:
+        return self.product(i, j).sum(-1, keepdim=True)
+
+    def powered(self, i: int, k: int) -> Tensor:
+        return self[i].clone() ** k
+
+    def attention(self, q: int, k: int, v: int, heads: int, causal: bool) -> Tensor:
+        """Scores are outputs, those that a mask closes in one call, too; weights are ones."""
+        q, k, v = (self[i].unflatten(-1, (heads, -1)).transpose(1, 2).clone() for i in (q, k, v))
+        scores = q @ k.transpose(-2, -1) / q.shape[-1]
+        if causal and self.form % 3:
+            scores = scores.tril()  # an infinity starts no path
+        return (self.leaving(scores) @ v).transpose(1, 2).flatten(2)
+
+    def normalized(self, i: int, g: int, b: int) -> Tensor:
+        z = self[i].clone()
+        mean = z.mean(-1, keepdim=True).detach()
+        y = torch.where(mean == 0, 0, z / mean.where(mean != 0, 1)) * self.vectors[g]
+        return y if b < 0 else y + self.vectors[b]
+
+    def maxout(self, i: int) -> Tensor:
+        return self[i].unflatten(-1, (-1, 2)).sum(-1)
+
+    def prelu(self, i: int, v: int) -> Tensor:
+        del v
+        return self[i].clone()
+
+    def table(self, i: int, v: int, k: int) -> Tensor:
+        return self[i] + self.mapped(self.vectors[v], k)
 
     def linear(self, i: int, k: int) -> Tensor:
         return self.mapped(self[i].clone(), k)
@@ -388,6 +516,8 @@ class Model(nn.Module):
         with torch.no_grad():
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, **DOUBLE))
+        for k in program.frozen:
+            self.layers[k].requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return Real(x, self.layers, self.vectors).run(self.program.statements)
@@ -408,6 +538,8 @@ def squared_path_norm(program: Program, model: Model) -> tuple[Tensor, dict[str,
 SIZES = (2, 3, 4)
 NUMBERS = (0, 0.0, 1, -1, 2, -3, 0.5)
 LEAST, MOST = 2, 8
+MOST_PRODUCTS = 3
+"""In one program: the numbers of more may leave float64."""
 
 
 def drawn(seed: int, *, with_refused: bool = True) -> Program:
@@ -421,6 +553,7 @@ class _Drawing:
         steps = self.random.choice([None, 2, 3])
         self.made = Program(seed, steps, self.random.choice(SIZES))
         self.forms: list[tuple[int | None, int]] = [(steps, self.made.features)]  # (T, F) of every variable
+        self.products = 0
 
     def program(self) -> Program:
         self.linear(0)
@@ -469,6 +602,12 @@ class _Drawing:
         steps, width = self.forms[i]
         k = self.layer(width)
         self.say("linear", (i, k), (steps, self.made.layers[k][1]))
+
+    def fresh(self, i: int, width: int) -> int:
+        """The number of a variable of units whose scales are free when it is made."""
+        steps, before = self.forms[i]
+        self.say("linear", (i, self.layer(before, width, tied=False)), (steps, width))
+        return len(self.forms) - 1
 
     def span(self, width: int) -> tuple[int, int]:
         first = self.random.randrange(width)
@@ -598,3 +737,70 @@ class _Drawing:
         i = self.any()
         name = self.random.choice(["biased", "learned_scale"])
         self.say(name, (i, self.vector(self.forms[i][1])), self.forms[i])
+
+    def draw_product(self) -> None:
+        self.products += 1
+        if self.products > MOST_PRODUCTS:
+            return
+        i = self.any()
+        j = self.fresh(self.any(like=self.forms[i]), self.forms[i][1])
+        name = self.random.choice(["product", "product", "product_in_place", "inner", "powered"])
+        if name == "product_in_place":
+            self.say(name, (i, j))
+        elif name == "powered":
+            self.say(name, (j, self.random.choice([2, 2, 3])), self.forms[j])
+        else:
+            self.say(name, (i, j), (self.forms[i][0], 1) if name == "inner" else self.forms[i])
+
+    draw_product_again = draw_product
+
+    def draw_linear_side(self) -> None:
+        i = self.any()
+        self.say("linear_side", (i, self.any(like=self.forms[i])), self.forms[i])
+
+    def draw_attention(self) -> None:
+        i = self.any(steps=True)
+        if i < 0:
+            return
+        if self.random.random() < 0.5:
+            i = self.norm(i)
+        heads, size = self.random.choice([1, 2]), self.random.choice([1, 2])
+        q, k, v = (self.fresh(i, heads * size) for _ in range(3))
+        self.say("attention", (q, k, v, heads, self.random.random() < 0.5), self.forms[v])
+
+    draw_attention_again = draw_attention
+
+    def norm(self, i: int) -> int:
+        width = self.forms[i][1]
+        bias = self.vector(width) if self.random.random() < 0.5 else -1
+        self.say("normalized", (i, self.vector(width), bias), self.forms[i])
+        return len(self.forms) - 1
+
+    def draw_norm(self) -> None:
+        self.norm(self.any())
+
+    def draw_adapter(self) -> None:
+        """A pair of low rank beside a frozen layer."""
+        i = self.any()
+        frozen = self.fresh(i, self.random.choice(SIZES))
+        self.made.frozen.append(len(self.made.layers) - 1)
+        rank = self.fresh(i, self.random.choice([1, 2]))
+        self.say("added", (frozen, self.fresh(rank, self.forms[frozen][1])), self.forms[frozen])
+
+    def draw_maxout(self) -> None:
+        i = self.any()
+        steps, width = self.forms[i]
+        i = i if width % 2 == 0 and self.random.random() < 0.5 else self.fresh(i, self.random.choice([2, 4]))
+        self.say("maxout", (i,), (steps, self.forms[i][1] // 2))
+
+    def draw_prelu(self) -> None:
+        """With a slope that may be a bias or a gain elsewhere."""
+        i = self.any()
+        steps, width = self.forms[i]
+        size = width if steps is None and self.random.random() < 0.5 else 1
+        self.say("prelu", (i, self.vector(size)), self.forms[i])
+
+    def draw_table(self) -> None:
+        i, size = self.any(), self.random.choice(SIZES)
+        k = self.layer(size, self.forms[i][1])
+        self.say("table", (i, self.vector(size), k), self.forms[i])

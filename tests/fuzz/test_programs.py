@@ -72,10 +72,21 @@ def check(program: Program) -> str:
         torch.testing.assert_close(
             found, kappa[name], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
         )
-    for name in network.outside:  # on no path
+    slopes = {f"vectors.{s.args[1]}" for s in program.statements if s.name == "prelu"}
+    for name in {*network.outside} - slopes:  # on no path
         assert not kappa[name].any(), name
-    generator = torch.Generator().manual_seed(seed)
-    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+    generator, gauge = torch.Generator().manual_seed(seed), ps.rescaling.balance.balancing_factors(network)
+    factors = ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+    after = ps.rescaling.balance.balancing_factors(network)
+    alive = torch.tensor(
+        [
+            any(kappa[name][index] > 0 for name, index in (*c.incoming, *c.outgoing))
+            for c in network.unit_classes
+        ],
+        dtype=torch.bool,
+    )  # a class without any path has no scale
+    after, gauge = (after * factors)[alive], gauge[alive]
+    torch.testing.assert_close(after, gauge, rtol=1e-9, atol=0, msg=lambda m: f"gauge: {m}")
     with torch.no_grad():
         for batch, known in zip(BATCHES, before, strict=True):
             assert torch.equal(model(program.input(batch)), known), (
@@ -98,7 +109,7 @@ def test_programs():
     found = outcomes(range(COUNT))
     assert found["traced"] > 0.75 * COUNT
     assert found["refused"] > 0.03 * COUNT
-    assert found["impossible"] < 0.02 * COUNT
+    assert found["impossible"] < 0.03 * COUNT
 
 
 @pytest.mark.slow

@@ -498,3 +498,34 @@ def test_a_model_that_is_a_cut_and_nothing_else_is_a_network_without_classes(bui
         ps.trace(model, x, strict=True)
     with pytest.raises(ValueError, match="no parameter of the model is in the network"):
         ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01)
+
+
+@torch.library.custom_op("pathspace_tests::half_only_on_meta", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x):
+    if x.dtype != torch.float16:  # as torch's product of groups does, which takes float32 on a CPU
+        raise RuntimeError("Expected inputs of float16 type")
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("outside", [(), ["part"]])
+def test_an_operation_that_the_meta_device_refuses_is_a_cut(outside):
+    class Part(nn.Module):
+        def forward(self, x):
+            return doubled(x)
+
+    model = Model(lambda m, x: m.o(m.c(m.part(m.b(m.a(x).relu()))).relu()), part=Part())
+    network, before = ps.trace(model, X, outside=outside), model(X)
+    assert network.num_classes == 8
+    assert len(network.cuts) == (not outside)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(X), before)
+
+
+def test_an_error_of_the_model_itself_stays_one():
+    with pytest.raises(RuntimeError, match="broadcast"):
+        ps.trace(Model(lambda m, x: m.o(torch.atan2(m.a(x), m.a(x)[:, :3]))), X)

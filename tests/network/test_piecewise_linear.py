@@ -172,6 +172,10 @@ CASES = {
     "graph as an input": (lambda: Model(messages_along_inputs, l=linear()), GRAPH, (EDGES,), 4),
     "scatter_add at inputs": (lambda: Model(lambda m, h, z, n: h.new_zeros(h.shape[0], 3, 4).scatter_add(
         1, n[..., None].expand(-1, -1, 4), h)), STEPS, (PLACES,), 4),
+    "sums by scatter_reduce": (lambda: Model(lambda m, h, z: h.new_zeros(h.shape[0], 4).scatter_reduce(
+        1, torch.tensor([[0, 1, 1, 3]]).expand(h.shape), z, "sum")), ROW, (), 3),
+    "largest at inputs": (lambda: Model(lambda m, h, z, n: h.new_zeros(h.shape[0], 3, 4).scatter_reduce(
+        1, n[..., None].expand(-1, -1, 4), h, "amax")), STEPS, (PLACES,), 4),
     "folded": (lambda: Images(lambda m, h: functional.fold(
         torch.cat([h.flatten(2)] * 2, 1), (3, 2), (2, 1))), (2, 1, 3, 3), (), 1),
     "where the largest were": (lambda: Images(
@@ -219,6 +223,34 @@ def test_a_sign_that_is_lost_is_caught(name, monkeypatch):
     object.__setattr__(paths, "factor", paths.factor.abs())
     ours = paths.output(network.parameters, flow)
     assert not torch.allclose(ours, enumerated.call(model, inputs).reshape(ours.shape))
+
+
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+@pytest.mark.parametrize("edges", [nn.Buffer(EDGES), None], ids=["of a buffer", "of an input"])
+def test_a_maximum_at_places_has_the_paths_of_a_sum(kind, edges):
+    """What it returns is not written out path by path."""
+
+    def function(kind):
+        def aggregated(m, h, z, *given):
+            source, target = m.edges if edges is not None else given[0]
+            new = torch.zeros_like(h)
+            return new.scatter_reduce_(
+                0, target[:, None].expand(-1, 4), z[source], reduce=kind, include_self=False
+            )
+
+        return aggregated
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Model(function(kind), edges=edges)
+        inputs = (torch.randn(GRAPH, **DOUBLE), *([] if edges is not None else [EDGES]))
+    plain = Model(function("sum"), edges=edges)
+    plain.load_state_dict(model.state_dict())
+    ours, theirs = (ps.trace(m, inputs, batch_dim=None) for m in (model, plain))
+    assert ours.num_classes == theirs.num_classes == 4
+    for key, value in ps.paths.kappa(theirs).items():
+        assert torch.equal(ps.paths.kappa(ours)[key], value)
+    enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)])
 
 
 class Random(nn.Module):

@@ -17,8 +17,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning"),
 ]
 WORDS = torch.arange(14).reshape(2, 7) * 4
+MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32).sin()
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+GATE = {"intermediate_size": 24}
+PLACES = {"intermediate_size": 24, "max_position_embeddings": 32}
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
 BLOCK = 16 + 16  # values, and queries with keys, of an attention of width 16
 
@@ -26,6 +29,19 @@ BLOCK = 16 + 16  # values, and queries with keys, of an attention of width 16
 def library(name):
     """A library, or a skipped test where it is missing."""
     return pytest.importorskip(name, reason=f"{name} is not installed (pip install 'pathspace[tools]')")
+
+
+def build(name, inputs=None, head="ForCausalLM", **options):
+    """A model of `transformers`, by the name that its classes begin with."""
+    tf = library("transformers")
+    model = getattr(tf, name + head)(getattr(tf, f"{name}Config")(**options)).eval()
+    return model, {"input_ids": WORDS} if inputs is None else inputs
+
+
+def masked(builder):
+    """With a mask, of which the library's code asks whether it masks anything."""
+    model, inputs = builder()
+    return model, inputs | {"attention_mask": MASK}
 
 
 def gpt2():
@@ -153,10 +169,75 @@ class Graph(nn.Module):
         return self.second(self.first(x, self.edges).relu(), self.edges)
 
 
-def graph():
-    return Graph(library("torch_geometric.nn").GCNConv), torch.tensor(
-        [[1.0, -1, 2], [0, 1, 1], [2, 1, 0], [1, 1, -2]]
-    )
+NODES = torch.tensor([[1.0, -1, 2], [0, 1, 1], [2, 1, 0], [1, 1, -2]])
+
+
+def graph(convolution="GCNConv", **options):
+    layers = library("torch_geometric.nn")
+    return Graph(lambda n, m: getattr(layers, convolution)(n, m, **options)), NODES
+
+
+def isomorphism():
+    """Its two sums weigh a node itself by a learned 1 + eps, which has the scale of the inputs and of the first sum."""
+
+    def convolution(n, m):
+        mlp = nn.Sequential(nn.Linear(n, 5), nn.ReLU(), nn.Linear(5, m))
+        return library("torch_geometric.nn").GINConv(mlp, train_eps=True)
+
+    return Graph(convolution), NODES
+
+
+def clip():
+    sizes = {name: size for name, size in SIZES.items() if name != "vocab_size"} | GATE
+    tf = library("transformers")
+    config = tf.CLIPConfig(
+        text_config={**SIZES, **PLACES, **SPECIAL}, vision_config={**sizes, "image_size": 32, "patch_size": 8},
+        projection_dim=8,
+    )  # fmt: skip
+    return tf.CLIPModel(config).eval(), {"input_ids": WORDS, "pixel_values": IMAGES}
+
+
+def swin():
+    return build("Swin", {"pixel_values": IMAGES}, "ForImageClassification",
+        image_size=32, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)  # fmt: skip
+
+
+def segformer():
+    return build("Segformer", {"pixel_values": IMAGES}, "ForSemanticSegmentation",
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2],
+        decoder_hidden_size=8, strides=[4, 2], patch_sizes=[7, 3], mlp_ratios=[2, 2])  # fmt: skip
+
+
+def deberta(version):
+    return build(f"Deberta{version}", None, "ForMaskedLM", **SIZES, **PLACES, relative_attention=True,
+        pos_att_type=["c2p", "p2c"])  # fmt: skip
+
+
+def mamba():
+    """Without a cache, whose states it would write in place."""
+    config = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+        "use_cache": False,
+    }
+    return build("Mamba", None, **config)
+
+
+def soft_actor():
+    policies, spaces = library("stable_baselines3.sac.policies"), library("gymnasium").spaces
+    boxes = spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,))
+    return policies.SACPolicy(*boxes, lambda _: 1e-3, net_arch=[8, 8]).actor, STATES
+
+
+def q_network():
+    policies, spaces = library("stable_baselines3.dqn.policies"), library("gymnasium").spaces
+    policy = policies.DQNPolicy(spaces.Box(-1, 1, (4,)), spaces.Discrete(3), lambda _: 1e-3, net_arch=[8, 8])
+    return policy.q_net, STATES
+
+
+STATES = torch.tensor([[0.5, -1, 0.25, 1], [1, 0.5, -0.5, -1]])
 
 
 def actor_critic():
@@ -164,7 +245,7 @@ def actor_critic():
     policies, spaces = library("stable_baselines3.common.policies"), library("gymnasium").spaces
     box, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
     policy = policies.ActorCriticPolicy(box, actions, lambda _: 1e-3, activation_fn=nn.ReLU, net_arch=[8, 8])
-    return policy, torch.tensor([[0.5, -1, 0.25, 1], [1, 0.5, -0.5, -1]])
+    return policy, STATES
 
 
 MODELS = {
@@ -187,6 +268,69 @@ MODELS = {
     "lora": (lora, 2 * (BLOCK + 2 * 16 + 2 * 3), {"scaled_dot_product_attention", "tanh"}),
     "graph": (graph, 8, set()),
     "actor-critic": (actor_critic, 4 * 8, {"logsumexp", "softmax", "broadcast_tensors"}),
+    "gpt2, masked": (lambda: masked(gpt2), 2 * (BLOCK + 2 * 16), {"scaled_dot_product_attention", "tanh"}),
+    "llama, masked": (lambda: masked(llama), 2 * (8 + 4 + 2 * 16 + 24) + 16, {"scaled_dot_product_attention", "silu"}),
+    "opt, masked": (lambda: masked(opt), 2 * (BLOCK + 2 * 16 + 24), {"scaled_dot_product_attention"}),
+    "t5, masked": (
+        lambda: masked(t5), 2 * (BLOCK + 2 * 16 + 24) + 2 * (2 * BLOCK + 3 * 16 + 24),
+        {"scaled_dot_product_attention", "softmax"},
+    ),
+    "bert, masked": (lambda: masked(bert), 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"}),
+    # two heads share the keys and values of one, turned by pairs; the gains of its norms are 1 + w, which is no weight
+    "gemma": (
+        lambda: build("Gemma", **SIZES, **GATE, num_key_value_heads=1, head_dim=8, pad_token_id=0, **SPECIAL),
+        2 * (8 + 4 + 24), {"scaled_dot_product_attention", "gelu", "mul"},
+    ),
+    "mistral": (
+        lambda: build("Mistral", **SIZES, **GATE, num_key_value_heads=1, sliding_window=4, **SPECIAL),
+        2 * (8 + 4 + 2 * 16 + 24) + 16, {"scaled_dot_product_attention", "silu"},
+    ),
+    "qwen2": (
+        lambda: build("Qwen2", **SIZES, **GATE, num_key_value_heads=1),
+        2 * (8 + 4 + 2 * 16 + 24) + 16, {"scaled_dot_product_attention", "silu"},
+    ),
+    # half of the dimensions of a head are turned; one norm for attention and MLP
+    "phi": (lambda: build("Phi", **SIZES, **GATE), 2 * (16 + 12 + 16) + 16, {"scaled_dot_product_attention", "tanh"}),
+    # a quarter of them
+    "gpt-neox": (
+        lambda: build("GPTNeoX", **SIZES, **PLACES), 2 * (16 + 14 + 2 * 16) + 16,
+        {"scaled_dot_product_attention", "gelu"},
+    ),
+    "bloom": (lambda: build("Bloom", vocab_size=64, hidden_size=16, n_layer=2, n_head=2), 2 * (BLOCK + 2 * 16),
+        {"softmax", "tanh"}),
+    "roberta, masked": (
+        lambda: masked(lambda: build("Roberta", None, "ForMaskedLM", **SIZES, **PLACES, pad_token_id=0, **SPECIAL)),
+        2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"},
+    ),
+    "distilbert, masked": (
+        lambda: masked(lambda: build("DistilBert", None, "ForMaskedLM", vocab_size=64, dim=16, n_layers=2, n_heads=2,
+            hidden_dim=24, max_position_embeddings=32)), 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"},
+    ),
+    "electra": (  # the gains of the norm of its narrow embedding, and of the last one
+        lambda: build("Electra", None, "ForPreTraining", **SIZES, **PLACES, embedding_size=8), 2 * BLOCK + 8 + 16,
+        {"scaled_dot_product_attention", "gelu"},
+    ),
+    # of a table of distances, which enters projections alone, the columns; the gains of the norm of its head
+    "deberta": (lambda: deberta(""), 2 * BLOCK + 2 * 16, {"softmax", "gelu", "sqrt"}),
+    "deberta-v2": (lambda: deberta("V2"), 2 * BLOCK + 2 * 16, {"softmax", "gelu"}),
+    # widths 8 and 16, and the norm in front of the merging of four patches
+    "swin": (swin, 2 * (16 + 2 * 8) + 32 + 2 * (BLOCK + 2 * 16) + 16, {"softmax", "gelu"}),
+    # the norm of the shortened keys; hidden units in front of a convolution by channels; norms at the ends of stages
+    "segformer": (
+        segformer, (16 + 2 * 8 + 8 + 16 + 8) + (BLOCK + 2 * 16 + 32 + 16) + 2 * 8 + 8,
+        {"scaled_dot_product_attention", "gelu"},
+    ),
+    # the gain of the norm in front of the projection of images; that of texts is returned, too
+    "clip": (clip, 4 * (BLOCK + 2 * 16) + 16, {"scaled_dot_product_attention", "sigmoid", "matmul", "exp", "pow"}),
+    # channels in front of a convolution, gains, the rank of the step size, and B against C
+    "mamba": (mamba, 2 * (32 + 16 + 1 + 1), {"exp", "silu", "softplus"}),
+    "graph attention": (lambda: graph("GATConv"), 8, {"exp"}),
+    "graph attention of two": (lambda: graph("GATv2Conv", heads=1), 8, {"exp"}),
+    "graph means": (lambda: graph("SAGEConv"), 8, set()),
+    "graph maxima": (lambda: graph("SAGEConv", aggr="max"), 8, set()),
+    "graph isomorphism": (isomorphism, 5 + 8 + 5, set()),
+    "soft actor": (soft_actor, 2 * 8, {"broadcast_tensors", "clamp"}),
+    "q-network": (q_network, 2 * 8, set()),
 }  # fmt: skip
 QUICK = ("gpt2", "transformer")
 EACH = pytest.mark.parametrize(
@@ -242,3 +386,31 @@ def test_adamw_made_invariant_trains_both_members_alike(name):
 
     report = ps.rescaling.check_invariance(model, inputs, loss, optimizer, steps=3, low=2.0**-6, high=2.0**6)
     assert report.passed, report
+
+
+def test_experts_may_stay_outside():
+    """Tokens are sorted by their experts, which mixes the examples; the rest of the model goes on."""
+    model, inputs = build("Mixtral", **SIZES, **GATE, num_key_value_heads=1, num_local_experts=4, **SPECIAL)
+    network = ps.trace(model, inputs, outside=["*.experts"])
+    # a norm before attention; the other one is read by experts
+    assert network.num_classes == 2 * (8 + 4 + 16) + 16
+    before = results(model, inputs)
+    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True)
+    assert all(map(torch.equal, before, results(model, inputs)))
+
+
+def test_on_data_a_mask_is_followed():
+    model, inputs = made("bert, masked")
+    network = ps.trace(model, inputs)
+    metric = ps.paths.data_dependent_kappa(network, inputs, alpha=0.5, statistic="second_moment")
+    assert metric.keys() == network.parameters.keys()
+    assert all(bool(t.isfinite().all()) for t in metric.values())
+    nothing = inputs | {"attention_mask": torch.ones_like(MASK)}
+    other = ps.paths.data_dependent_kappa(network, nothing, alpha=0.5, statistic="second_moment")
+    alone = {key: t for key, t in inputs.items() if key != "attention_mask"}
+    plain = ps.paths.data_dependent_kappa(ps.trace(model, alone), alone, alpha=0.5, statistic="second_moment")
+    for key, value in plain.items():
+        torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
+        assert key not in ("bert.encoder.layer.0.attention.self.value.weight",) or not torch.equal(
+            metric[key], value
+        )

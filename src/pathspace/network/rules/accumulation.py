@@ -1,4 +1,4 @@
-"""Sums of which every element has its own members: cumulative sums, ``index_add``, ``fold``.
+"""Sums of which every element has its own members: cumulative sums, ``index_add``, ``fold``; maxima likewise.
 
 They are linear with fixed edges of weight one, so the squared network is the same function. An element of the result
 and all that was added to it share one scale. Where the places are inputs, any element may be added to any place.
@@ -80,6 +80,25 @@ def add_at(
     return finish(recorder, name, squared, (input, source), (base, more), labels)
 
 
+def reduce_at(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    """``scatter_reduce``: a sum, or a maximum, through any of whose members a path may leave."""
+    del include_self
+    if reduce not in ("sum", "amax", "amin"):
+        recorder.no_rule(name, "its means and products have no rule; divide a sum by a number of members")
+    return recorder.note_unit(add_at(recorder, name, func, input, dim, index, src))
+
+
 def _anywhere(
     recorder: Recorder, name: str, input: Tensor, source: Tensor, dim: int, part: Any, weight: float
 ) -> Tensor:
@@ -144,5 +163,6 @@ def fold(
 RULES: dict[str, Callable[..., Any]] = {
     "cumsum": cumulative_sum,
     **dict.fromkeys(["index_add", "index_add_", "scatter_add", "scatter_add_"], add_at),
+    **dict.fromkeys(["scatter_reduce", "scatter_reduce_"], reduce_at),
     "fold": fold,
 }

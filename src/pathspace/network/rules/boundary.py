@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, UntraceableError
 from pathspace.network.program import Cut, Operation
-from pathspace.network.trace.functions import READS, UNSEEN, short_name
+from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, short_name
 from pathspace.network.trace.recorder import NEW, Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -105,9 +105,11 @@ def _run(
     except (NotImplementedError, RuntimeError, TypeError) as error:
         if short_name(func) in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
-        if "meta" not in str(error) and not isinstance(error, NotImplementedError):
+        if says_meta(error):
+            raise refusal from None  # what it returns depends on values
+        result = on_zeros(func, args, kwargs)
+        if result is None:
             raise  # the model's own
-        raise refusal from None  # what it returns depends on values
     created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
     if not created or not all(t.is_meta for t in created):
         raise refusal

@@ -27,7 +27,7 @@ _INPLACE_ARGUMENT = {
 IN_PLACE = frozenset(
     [
         *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "neg_"),
-        *("index_add_", "scatter_add_", "pow_", "__ipow__", "square_"),
+        *("index_add_", "scatter_add_", "scatter_reduce_", "pow_", "__ipow__", "square_"),
     ]
 )
 

@@ -50,7 +50,8 @@ def pooled_labels(
 
 
 def _check_batch(recorder: Recorder, name: str, x: Value, space: int) -> None:
-    if x.batch is not None and x.batch >= x.labels.dim() - space - 1:
+    """Refuse pooling over the batch; in the place of channels it is as good as elsewhere, each is pooled alone."""
+    if x.batch is not None and x.batch >= x.labels.dim() - space:
         recorder.wrong_batch(name)
 
 

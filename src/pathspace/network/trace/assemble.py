@@ -153,13 +153,22 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
 def _nodes(
     recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], num_classes: int
 ) -> tuple[NodeLabels, ...]:
-    """Values of units after their ReLU; for classes without one, the values of linear maps."""
+    """Values of units after their ReLU; for classes without one, the values of linear maps; else of anything."""
     nodes: dict[int, NodeLabels] = {}
     covered = torch.zeros(num_classes + 1, dtype=torch.bool)
-    for values in (recorder.unit_values, recorder.linear_values):
+    # units of recurrent layers have their mass from these (see ``paths.kernel.node_mass``)
+    recurrent = {slot for i in recorder.instructions if i.recurrent for slot in i.outputs}
+    others = [v for v in recorder.all_values() if v.slot not in recurrent]
+    of_layers = [v for v in recorder.all_values() if v.slot in recurrent]
+    for values in (recorder.unit_values, recorder.linear_values, others):
         seen = covered.clone()
+        if values is others:
+            for value in of_layers:
+                seen[without_repeats(renumber(value.labels)).abs().unique()] = True
+            if bool(seen[1:].all()):
+                break
         for value in values:
-            if value.slot in live and value.slot not in nodes:
+            if value.slot in live and value.slot not in nodes and value.kind == "hidden":
                 labels = without_repeats(renumber(value.labels))
                 labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
                 missing = (labels != 0) & ~seen[labels.abs()]

@@ -269,8 +269,34 @@ def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
         args, kwargs = pytree.tree_map_only(Tensor, _emptied, (args, kwargs))  # constants too
     if name in NORMALIZATIONS:  # with one example there may be a single value, which torch refuses
         return torch.empty_like(args[0] if args else kwargs["input"])
-    result = func(*args, **kwargs)
+    try:
+        result = func(*args, **kwargs)
+    except RuntimeError as error:
+        result = None if says_meta(error) else on_zeros(func, args, kwargs)
+        if result is None:
+            raise
     return pytree.tree_map_only(Tensor, lambda t: _emptied(t) if t.is_meta else t, result)
+
+
+def says_meta(error: Exception) -> bool:
+    """Whether an error is torch's where values are missing."""
+    return "meta" in str(error) or isinstance(error, NotImplementedError)
+
+
+def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The form of what a function returns for zeros, if the meta device alone refuses it; else None.
+
+    None also where it writes into its arguments.
+    """
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
+    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    try:
+        result = func(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    if not given or any(t._version for t in given):
+        return None
+    return pytree.tree_map_only(Tensor, _emptied, result)
 
 
 def _emptied(t: Tensor) -> Tensor:

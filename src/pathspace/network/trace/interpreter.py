@@ -21,6 +21,7 @@ from pathspace.network.errors import NoRule, UntraceableError
 from pathspace.network.program import Operation
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import SIGNS, noise
+from pathspace.network.trace.choices import QUESTIONS
 from pathspace.network.trace.functions import (
     AUGMENTED,
     CHECKS,
@@ -168,6 +169,10 @@ class Interpreter(TorchFunctionMode):
             )
         rule = recorder.rules.get(name)
         if rule is None and name in READS and kinds <= {"input", "buffer"}:
+            values = [v for v in traced if v is not None]
+            if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
+                refusal = UntraceableError(name, recorder.path, INPUTS_READ, OF_INPUTS)
+                return recorder.choices.answer(refusal)
             return recorder.no_rule(name, INPUTS_READ, OF_INPUTS)
         if rule is None:
             return recorder.no_rule(name, *_explain(name))

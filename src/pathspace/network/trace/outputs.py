@@ -98,14 +98,7 @@ def _reached(recorder: Recorder, slots: Iterable[int]) -> list[Origin]:
     """Where the inputs come from that lead to some slots, in the order in which they were made."""
     if not recorder.origins:
         return []
-    read = {slot: i.inputs for i in recorder.instructions for slot in i.outputs}
-    seen, left = set[int](), list(slots)
-    while left:
-        slot = left.pop()
-        if slot not in seen:
-            seen.add(slot)
-            left += read.get(slot, ())
-            left += recorder.origins[slot].slots if slot in recorder.origins else ()
+    seen = recorder.reached(slots)
     return [origin for slot, origin in recorder.origins.items() if slot in seen]
 
 

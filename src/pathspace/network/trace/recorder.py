@@ -6,7 +6,7 @@ Rules (see ``rules``) read and write it; the interpreter (see ``interpreter``) d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
+from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import short_name, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
-from pathspace.network.trace.values import Origin, Value, View, common_kind, put
+from pathspace.network.trace.values import Origin, Value, View, common_kind, put, whole
 from pathspace.squared.tape import Instruction, Leaf
 
 
@@ -32,6 +33,7 @@ class Recorder:
         rules: the rule of every operation, for rules that are written in terms of others.
         examples: how many there are in a batch, and where they are.
         strict: whether an operation without a rule ends the network.
+        choices: the answers to questions about inputs.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Recorder:
         examples: Examples | None = None,
         *,
         strict: bool = False,
+        choices: Choices | None = None,
     ) -> None:
         self.rules, self.examples = rules, Examples() if examples is None else examples
-        self.strict = strict
+        self.strict, self.choices = strict, Choices() if choices is None else choices
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
@@ -89,6 +92,10 @@ class Recorder:
         if memory != _memory(tensor) and value.kind != "input":
             self._replaced(value, memory[0] == _memory(tensor)[0])
         return value if value.version == value.memory.version else self._after_writes(tensor, value)
+
+    def all_values(self) -> Iterator[Value]:
+        """Of all tensors, as they are now."""
+        return (value for _, value, _ in self._values.values())
 
     def is_learned(self, tensor: Tensor) -> bool:
         """Whether a tensor depends on a parameter."""
@@ -267,7 +274,8 @@ class Recorder:
             return value
         created = self.scales.fresh(value.labels.numel(), self.where("parameter")).reshape(value.shape)
         self.uses.add(value, created, torch.full_like(created, FIXED), bias=True)
-        return Value(value.slot, self.scales.resolve(created))
+        units = self.emit(whole, [value], self.scales.resolve(created), name="parameter", dtype=tensor.dtype)
+        return self.value(self.note_unit(units))
 
     def note_unit(self, tensor: Tensor) -> Tensor:
         """Remember that this tensor holds unit values (after a ReLU)."""
@@ -307,11 +315,29 @@ class Recorder:
             return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
 
         result = pytree.tree_map_only(Tensor, bind, result)
-        if self.origins:
+        if self.origins or any(v is not None and v.kind == "hidden" for v in traced):
             origin = Origin(tuple([v.slot for v in traced if v is not None]))
             created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
             self.origins.update((v.slot, origin) for v in created)
         return result
+
+    def reached(self, slots: Iterable[int]) -> set[int]:
+        """All slots that these were computed from, through cuts and functions of inputs, too."""
+        read = {slot: i.inputs for i in self.instructions for slot in i.outputs}
+        seen, left = set[int](), list(slots)
+        while left:
+            slot = left.pop()
+            if slot not in seen:
+                seen.add(slot)
+                left += read.get(slot, ())
+                left += self.origins[slot].slots if slot in self.origins else ()
+        return seen
+
+    def of_data_alone(self, values: Iterable[Value]) -> bool:
+        """Whether no parameter has a part in some values."""
+        learned = {leaf.slot for leaf in self.leaves if leaf.kind == "parameter"}
+        learned |= {slot for slot, origin in self.origins.items() if origin.cut is not None}
+        return not learned & self.reached(v.slot for v in values)
 
     # -- messages ---------------------------------------------------------------------------------------------
 

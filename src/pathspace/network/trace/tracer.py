@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatch
 from pathspace.network.network import Call, Network
 from pathspace.network.program import Program, told
 from pathspace.network.returned import Returned
-from pathspace.network.rules import RULES
+from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
 from pathspace.network.trace.assemble import assemble, coverage
+from pathspace.network.trace.choices import Choices, whatever_the_answers
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.outputs import outputs_of
@@ -138,11 +139,17 @@ class _Plan:
     output: Callable[[Any], Any] | None
     states: frozenset[int | str]
     strict: bool = False
+    choices: Choices = field(default_factory=Choices)
 
     def network(self, batch_dim: int | str | None) -> Network:
         """The network, with the batch in a given dimension or in any that can be."""
         _check_model(self.model, self.outside)
-        return self.with_any_batch() if batch_dim == "auto" else self.with_batch(batch_dim)  # type: ignore[arg-type]
+
+        def traced(choices: Choices) -> Network:
+            plan = replace(self, choices=choices)
+            return plan.with_any_batch() if batch_dim == "auto" else plan.with_batch(batch_dim)  # type: ignore[arg-type]
+
+        return whatever_the_answers(traced, MOVEMENTS)
 
     def with_any_batch(self) -> Network:
         """The network with the first dimension as the batch that can be, or without one."""
@@ -216,7 +223,8 @@ class _Plan:
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
         examples = Examples() if examples is None else examples
-        recorder = Recorder(RULES, examples, strict=self.strict)
+        self.choices.start()
+        recorder = Recorder(RULES, examples, strict=self.strict, choices=self.choices)
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)

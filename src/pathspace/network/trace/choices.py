@@ -1,0 +1,114 @@
+"""Python that asks something of the inputs: whether a mask masks anything, whether lengths are in order.
+
+Such a question leads to one graph for each answer. The model is traced with both, and where they do the same
+operations with the same unit classes, the answer does not matter: whatever later inputs answer, the symmetry is theirs.
+(Movements, sums and masks, such as a mask that is added where it masks anything, are not compared: scales are.) Where
+they differ, the trace is refused. Answers with which the model itself raises an error need no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from pathspace.network.errors import UntraceableError
+from pathspace.network.network import Network
+
+QUESTIONS = frozenset(["__bool__", "is_nonzero", "__contains__", "equal", "allclose"])
+"""What asks for a yes or no."""
+
+_SUMS = ("add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where")
+_MOST_GRAPHS = 8
+
+
+class Choices:
+    """The answers of one trace.
+
+    Args:
+        answers: to the first questions; to all later ones it is yes.
+
+    Attributes:
+        given: the answers so far in this pass.
+    """
+
+    def __init__(self, answers: Sequence[bool] = ()) -> None:
+        self._answers = answers
+        self.given: list[bool] = []
+        self._refusal: UntraceableError | None = None
+
+    def start(self) -> None:
+        """A pass begins."""
+        self.given = []
+
+    def answer(self, refusal: UntraceableError) -> bool:
+        """The answer to the next question, and what to raise if it matters."""
+        place, self._refusal = len(self.given), refusal
+        if place >= len(self._answers) + _MOST_GRAPHS:  # as in a loop until some input is reached
+            raise refusal
+        self.given.append(self._answers[place] if place < len(self._answers) else True)
+        return self.given[-1]
+
+    def refuse(self) -> None:
+        """Raise what was to be raised if the last answer matters."""
+        assert self._refusal is not None
+        raise self._refusal
+
+
+def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collection[str]) -> Network:
+    """The network that is the same for all answers: that of the first ones, yes to all.
+
+    Args:
+        traced: a trace with given answers.
+        movements: names of operations that only move values.
+
+    Raises:
+        UntraceableError: an answer matters, or there are too many.
+    """
+    choices, graphs = Choices(), 1
+    result, error = None, None
+    while True:
+        try:
+            network = traced(choices)
+        except (AssertionError, ValueError) as raised:
+            if isinstance(raised, UntraceableError) or not choices.given:
+                raise
+            error = error or raised
+        else:
+            result = network if result is None else result
+            if network is not result and not _alike(result, network, {*movements, *_SUMS}):
+                choices.refuse()
+        answers = _next(choices.given)
+        if answers is None:
+            break
+        if graphs == _MOST_GRAPHS:
+            choices.refuse()
+        choices, graphs = Choices(answers), graphs + 1
+    if result is None:
+        assert error is not None
+        raise error
+    return result
+
+
+def _next(given: list[bool]) -> list[bool] | None:
+    """The answers after these, from all yes to all no; None after the last."""
+    while given and not given[-1]:
+        given = given[:-1]
+    return [*given[:-1], False] if given else None
+
+
+def _alike(a: Network, b: Network, passed_over: Collection[str]) -> bool:
+    steps = [
+        [(o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over]
+        for n in (a, b)
+    ]
+    fixed = [(n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys()) for n in (a, b)]
+    return (
+        steps[0] == steps[1]
+        and fixed[0] == fixed[1]
+        and torch.equal(a.monomials, b.monomials)
+        and all(
+            torch.equal(e.target, b.edges[name].target) and torch.equal(e.source, b.edges[name].source)
+            for name, e in a.edges.items()
+        )
+    )
