@@ -388,6 +388,7 @@ def test_adamw_made_invariant_trains_both_members_alike(name):
     assert report.passed, report
 
 
+@pytest.mark.slow
 def test_experts_may_stay_outside():
     """Tokens are sorted by their experts, which mixes the examples; the rest of the model goes on."""
     model, inputs = build("Mixtral", **SIZES, **GATE, num_key_value_heads=1, num_local_experts=4, **SPECIAL)
@@ -399,6 +400,7 @@ def test_experts_may_stay_outside():
     assert all(map(torch.equal, before, results(model, inputs)))
 
 
+@pytest.mark.slow
 def test_on_data_a_mask_is_followed():
     model, inputs = made("bert, masked")
     network = ps.trace(model, inputs)
