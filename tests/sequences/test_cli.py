@@ -122,7 +122,13 @@ def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, m
     run("compress", "m", book, "-o", "/dev/null")
 
 
-@pytest.mark.parametrize("text", [b"she sells sea shells " * 40, "Füße und Öfen. " * 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"she sells sea shells " * 40 + b"by the shore, where nobody has ever bought a single one ....",
+        "Füße und Öfen. " * 40 + "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    ],
+)
 def test_baselines_of_a_fit_are_those_of_the_held_out_part(text):
     from pathspace.sequences import baselines
     from pathspace.sequences.cli.worth import baseline_bits
@@ -245,14 +251,18 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin").write_bytes(b"\xe4\xe4")
     assert "empty is empty" in run("fit", "empty", status=2).output
-    assert "not UTF-8" in run("fit", "latin", "--text", status=2).output
+    said = run("fit", "latin", "--text", status=2).output
+    assert "not UTF-8" in said
+    assert "byte 0xe4 at position 0" in said
+    assert "without --text" in said
     assert "unknown model" in run("fit", book, "--model", "lstm", status=2).output
-    assert "unknown metric" in run("fit", book, "--metric", "adam", status=2).output
+    assert "unknown metric 'adam' in --metric" in run("fit", book, "--metric", "adam", status=2).output
+    assert "unknown writing 'adam' in --writing" in run("fit", book, "--writing", "adam", status=2).output
     assert "unknown task" in run("generate-task", "chess", "-o", "t", status=2).output
-    assert "not a safetensors file" in run("bits", book, book, status=2).output
+    assert "give a model that `pathspace sequence fit` wrote" in run("bits", book, book, status=2).output
     fit(run, book)
     (tmp_path / "other").write_text("SHE")
-    assert "not one of the" in run("bits", "m", "other", status=2).output
+    assert "--alphabet FILE" in run("bits", "m", "other", status=2).output
 
 
 def test_json_has_what_the_text_says(run, book, tmp_path):
@@ -288,6 +298,23 @@ def test_an_output_that_cannot_be_written_is_named_before_the_training(run, book
     assert "make it first" in run("fit", book, "-o", "no/where", status=2).output
     assert "is a folder" in run("fit", book, "-o", ".", status=2).output
     assert "there is no" in run("fit", book, "-o", "nothing", "--resume", status=2).output
+
+
+def test_a_place_where_no_folder_can_be_made_is_named(run, book, tmp_path):
+    (tmp_path / "m.checkpoint").write_text("a file")
+    said = " ".join(fit_fails(run, book).split())
+    assert "m.checkpoint cannot be made" in said
+    assert "give another --output" in said
+
+
+def fit_fails(run, book):
+    return run("fit", book, "-o", "m", "--units", 3, "--passes", 2, status=2).output
+
+
+def test_a_compressor_that_tells_nothing_of_a_few_symbols_is_left_out():
+    from pathspace.sequences.cli.worth import baseline_bits
+
+    assert all(bits >= 0 for bits in baseline_bits(b"e", b"caf\xe9 log line\n" * 60).values())
 
 
 def test_a_rounded_zero_has_no_sign(run, tmp_path):

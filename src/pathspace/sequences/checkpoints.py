@@ -151,7 +151,12 @@ def beside(output: Path, fresh: bool = False) -> Iterator[Path | None]:
         yield None
         return
     folder = target.with_name(f"{target.name}.checkpoint")
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"the folder of checkpoints {folder} cannot be made ({error.strerror}): give another --output"
+        ) from error
     with locked(folder) as alone:
         if not alone:
             raise ValueError(

@@ -54,6 +54,7 @@ class SequenceModel:
         seconds: float | None = None,
         patience: int | None = 300,
         validate_every: int = 2,
+        grow: bool = False,
         restarts: int = 1,
         heat: int = 100,
         ensemble: int = 1,
@@ -75,6 +76,7 @@ class SequenceModel:
         self.seconds = seconds
         self.patience = patience
         self.validate_every = validate_every
+        self.grow = grow
         self.restarts = restarts
         self.heat = heat
         self.ensemble = ensemble
@@ -115,6 +117,7 @@ class SequenceModel:
             seconds=self.seconds if seconds is None else seconds,
             patience=self.patience,
             validate_every=self.validate_every,
+            grow=self.grow,
         )
 
     def fit(

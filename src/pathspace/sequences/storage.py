@@ -110,7 +110,9 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             metadata = file.metadata() or {}
             return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ModelFileError(f"{path} is not a safetensors file: {error}") from error
+        raise ModelFileError(
+            f"{path} is not a safetensors file ({error}): give a model that `pathspace sequence fit` wrote"
+        ) from error
 
 
 def load(path: Path) -> Stored:

@@ -94,7 +94,7 @@ class Alphabet:
             missing = len(known) - int(known.sum())
             raise UnseenSymbolError(
                 f"symbol {text[at : at + 1]!r} at position {at} is not one of the {len(self)} symbols the "
-                f"model was trained on ({missing} such positions); fit with a larger `alphabet`"
+                f"model was trained on ({missing} such positions); fit with a larger `alphabet` (--alphabet FILE)"
             )
         return x
 
@@ -162,6 +162,11 @@ class Corpus:
         if not chi.any():
             raise ValueError("the mask leaves no symbol to be predicted")
         return cls(x, bounds, chi, A)
+
+    def beginning(self, T: int) -> Corpus:
+        """Return the first T symbols; a sequence in which they end is cut there."""
+        bounds = np.append(self.bounds[self.bounds < T], T)
+        return Corpus(self.x[:T], bounds, self.chi[:T], self.A)
 
     @property
     def rows(self) -> int:

@@ -18,6 +18,7 @@ from typing import get_args
 import numpy as np
 
 from .evaluation import code_length
+from .growing import growing_parts
 from .layout import Buffers
 from .parameters import Parameters
 from .passes import (
@@ -51,6 +52,8 @@ class Settings:
         seconds: stop after about this many seconds of training, or never if None.
         patience: stop when the validation has not improved for this many passes, or never if None.
         validate_every: passes between two looks at the validation text.
+        grow: begin on parts of a long text, which double; see `growing_parts`. No look is taken at the validation text
+            before the whole is reached.
 
     Raises:
         ValueError: if a name is unknown or a number out of range.
@@ -66,6 +69,7 @@ class Settings:
     seconds: float | None = None
     patience: int | None = 300
     validate_every: int = 2
+    grow: bool = False
 
     def __post_init__(self) -> None:
         if self.metric not in get_args(Metric):
@@ -92,7 +96,8 @@ class Training:
         passes: passes so far; even: a writing step is next.
         tries: passes over the text so far, those undone included.
         seconds: training time so far.
-        log_likelihood: of the training text, in nats, NaN before the first pass.
+        log_likelihood: of the training text, in nats, NaN before the first pass; while the training is on a part of
+            the text, of that part, as if the rest were as long a symbol.
         best: the parameters with the shortest validation text, or those of the last pass without validation.
         centre: the start values, where a prior pulls to, or None without one.
         best_bits: length of the validation text in bits under them, infinite before the first look.
@@ -248,21 +253,46 @@ def train(
         FloatingPointError: if the start values do not give the text a finite log-likelihood, or a direction is
             not finite.
     """
-    memory = _Memory()
     _compile(training.model, corpus, settings)
-    began = time.perf_counter() - training.seconds
-    state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
-    if not math.isfinite(state.log_likelihood):
-        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
-    if training.passes == 0:
-        training = _look(training, validation, memory)
-    elif validation is not None:
-        training = _again(training, validation, memory)
     prior = None
     if settings.prior_writing or settings.prior_transition:
         centre = training.model if training.centre is None else training.centre
         training = replace(training, centre=centre)
         prior = Prior.around(centre, settings.prior_writing, settings.prior_transition)
+    began = time.perf_counter() - training.seconds
+    for part, end in growing_parts(corpus) if settings.grow else ():
+        if training.passes < min(end, settings.passes):
+            on_part = replace(settings, passes=min(end, settings.passes))
+            share = len(corpus.expected) / len(part.expected)
+            told = None if report is None else lambda now, share=share: report(_scaled(now, share))
+            training = _scaled(_train_on(part, training, on_part, None, told, prior, began), share)
+    return _train_on(corpus, training, settings, validation, report, prior, began)
+
+
+def _scaled(training: Training, share: float) -> Training:
+    return replace(training, log_likelihood=share * training.log_likelihood)
+
+
+def _train_on(
+    corpus: Corpus,
+    training: Training,
+    settings: Settings,
+    validation: Corpus | None,
+    report: Report | None,
+    prior: Prior | None,
+    began: float,
+) -> Training:
+    """Train on a text, or a part of one, until the passes, the time or the patience is spent."""
+    memory = _Memory()
+    state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
+    if not math.isfinite(state.log_likelihood):
+        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
+    if training.passes == 0:
+        training = _look(training, validation, memory)
+    else:
+        training = replace(training, log_likelihood=state.log_likelihood)
+        if validation is not None:
+            training = _again(training, validation, memory)
     while training.passes < settings.passes:
         if settings.seconds is not None and training.seconds >= settings.seconds:
             break

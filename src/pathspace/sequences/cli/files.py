@@ -36,7 +36,10 @@ def read(path: Path, as_text: bool) -> Text:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {content[error.start]:#x} at position {error.start}; read it as bytes, "
+            "without --text, or convert it: iconv -f latin1 -t utf-8"
+        ) from error
 
 
 def read_for(model: SequenceModel | Mixed, path: Path) -> Text:

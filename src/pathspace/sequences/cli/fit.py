@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -13,6 +13,7 @@ from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, is_begun
 from pathspace.sequences.estimators import CNN, PCNN, RNN, load
 from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.passes import Metric, WritingStep
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
 from pathspace.sequences.training import Training
@@ -99,6 +100,13 @@ def fit(
         ),
     ] = 1,
     jobs: Annotated[int, typer.Option(help="Processes for the restarts.", min=1)] = 1,
+    grow: Annotated[
+        bool,
+        typer.Option(
+            "--grow/--no-grow",
+            help="Begin on a part of a long file, which doubles until it is the whole; not with --after.",
+        ),
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of graph and start values.", min=0)] = 0,
     text: AsText = False,
     after: After = None,
@@ -154,8 +162,14 @@ def fit(
                 f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
                 "as many networks as the others"
             )
-        if model not in _MODELS:
-            raise ValueError(f"unknown model {model!r} in --model, choose from {sorted(_MODELS)}")
+        for option, name, names in (
+            ("model", model, _MODELS),
+            ("metric", metric, (None, *get_args(Metric))),
+            ("writing", writing, get_args(WritingStep)),
+        ):
+            if name not in names:
+                choices = ", ".join(filter(None, names))
+                raise ValueError(f"unknown {option} {name!r} in --{option}, choose from {choices}")
         options = {
             "units": units,
             "connectivity": connectivity or None,
@@ -168,6 +182,7 @@ def fit(
             "passes": passes,
             "seconds": seconds,
             "patience": patience or None,
+            "grow": grow and after is None,
             "restarts": restarts,
             "heat": heat,
             "ensemble": ensemble,
