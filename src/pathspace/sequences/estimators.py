@@ -43,8 +43,8 @@ class PCNN(SequenceModel):
         seconds: most seconds of training, all restarts together, or None.
         patience: passes without a shorter validation text before it stops, or None.
         validate_every: passes between two looks at the validation text.
-        grow: begin on a part of a text of more than 2^15 symbols, which doubles until it is the whole: far better
-            on megabytes in minutes.
+        grow: begin on a part of a text of at least 2^15 symbols, which doubles until it is the whole: better on
+            megabytes in seconds, worse in minutes.
         restarts: trainings with seeds seed, seed + 1, ..., the best of which is kept.
         heat: passes after which all but the better quarter of the restarts are dropped, or all but the
             ensemble if that is more; 0 drops none.

@@ -103,10 +103,10 @@ def fit(
     grow: Annotated[
         bool,
         typer.Option(
-            "--grow/--no-grow",
-            help="Begin on a part of a long file, which doubles until it is the whole; not with --after.",
+            "--grow",
+            help="Begin on a part of a long file, which doubles: better within seconds, worse within minutes.",
         ),
-    ] = True,
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of graph and start values.", min=0)] = 0,
     text: AsText = False,
     after: After = None,
@@ -182,7 +182,7 @@ def fit(
             "passes": passes,
             "seconds": seconds,
             "patience": patience or None,
-            "grow": grow and after is None,
+            "grow": grow,
             "restarts": restarts,
             "heat": heat,
             "ensemble": ensemble,
