@@ -5,24 +5,21 @@ Alphabet of this module: A symbols.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pathspace.files import write_atomically
-
 from . import mixed_storage
 from .decisions import tree
 from .folds import Fold
 from .mixing import Progress, Reading, blank
+from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel, Texts, as_list, fold_of
 from .text import Alphabet, Corpus, Text
-from .walk import sample
 
 
-class Mixed:
+class Mixed(Reader):
     """A network whose predictions are mixed with those of contexts and of the longest match, as PAQ does.
 
     A symbol is a few binary decisions. For each, nine contexts (the last 0 to 6 symbols, the word, the word and the one
@@ -162,34 +159,13 @@ class Mixed:
         corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
         return learned.copy(len(corpus.x)).learn(corpus)
 
-    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
-        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
-        return -self.bits(text) / sum(len(part) for part in as_list(text))
+    def begin(self, length: int) -> Reading:
+        """Return the place before a text of so many symbols; what is learned there does not change the model."""
+        return self.reading_.copy(length)
 
-    def predict(self, context: Text) -> dict[str | int, float]:
-        """Return the probability of each symbol (of each byte value) after the context has been read."""
-        place = self.reading_.copy(len(context) + 1)
-        p = place.read_all(self.alphabet_.encode(context)).predict()
-        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
-
-    def sample(
-        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
-    ) -> Text:
-        """Return text drawn from the model, which has read ``prompt`` first and learns what it draws."""
-        place = self.reading_.copy(length + len(prompt or ""))
-        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
-        rng = np.random.default_rng(seed)
-        drawn = sample(place, length, rng, self.alphabet_.encode(prompt), temperature)
-        return self.alphabet_.decode(drawn)
-
-    def save(self, path: str | Path) -> None:
-        """Write the model to a safetensors file, with the training text; an existing file is replaced at once.
-
-        Raises:
-            OSError: if it cannot be written; the file that was there before is then untouched.
-        """
-        content = mixed_storage.dump(self._stored())
-        write_atomically(Path(path), lambda file: file.write(content))
+    def content(self) -> bytes:
+        """Return what a file of the model holds."""
+        return mixed_storage.dump(self._stored())
 
     def _stored(self) -> mixed_storage.StoredMixture:
         memory = self.reading_.memory

@@ -10,10 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 from threadpoolctl import threadpool_limits
-
-from pathspace.files import write_atomically
 
 from . import storage
 from .checkpoints import Checkpoints
@@ -22,17 +19,18 @@ from .evaluation import code_length
 from .folds import Fold, Texts, as_list, as_masks, deal, fold_of
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
+from .reader import Reader
 from .restarts import Architecture, race, train_all
 from .text import Alphabet, Text
 from .training import Report, Settings, Training
-from .walk import Walk, sample
+from .walk import Walk
 
 
 class NotFittedError(ValueError, AttributeError):
     """A model is used before `fit`."""
 
 
-class SequenceModel:
+class SequenceModel(Reader):
     """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`."""
 
     kind: ClassVar[Kind]
@@ -246,32 +244,13 @@ class SequenceModel:
         with threadpool_limits(1):
             return code_length(parameters, corpus)
 
-    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
-        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
-        return -self.bits(text) / sum(len(part) for part in as_list(text))
+    def begin(self, length: int) -> Walk:  # noqa: ARG002 - a mixture's memory is as long
+        """Return the place before the first symbol of a text."""
+        return Walk(self.parameters_)
 
-    def predict(self, context: Text) -> dict[str | int, float]:
-        """Return the probability of each symbol (of each byte value) after the context has been read."""
-        p = Walk(self.parameters_).read_all(self.alphabet_.encode(context)).predict()
-        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
-
-    def sample(
-        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
-    ) -> Text:
-        """Return text drawn from the model, which has read ``prompt`` first."""
-        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
-        rng = np.random.default_rng(seed)
-        drawn = sample(Walk(self.parameters_), length, rng, self.alphabet_.encode(prompt), temperature)
-        return self.alphabet_.decode(drawn)
-
-    def save(self, path: str | Path) -> None:
-        """Write the model and its training to a safetensors file; an existing file is replaced at once.
-
-        Raises:
-            OSError: if it cannot be written; the file that was there before is then untouched.
-        """
-        content = storage.dump(self.stored())
-        write_atomically(Path(path), lambda file: file.write(content))
+    def content(self) -> bytes:
+        """Return what a file of the model holds: the parameters, and the training to go on with."""
+        return storage.dump(self.stored())
 
     def stored(self) -> storage.Stored:
         """Return what a file of the model holds."""

@@ -1,0 +1,61 @@
+"""What a network and a mixture have in common once they are fitted: they read a text symbol by symbol, and predict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pathspace.files import write_atomically
+
+from .folds import Texts, as_list
+from .mixing import Reading
+from .text import Alphabet, Text
+from .walk import Walk, sample
+
+
+class Reader(ABC):
+    """A model that, once fitted, predicts the next symbol of a text."""
+
+    alphabet_: Alphabet
+
+    @abstractmethod
+    def bits(self, text: Texts, mask: Any = None) -> float:
+        """Return the code length of a text in bits."""
+
+    @abstractmethod
+    def begin(self, length: int) -> Walk | Reading:
+        """Return the place before the first symbol of a text of at most so many symbols."""
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """Return what a file of the model holds."""
+
+    def score(self, text: Texts, y: None = None) -> float:  # noqa: ARG002 - scikit-learn's signature
+        """Return minus the bits per symbol of a text: larger is better, as scikit-learn expects."""
+        return -self.bits(text) / sum(len(part) for part in as_list(text))
+
+    def predict(self, context: Text) -> dict[str | int, float]:
+        """Return the probability of each symbol (of each byte value) after the context has been read."""
+        p = self.begin(len(context) + 1).read_all(self.alphabet_.encode(context)).predict()
+        return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
+
+    def sample(
+        self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
+    ) -> Text:
+        """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws."""
+        place = self.begin(length + len(prompt or ""))
+        prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
+        rng = np.random.default_rng(seed)
+        return self.alphabet_.decode(sample(place, length, rng, self.alphabet_.encode(prompt), temperature))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a safetensors file, a mixture with its training text; replaces a file at once.
+
+        Raises:
+            OSError: if it cannot be written; the file that was there before is then untouched.
+        """
+        content = self.content()
+        write_atomically(Path(path), lambda file: file.write(content))
