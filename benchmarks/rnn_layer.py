@@ -88,7 +88,7 @@ def peak(clock: Callable[[], float]) -> Callable[[], float]:
     # every term reads the same numbers, from the nearest cache
     a, m, out = torch.ones(rows), torch.zeros(columns), torch.zeros(rows, columns)
     job = np.array(
-        [out.data_ptr(), 4 * columns, 0, 0, 0, 0, 0, 0, 0, 1, a.data_ptr(), 4, 0, m.data_ptr(), 0, terms]
+        [out.data_ptr(), 4 * columns, 0, 0, 0, 0, 0, 0, 0, 1, a.data_ptr(), 4, 0, m.data_ptr(), 0, terms, 0]
     )
     loop(np.float32(1), job, 1)
 

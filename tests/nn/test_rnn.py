@@ -375,26 +375,26 @@ def test_writes_nothing_beyond_its_matrices():
         return whole, whole[edge:-edge].view(shape)
 
     shapes = {
-        "x": (T, B, D), "w_in": (H, D), "w_in_t": (D, H), "w_rec": (H, H), "b": (H,), "b2": (H,),
-        "h0": (B, H), "out": (T, B, H),
-        "g_out": (T, B, H), "g_last": (B, H), "g_x": (T, B, D), "g_h0": (B, H), "sums": (D + H + 1, H),
-        "scratch": (3 * B, H),
+        "x": (T, B, D), "w_in": (H, D), "w_rec": (H, H), "b": (H,), "b2": (H,),
+        "h0": (B, H), "out": (T, B, H), "last": (B, H),
+        "g_out": (T, B, H), "g_last": (B, H), "g_x": (T, B, D), "g_h0": (B, H), "g_in": (H, D),
+        "g_rec": (H, H), "g_bias": (H,),
     }  # fmt: skip
     whole, part = {}, {}
     for name, shape in shapes.items():
         whole[name], part[name] = room(*shape)
-        if name not in ("out", "g_x", "g_h0", "sums", "scratch"):
+        if name not in ("out", "last", "g_x", "g_h0", "g_in", "g_rec", "g_bias"):
             part[name].normal_()
     at = {name: tensor.data_ptr() for name, tensor in part.items()}
-    one = torch.ones(1)
-    common = (np.float32(1), (4, D, H), np.full(T, B), np.arange(T) * B, 0, (at["x"], 4 * B * D, 0, 4 * D, 4))
-    compiled.forward(
-        *common, at["w_in_t"], at["w_rec"], at["b"], at["b2"], (at["h0"], 4 * H), at["out"], 0, B
-    )
+    w_in, w_rec = (at["w_in"], 4 * D, 4), (at["w_rec"], 4 * H, 4)
+    call = (
+        np.float32(1), (4, D, H), np.full(T, B), np.arange(T) * B, 0, (at["x"], 4 * B * D, 0, 4 * D, 4), w_in, w_rec,
+        (at["h0"], 4 * H),
+    )  # fmt: skip
+    compiled.forward(call, at["b"], at["b2"], at["out"], at["last"], 0, B)
     compiled.backward(
-        *common, at["w_in"], at["w_rec"], (at["h0"], 4 * H), at["out"], (at["g_out"], 4 * B * H, 0, 4 * H),
-        at["g_last"], at["g_x"], at["g_h0"], (at["sums"], at["sums"] + 4 * D * H, at["sums"] + 4 * (D + H) * H),
-        at["scratch"], 2, one.data_ptr(), 0, B,
+        call, at["out"], (at["g_out"], 4 * B * H, 0, 4 * H), at["g_last"], at["g_x"], at["g_h0"], at["g_in"],
+        at["g_rec"], at["g_bias"], 2, 0, B,
     )  # fmt: skip
     for name in shapes:
         assert part[name].isfinite().all(), name

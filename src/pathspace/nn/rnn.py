@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback  # type: ignore[attr-defined]
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
@@ -97,10 +98,7 @@ class RNN(nn.RNN):
         if x.dim() == 2:
             states, last = self._layers(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1), weights)
             return states.squeeze(1), last.squeeze(1)
-        if not self.batch_first:
-            return self._layers(x, hx, weights)
-        states, last = self._layers(x.transpose(0, 1), hx, weights)
-        return states.transpose(0, 1), last
+        return self._layers(x, hx, weights, batch_first=self.batch_first)
 
     def copies(
         self, parameters: Mapping[str, Tensor], input: Tensor, hx: Tensor | None = None
@@ -160,15 +158,16 @@ class RNN(nn.RNN):
             states, last = zip(*results, strict=True)
             return torch.stack(states), torch.stack(last)
         self.__dict__["_ran"] = ""
-        if not self.batch_first:
-            return self._layers(x, hx, weights)
-        states, last = self._layers(x.transpose(1, 2), hx, weights)
-        return states.transpose(1, 2), last
+        return self._layers(x, hx, weights, batch_first=self.batch_first)
 
     def _layers(
-        self, x: Tensor, start: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """All layers on ``[T, B, D]`` or packed ``[N, D]``, from ``[layers * directions, B, H]``; or K copies first."""
+        self, x: Tensor, start: Tensor | None, weights: Sequence[Tensor], batch_sizes: Tensor | None = None,
+        batch_first: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """All layers from ``[layers * directions, B, H]``; or K copies, which is the first dimension of all then.
+
+        The input is ``[T, B, D]``, ``[B, T, D]`` with ``batch_first``, or packed ``[N, D]``.
+        """
         run, directions, size = _loops().layer, 1 + self.bidirectional, 2 + 2 * self.bias
         last = []
         for layer in range(self.num_layers):
@@ -176,10 +175,15 @@ class RNN(nn.RNN):
             for i in range(directions * layer, directions * (layer + 1)):
                 own = tuple(weights[size * i : size * (i + 1)])
                 begin = None if start is None else start.select(-3, i)
-                every, end = run(x, begin, own, batch_sizes, i % directions == 1)  # type: ignore[arg-type]
+                every, end = run(x, begin, own, batch_sizes, i % directions == 1, batch_first)  # type: ignore[arg-type]
                 states.append(every)
                 last.append(end)
-            x = torch.cat(states, -1) if self.bidirectional else states[0]
+            if len(states) == 1:
+                x = states[0]
+            elif batch_first:  # what is kept lies step by step, as PyTorch keeps it
+                x = torch.cat([each.transpose(-3, -2) for each in states], -1).transpose(-3, -2)
+            else:
+                x = torch.cat(states, -1)
             if self.dropout and layer + 1 < self.num_layers:
                 x = F.dropout(x, self.dropout, self.training)
         return x, torch.cat(last, -3) if len(last) > 1 else last[0]
@@ -199,14 +203,14 @@ class RNN(nn.RNN):
             return f"the nonlinearity is {self.nonlinearity}"
         if type(weight) not in (Tensor, nn.Parameter):
             return "weights are not plain tensors"
-        if weight.device.type != "cpu":
+        if not weight.is_cpu:
             return f"parameters are on {weight.device}"
         if weight.dtype not in (torch.float32, torch.float64):
             return f"parameters are of {weight.dtype}"
         missing = _missing()
         if missing:
             return missing
-        largest = LARGEST[_loops().instructions()]
+        largest = _largest()
         many = f"{self.hidden_size} units, and PyTorch is faster above {largest}"
         return many if self.hidden_size > largest else None
 
@@ -282,7 +286,10 @@ def _shapes(D: int, H: int, layers: int, bidirectional: bool, bias: bool) -> lis
 
 def _looked_at() -> str | None:
     """Why the operations of a call must be PyTorch's: something looks at them."""
-    if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+    # each is asked at every step, from caches that hold other things by then: few and direct calls
+    if torch._C._len_torch_function_stack() and any(
+        not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
+    ):
         return "a torch function mode looks at operations"
     if torch._C._len_torch_dispatch_stack():
         return "a dispatch mode looks at operations"
@@ -290,9 +297,9 @@ def _looked_at() -> str | None:
         return "torch.func transforms operations"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
-    if torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None:  # type: ignore[attr-defined]
+    if get_eval_frame_callback() is not None:
         return "torch.compile"
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+    if torch._C._is_tracing():
         return "torch.jit traces operations"
     if torch.is_autocast_enabled("cpu"):
         return "autocast"
@@ -311,6 +318,13 @@ def _missing() -> str | None:
     return None if instructions else "the loops need a processor with AVX2 and fused multiplication"
 
 
+@cache
+def _largest() -> int:
+    """Units above which PyTorch is faster on this processor."""
+    return LARGEST[_loops().instructions()]
+
+
+@cache
 def _loops() -> ModuleType:
     from pathspace.nn.kernels import recurrent
 

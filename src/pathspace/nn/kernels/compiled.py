@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numba.core.registry import cpu_target
 
-from pathspace.nn.kernels.tile import HEAD, PRODUCT, on_its_own, tile, vector_bytes
+from pathspace.nn.kernels.tile import HEAD, PRODUCT, move, on_its_own, tile, vector_bytes
 
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
 """Bytes of a vector on this processor; 0 if it has none that the kernel can use."""
@@ -47,7 +47,16 @@ def _panel(vectors):
     return panel
 
 
+_PANELS = -1
+"""In place of the stride of a matrix that :func:`_pack` has copied."""
 _panel1, _panel2, _panel3 = _panel(1), _panel(2), _panel(_VECTORS)
+
+
+@njit(error_model="numpy")
+def _wide(vectors):
+    """How many of the vectors that are left the next panel has: all panels are of nearly one size."""
+    panels = (vectors + _VECTORS - 1) // _VECTORS
+    return (vectors + panels - 1) // panels
 
 
 @njit(error_model="numpy")
@@ -61,9 +70,12 @@ def _do(unit, size, job, rows, columns):
     address = job.ctypes.data
     begin = 0
     while begin < vectors:
-        panels = (vectors - begin + _VECTORS - 1) // _VECTORS  # of nearly one size
-        n = (vectors - begin + panels - 1) // panels
+        n = _wide(vectors - begin)
         column, last = begin * _WIDTH, min(lanes, columns - (begin + n - 1) * lanes)
+        for p in range(job[9]):
+            i = HEAD + PRODUCT * p
+            if job[i + 6]:  # the panels before this one come before it, and `tile` adds `column`
+                job[i + 3], job[i + 4] = job[i + 6] + column * (job[i + 5] - 1), n * _WIDTH
         if n == 1:
             _panel1(unit, address, rows, column, last)
         elif n == 2:
@@ -71,6 +83,41 @@ def _do(unit, size, job, rows, columns):
         else:
             _panel3(unit, address, rows, column, last)
         begin += n
+
+
+@njit(error_model="numpy")
+def _copy(unit, begin, begin_row, begin_column, rows, columns, to, to_row, to_column):
+    """Copy a matrix."""
+    for r in range(rows):
+        for c in range(columns):
+            move(unit, to + r * to_row + c * to_column, begin + r * begin_row + c * begin_column)  # type: ignore[call-arg]
+
+
+@njit(error_model="numpy")
+def _pack(unit, size, m, m_term, m_column, terms, columns, to):
+    """Copy M (K, columns) in panels, whose rows are adjacent whole vectors, and return where the copy ends."""
+    lanes = _WIDTH // size
+    vectors = (columns + lanes - 1) // lanes
+    begin = 0
+    while begin < vectors:
+        n = _wide(vectors - begin)
+        width = min(n * lanes, columns - begin * lanes)
+        _copy(unit, m + begin * lanes * m_column, m_term, m_column, terms, width, to, n * _WIDTH, size)
+        to += terms * n * _WIDTH
+        begin += n
+    return to
+
+
+@njit(error_model="numpy")
+def _pitch(size, columns):
+    """Bytes from a row to the next that begin in different sets of the cache: an odd number of its lines."""
+    return ((size * columns + 63) // 64 | 1) * 64
+
+
+@njit(error_model="numpy")
+def _aligned(room):
+    """The first address in an array, of 64 bytes more than are needed, at which a line of the cache begins."""
+    return (np.int64(room.ctypes.data) + 63) // 64 * 64
 
 
 @njit(error_model="numpy")
@@ -85,7 +132,7 @@ def _add(job, a, a_row, a_term, m, m_term, terms):
     if terms > 0:
         i = HEAD + PRODUCT * job[9]
         job[i], job[i + 1], job[i + 2] = a, a_row, a_term
-        job[i + 3], job[i + 4], job[i + 5] = m, m_term, terms
+        job[i + 3], job[i + 4], job[i + 5], job[i + 6] = m, m_term, terms, m if m_term == _PANELS else 0
         job[9] += 1
 
 
@@ -96,34 +143,40 @@ def _rows(rows, t, low, high):
 
 
 @njit(error_model="numpy")
-def _forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, b_in, b_rec, h0, out, low, high):
-    """Write the states h_t of the sequences low to high.
+def _forward(call, b_in, b_rec, out, last, low, high):
+    """Write the states h_t of the sequences low to high, and their last ones.
 
     Args:
-        unit: A number of the type of all.
-        sizes: Bytes of a number, D and H.
-        rows: (T,) how many sequences a step has.
-        first: (T,) the row of the states where a step begins.
-        reverse: 1 to go from the last step to the first.
-        x: Address, and from a step, a row of the states, a sequence and an input to the next.
-        w_in_t: W_in^T, (D, H).
-        w_rec_t: W_rec^T, (H, H).
+        call: A tuple of
+
+            unit: the number 1, of the type of all.
+            sizes: bytes of a number, D and H.
+            rows: (T,) how many sequences a step has.
+            first: (T,) the row of the states where a step begins.
+            reverse: 1 to go from the last step to the first.
+            x: address, and from a step, a row of the states, a sequence and an input to the next.
+            w_in: W_in (H, D): address, and from a row and from a column to the next.
+            w_rec: W_rec (H, H), the same.
+            h0: address of the first states, and from a sequence to the next.
         b_in: The first part of b, (H,), or 0.
         b_rec: The second, or 0.
-        h0: Address of the first states, and from a sequence to the next.
         out: Address of the states, written.
+        last: (B, H) address of the last states, written.
         low: The first sequence.
         high: The one after the last.
     """
-    size, D, H = sizes
-    x, x_step, x_first, x_row, x_input = x
-    h0, h0_row = h0
-    row = size * H
+    unit, (size, D, H), rows, first, reverse, at_x, w_in, w_rec, (h0, h0_row) = call
+    x, x_step, x_first, x_row, x_input = at_x
+    row, pitch = size * H, _pitch(size, H)
     job = np.empty(HEAD + 2 * PRODUCT, np.int64)
+    room = np.empty((D + H) * pitch + 64, np.uint8)
+    from_in = _aligned(room)  # W_in^T and W_rec^T as they are read fastest
+    from_rec = _pack(unit, size, w_in[0], w_in[2], w_in[1], D, H, from_in)
+    _pack(unit, size, w_rec[0], w_rec[2], w_rec[1], H, H, from_rec)
     T = len(rows)
     for s in range(T):
         t = T - 1 - s if reverse else s
-        before = t + 1 if reverse else t - 1
+        before, after = (t + 1, t - 1) if reverse else (t - 1, t + 1)
         n = _rows(rows, t, low, high)
         m = min(n, _rows(rows, before, low, high))
         here = out + (first[t] + low) * row
@@ -131,52 +184,51 @@ def _forward(unit, sizes, rows, first, reverse, x, w_in_t, w_rec_t, b_in, b_rec,
         if m:
             _begin(job, here, row, b_in, 0)
             job[4], job[8] = b_rec, 1
-            _add(job, inputs, x_row, x_input, w_in_t, row, D)
-            _add(job, out + (first[before] + low) * row, row, size, w_rec_t, row, H)
+            _add(job, inputs, x_row, x_input, from_in, _PANELS, D)
+            _add(job, out + (first[before] + low) * row, row, size, from_rec, _PANELS, H)
             _do(unit, size, job, m, H)
         if m < n:  # these begin here
             _begin(job, here + m * row, row, b_in, 0)
             job[4], job[8] = b_rec, 1
-            _add(job, inputs + m * x_row, x_row, x_input, w_in_t, row, D)
-            _add(job, h0 + (low + m) * h0_row, h0_row, size, w_rec_t, row, H)
+            _add(job, inputs + m * x_row, x_row, x_input, from_in, _PANELS, D)
+            _add(job, h0 + (low + m) * h0_row, h0_row, size, from_rec, _PANELS, H)
             _do(unit, size, job, n - m, H)
+        m = min(n, _rows(rows, after, low, high))
+        if m < n:  # and these end
+            _copy(unit, here + m * row, row, size, n - m, H, last + (low + m) * row, row, size)
+    room[0] = 0  # Numba frees an array after its last use
 
 
 @njit(error_model="numpy")
-def _backward(
-    unit, sizes, rows, first, reverse, x, w_in, w_rec, h0, out, g_out, g_last, g_x, g_h0, sums, scratch,
-    chunk, one, low, high,
-):  # fmt: skip
+def _backward(call, out, g_out, g_last, g_x, g_h0, g_in, g_rec, g_bias, chunk, low, high):
     """Write the gradients of :func:`_forward` for the sequences low to high, and their sums.
 
     Args:
-        unit: See :func:`_forward`, like what is not named here.
-        sizes: The same.
-        rows: The same.
-        first: The same.
-        reverse: The same.
-        x: The same.
-        w_in: W_in, (H, D).
-        w_rec: W_rec, (H, H).
-        h0: The same.
+        call: As of :func:`_forward`.
         out: The states.
         g_out: Address of dL/dh_t by the states themselves, or 0, and its strides as those of `x` but the last.
         g_last: (B, H) dL/dh of the last states, or 0.
         g_x: dL/dx, a row for each of the states, written unless 0.
         g_h0: (B, H) dL/dh0, written unless 0.
-        sums: (D, H), (H, H) and (H,): dL/dW_in^T, dL/dW_rec and dL/db, written.
-        scratch: Room for `chunk` + 1 times d_t.
+        g_in: (H, D) dL/dW_in, written.
+        g_rec: (H, H) dL/dW_rec, written.
+        g_bias: (H,) dL/db, written.
         chunk: How many steps are summed at once.
-        one: Address of the number 1.
-        low: The same.
-        high: The same.
+        low: The first sequence.
+        high: The one after the last.
     """
-    size, D, H = sizes
-    x, x_step, x_first, x_row, x_input = x
-    h0, h0_row = h0
+    unit, (size, D, H), rows, first, reverse, at_x, w_in, w_rec, (h0, h0_row) = call
+    x, x_step, x_first, x_row, x_input = at_x
     g_out, g_step, g_first, g_row = g_out
-    s_in, s_rec, s_bias = sums
-    row, T, room = size * H, len(rows), (high - low) * size * H
+    row, pitch, T = size * H, _pitch(size, H), len(rows)
+    step = (high - low) * pitch
+    # W_rec and, for dL/dx, W_in as they are read fastest, dL/dW_in^T, and `chunk` + 1 times d_t
+    room = np.empty(H * (pitch + _pitch(size, D)) + D * pitch + (chunk + 1) * step + 64, np.uint8)
+    to_next = _aligned(room)
+    to_x = _pack(unit, size, w_rec[0], w_rec[1], w_rec[2], H, H, to_next)
+    s_in = _pack(unit, size, w_in[0], w_in[1], w_in[2], H, D, to_x) if g_x else to_x
+    scratch = s_in + D * pitch
+    one = np.full(1, unit)
     job = np.empty(HEAD + PRODUCT, np.int64)
     to_in = np.empty(HEAD + chunk * PRODUCT, np.int64)
     to_rec = np.empty(HEAD + 2 * chunk * PRODUCT, np.int64)
@@ -189,44 +241,45 @@ def _backward(
         m = min(n, _rows(rows, after, low, high))
         begin = (first[t] + low) * row
         seen = g_out + t * g_step + first[t] * g_first + low * g_row if g_out else 0
-        here, then = scratch + s % (chunk + 1) * room, scratch + (s + 1) % (chunk + 1) * room
+        here, then = scratch + s % (chunk + 1) * step, scratch + (s + 1) % (chunk + 1) * step
         # d_t = (dL/dh_t + W_rec^T d_{t+1}) [h_t > 0]
         if m:
-            _begin(job, here, row, seen, g_row)
+            _begin(job, here, pitch, seen, g_row)
             job[6], job[7] = out + begin, row
-            _add(job, then, row, size, w_rec, row, H)
+            _add(job, then, pitch, size, to_next, _PANELS, H)
             _do(unit, size, job, m, H)
         if m < n:  # these end here
-            skip = begin + m * row
-            _begin(job, here + m * row, row, seen + m * g_row if seen else 0, g_row)
+            _begin(job, here + m * pitch, pitch, seen + m * g_row if seen else 0, g_row)
             job[4], job[5] = g_last + (low + m) * row if g_last else 0, row
-            job[6], job[7] = out + skip, row
+            job[6], job[7] = out + begin + m * row, row
             _do(unit, size, job, n - m, H)
         if g_x:
             _begin(job, g_x + (first[t] + low) * size * D, size * D, 0, 0)
-            _add(job, here, row, size, w_in, size * D, H)
+            _add(job, here, pitch, size, to_x, _PANELS, H)
             _do(unit, size, job, n, D)
         m = min(n, _rows(rows, before, low, high))
         if g_h0 and m < n:  # these begin here
             _begin(job, g_h0 + (low + m) * row, row, 0, 0)
-            _add(job, here + m * row, row, size, w_rec, row, H)
+            _add(job, here + m * pitch, pitch, size, to_next, _PANELS, H)
             _do(unit, size, job, n - m, H)
         if waiting == 0:
-            _begin(to_in, s_in, row, s_in if begun else 0, row)
-            _begin(to_rec, s_rec, row, s_rec if begun else 0, row)
-            _begin(to_bias, s_bias, row, s_bias if begun else 0, row)
+            _begin(to_in, s_in, pitch, s_in if begun else 0, pitch)
+            _begin(to_rec, g_rec, row, g_rec if begun else 0, row)
+            _begin(to_bias, g_bias, row, g_bias if begun else 0, row)
         inputs = x + t * x_step + first[t] * x_first + low * x_row
-        _add(to_in, inputs, x_input, x_row, here, row, n)
+        _add(to_in, inputs, x_input, x_row, here, pitch, n)
         if m:
-            _add(to_rec, here, size, row, out + (first[before] + low) * row, row, m)
-        _add(to_rec, here + m * row, size, row, h0 + (low + m) * h0_row, h0_row, n - m)
-        _add(to_bias, one, 0, 0, here, row, n)
+            _add(to_rec, here, size, pitch, out + (first[before] + low) * row, row, m)
+        _add(to_rec, here + m * pitch, size, pitch, h0 + (low + m) * h0_row, h0_row, n - m)
+        _add(to_bias, np.int64(one.ctypes.data), 0, 0, here, pitch, n)
         waiting += 1
         if waiting == chunk or s == 0:
             _do(unit, size, to_in, D, H)
             _do(unit, size, to_rec, H, H)
             _do(unit, size, to_bias, 1, H)
             begun, waiting = 1, 0
+    _copy(unit, s_in, size, pitch, H, D, g_in, size * D, size)
+    room[0], one[0] = 0, 0  # Numba frees an array after its last use
 
 
 def _kept(date):

@@ -35,130 +35,142 @@ def layer(
     weights: tuple[Tensor, ...],
     batch_sizes: Tensor | None = None,
     reverse: bool = False,
+    batch_first: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One direction of one ReLU layer, or of K copies of it: all but `batch_sizes` then begins with a dimension K.
 
     Args:
-        x: ``[T, B, D]``, or ``[N, D]`` packed.
+        x: ``[T, B, D]``, ``[B, T, D]`` with `batch_first`, or ``[N, D]`` packed.
         h0: ``[B, H]``, zero if None.
         weights: W_in ``[H, D]``, W_rec ``[H, H]`` and, if there are, two biases ``[H]``.
         batch_sizes: ``[T]``, of packed sequences.
         reverse: whether to go from the last step to the first.
+        batch_first: whether sequences come before steps in `x` and in the states.
 
     Returns:
-        All states, ``[T, B, H]`` or ``[N, H]``, and the last ones, ``[1, B, H]``.
+        All states, ``[T, B, H]``, ``[B, T, H]`` or ``[N, H]``, and the last ones, ``[1, B, H]``.
     """
     biases = () if len(weights) == 4 else (None, None)
-    return _Layer.apply(x, h0, *weights, *biases, batch_sizes, reverse)  # type: ignore[return-value]
+    return _Layer.apply(x, h0, *weights, *biases, batch_sizes, reverse, batch_first)  # type: ignore[return-value]
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h0: Tensor | None, w_in: Tensor, w_rec: Tensor, b_in: Tensor | None,
-                b_rec: Tensor | None, batch_sizes: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
-        steps = _Steps(x, h0, batch_sizes, reverse, w_rec)
-        out = x.new_empty(*x.shape[:-1], steps.units)
-        w_in_t, w_rec_t = w_in.mT.contiguous(), w_rec.mT.contiguous()
+                b_rec: Tensor | None, batch_sizes: Tensor | None, reverse: bool, batch_first: bool,
+                ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        steps = _Steps(x, w_rec, batch_sizes, reverse, batch_first)
+        start = steps.start(h0)
+        out = steps.rows_like(x, steps.units)
+        last = x.new_empty(*w_rec.shape[:-2], 1, steps.sequences, steps.units)
         biases = [None if bias is None else bias.contiguous() for bias in (b_in, b_rec)]
 
         def run(copy: int, low: int, high: int, _: int) -> None:
             compiled.forward(
-                *steps.arguments(x, copy), _address(w_in_t, copy), _address(w_rec_t, copy), _address(biases[0], copy),
-                _address(biases[1], copy), steps.start(copy), _address(out, copy), low, high,
+                steps.call(copy, x, w_in, w_rec, start), _address(biases[0], copy), _address(biases[1], copy),
+                _address(out, copy), _address(last, copy), low, high,
             )  # fmt: skip
 
         _in_threads(run, steps, steps.threads())
         ctx.save_for_backward(x, h0, w_in, w_rec, b_in, b_rec, out)
-        ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
+        ctx.steps, ctx.batch_sizes, ctx.reverse, ctx.batch_first = steps, batch_sizes, reverse, batch_first
         ctx.set_materialize_grads(False)
-        return out, _last(out, batch_sizes, reverse)
+        return out, last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        saved, steps = ctx.saved_tensors, ctx.steps
         if torch.is_grad_enabled():  # for a second derivative: PyTorch's own operations, which have one
             return _differentiable(ctx, saved[:-1], gradients)
         g_out, g_last = gradients
         x, h0, w_in, w_rec, b_in, _, out = saved
+        start = steps.start(h0)
         H, D = w_in.shape[-2:]
-        steps = _Steps(x, h0, ctx.batch_sizes, ctx.reverse, w_rec)
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
         if g_out is not None and g_out.stride(-1) != 1:
             g_out = g_out.contiguous()
         g_last = None if g_last is None else g_last.contiguous()
-        w_in, w_rec = w_in.contiguous(), w_rec.contiguous()
-        g_x = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
-        g_h0 = (
-            torch.empty_like(h0, memory_format=torch.contiguous_format) if ctx.needs_input_grad[1] else None
-        )  # type: ignore[arg-type]
-        room = (chunk + 1) * steps.sequences
-        sums = x.new_empty(steps.copies or threads, D + H + 1, H)
-        scratch = x.new_empty(room * (threads if steps.copies else 1), H)
-        one = _constant(1, 1, x.dtype)
+        g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
+        g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
+        parts = (steps.copies,) if steps.copies else (threads,) if threads > 1 else ()
+        sums = g_in, g_rec, g_bias = [x.new_empty(*parts, *shape) for shape in ((H, D), (H, H), (H,))]
+        into = (0, 0, 0) if g_out is None else steps.strides(g_out)[:3]
 
         def run(copy: int, low: int, high: int, thread: int) -> None:
-            total = sums[copy if steps.copies else thread]
+            part = copy if steps.copies else thread
             compiled.backward(
-                *steps.arguments(x, copy), _address(w_in, copy), _address(w_rec, copy), steps.start(copy),
-                _address(out, copy), (_address(g_out, copy), *steps.strides(g_out)[:3]), _address(g_last, copy),
-                _address(g_x, copy), _address(g_h0, copy), tuple(_address(total, i) for i in (0, D, D + H)),
-                _address(scratch, room * thread if steps.copies else (chunk + 1) * low), chunk, one.data_ptr(),
-                low, high,
+                steps.call(copy, x, w_in, w_rec, start), _address(out, copy), (_address(g_out, copy), *into),
+                _address(g_last, copy), _address(g_x, copy), _address(g_h0, copy), _address(g_in, part),
+                _address(g_rec, part), _address(g_bias, part), chunk, low, high,
             )  # fmt: skip
 
         _in_threads(run, steps, threads)
-        total = sums if steps.copies else sums[0] if threads == 1 else sums.sum(0)
-        g_in, g_rec, g_bias = total[..., :D, :].mT, total[..., D:-1, :], total[..., -1, :]
+        if threads > 1 and not steps.copies:
+            g_in, g_rec, g_bias = (total.sum(0) for total in sums)
         biases = (None, None) if b_in is None else (g_bias, g_bias.clone())
-        return g_x, g_h0, g_in, g_rec, *biases, None, None
+        return g_x, g_h0, g_in, g_rec, *biases, None, None, None
 
 
 class _Steps:
-    """What the compiled functions must know of a call: the type, sizes, steps, inputs and first states."""
+    """What the compiled functions must know of a call, beside its tensors: the type, sizes and steps."""
 
     def __init__(
-        self, x: Tensor, h0: Tensor | None, batch_sizes: Tensor | None, reverse: bool, w_rec: Tensor
+        self, x: Tensor, w_rec: Tensor, batch_sizes: Tensor | None, reverse: bool, batch_first: bool
     ) -> None:
+        shape = x.shape
         self.copies = len(w_rec) if w_rec.dim() == 3 else 0  # 0 for one layer without a dimension of copies
-        self.size, self.units, self.inputs = x.element_size(), w_rec.shape[-1], x.shape[-1]
+        self.size, self.units = x.element_size(), w_rec.shape[-1]
+        self.packed, self.batch_first = batch_sizes is not None, batch_first
         if batch_sizes is None:
-            self.sequences = x.shape[-2]
-            self.rows, self.first = _even(x.shape[-3], self.sequences)
+            T, self.sequences = (shape[-2], shape[-3]) if batch_first else (shape[-3], shape[-2])
+            self.rows, first = _even(T, self.sequences)
         else:
             self.rows = batch_sizes.numpy()
             self.sequences = int(self.rows[0])
-            self.first = np.cumsum(self.rows) - self.rows
-        self.packed, self._zero = batch_sizes is not None, h0 is None
+            first = np.cumsum(self.rows) - self.rows
+        self._common = (_UNITS[x.dtype], (self.size, shape[-1], self.units), self.rows, first, int(reverse))
+
+    def call(
+        self, copy: int, x: Tensor, w_in: Tensor, w_rec: Tensor, start: tuple[Tensor, int]
+    ) -> tuple[Any, ...]:
+        """What the compiled functions take first."""
+        matrices = [
+            (_address(w, copy), self.size * w.stride(-2), self.size * w.stride(-1)) for w in (w_in, w_rec)
+        ]
+        return (
+            *self._common,
+            (_address(x, copy), *self.strides(x)),
+            *matrices,
+            (_address(start[0], copy), start[1]),
+        )
+
+    def start(self, h0: Tensor | None) -> tuple[Tensor, int]:
+        """The first states, and bytes from a sequence to the next."""
         # as PyTorch does, zeros take part in the product: an infinite weight makes NaN of them
-        self._start = _constant(0, self.units, x.dtype) if h0 is None else h0.contiguous()
-        sizes = (self.size, self.inputs, self.units)
-        self._arguments = (_UNITS[x.dtype], sizes, self.rows, self.first, int(reverse))
-        self._strides = self.strides(x)
+        return (_zeros(self.units, self.size), 0) if h0 is None else (h0.contiguous(), self.units * self.size)
 
-    def arguments(self, x: Tensor, copy: int) -> tuple[Any, ...]:
-        """The first arguments of the compiled functions."""
-        return *self._arguments, (_address(x, copy), *self._strides)
-
-    def start(self, copy: int) -> tuple[int, int]:
-        """The address of the first states, and bytes from a sequence to the next."""
-        if self._zero:
-            return self._start.data_ptr(), 0
-        return _address(self._start, copy), self.units * self.size
-
-    def strides(self, matrix: Tensor | None) -> tuple[int, int, int, int]:
+    def strides(self, matrix: Tensor) -> tuple[int, int, int, int]:
         """Bytes from a step, a row of the states, a sequence and a number to the next."""
-        if matrix is None:
-            return 0, 0, 0, 0
         size, stride = self.size, matrix.stride()
-        step, first = (0, size * stride[0]) if self.packed else (size * stride[-3], 0)
-        return step, first, size * stride[-2], size * stride[-1]
+        if self.packed:
+            return 0, size * stride[-2], size * stride[-2], size * stride[-1]
+        step, sequence = (stride[-2], stride[-3]) if self.batch_first else (stride[-3], stride[-2])
+        return size * step, 0, size * sequence, size * stride[-1]
+
+    def rows_like(self, x: Tensor, columns: int) -> Tensor:
+        """A new matrix of so many columns in the form of the input, whose memory goes from step to step."""
+        shape = (*x.shape[:-1], columns)
+        if not self.batch_first:
+            return x.new_empty(shape)
+        B, T = shape[-3:-1]
+        return x.new_empty_strided(shape, (*[B * T * columns] * (len(shape) - 3), columns, B * columns, 1))
 
     def threads(self) -> int:
         """How many threads are worth their start."""
         most = min(torch.get_num_threads(), self.copies or self.sequences // 4)
         if most <= 1:
             return 1
-        work = max(1, self.copies) * int(self.rows.sum()) * self.units * (self.units + self.inputs)
+        work = max(1, self.copies) * int(self.rows.sum()) * self.units * (self.units + self._common[1][1])
         return max(1, min(most, work // PER_THREAD))
 
 
@@ -173,9 +185,9 @@ def _even(steps: int, sequences: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(64)
-def _constant(value: int, count: int, dtype: torch.dtype) -> Tensor:
-    """So many equal numbers, which nobody writes to."""
-    return torch.full((count,), value, dtype=dtype, device="cpu")
+def _zeros(count: int, size: int) -> Tensor:
+    """Zeros of so many bytes each, the same for all copies; nobody writes to them."""
+    return torch.zeros(count * size, dtype=torch.uint8, device="cpu").expand(2, -1)
 
 
 def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> Any:
@@ -185,54 +197,31 @@ def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple
     else:
         copies = zip(*(repeat(None) if each is None else each.unbind() for each in saved), strict=False)
         out, last = map(torch.stack, zip(*(_again(ctx, *copy) for copy in copies), strict=True))
-    results = [(out, gradients[0]), (last, gradients[1])]
-    results = [(value, gradient) for value, gradient in results if gradient is not None]
+    used = [(v, g) for v, g in zip((out, last), gradients, strict=True) if g is not None]
     wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
-    found = iter(
-        torch.autograd.grad(
-            [value for value, _ in results],
-            wanted,  # type: ignore[arg-type]
-            [gradient for _, gradient in results],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
-    return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None)
+    values, weights = [v for v, _ in used], [g for _, g in used]
+    found = iter(torch.autograd.grad(values, wanted, weights, create_graph=True, allow_unused=True))  # type: ignore[arg-type]
+    return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None, None)
 
 
 def _again(ctx: Any, x: Any, h0: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any) -> tuple[Tensor, Tensor]:
     """All states of one layer, and the last ones, by PyTorch's operations."""
-    H, rows = len(w_rec), x.shape[1] if ctx.batch_sizes is None else int(ctx.batch_sizes[0])
-    start = x.new_zeros(rows, H) if h0 is None else h0
+    H = len(w_rec)
+    start = x.new_zeros(ctx.steps.sequences, H) if h0 is None else h0
     weights = [weight for weight in (w_in, w_rec, b_in, b_rec) if weight is not None]
     both = 1 + ctx.reverse  # the direction back is the second of two
     options = (weights * both, b_in is not None, 1, 0.0, False, ctx.reverse)
     hx = start.expand(both, -1, -1)
     if ctx.batch_sizes is None:
-        out, last = torch.rnn_relu(x, hx, *options, False)
+        out, last = torch.rnn_relu(x, hx, *options, ctx.batch_first)
     else:
         out, last = torch.rnn_relu(x, ctx.batch_sizes, hx, *options)
     return out[..., -H:], last[-1:]
 
 
-def _last(out: Tensor, batch_sizes: Tensor | None, reverse: bool) -> Tensor:
-    """The last states of all sequences, copied, ``[1, B, H]``."""
-    if batch_sizes is None:
-        return out.narrow(-3, 0 if reverse else out.shape[-3] - 1, 1).clone(
-            memory_format=torch.contiguous_format
-        )
-    if reverse:
-        return out[None, : int(batch_sizes[0])].clone()
-    rows = batch_sizes.numpy()
-    length = np.searchsorted(-rows, -np.arange(1, rows[0] + 1), side="right")  # steps that have the sequence
-    return out[None, torch.from_numpy((np.cumsum(rows) - rows)[length - 1] + np.arange(rows[0]))]
-
-
 def _address(matrix: Tensor | None, index: int = 0) -> int:
     """Where one of the parts of a matrix begins; 0 if there is no matrix."""
-    if matrix is None:
-        return 0
-    return matrix.data_ptr() + (index * matrix.stride(0) * matrix.element_size() if index else 0)
+    return 0 if matrix is None else matrix.data_ptr() + index * matrix.stride(0) * matrix.element_size()
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Letters: R rows and N vectors of a block, L numbers in a vector, K terms of a product.
 
-A job is a table of 64-bit numbers, ten and six more for each product; sizes and strides are in bytes, 0 is no matrix:
+A job is a table of 64-bit numbers, ten and seven more for each product; sizes and strides are in bytes, 0 is no matrix:
 
     out, out_row               where the result goes, and from a row of it to the next
     start, start_row           what the sum begins with (a stride of 0 gives every row the same)
@@ -13,6 +13,7 @@ A job is a table of 64-bit numbers, ten and six more for each product; sizes and
         a, a_row, a_term           A[r, k], one number at a time
         m, m_term                  M[k, :], rows of adjacent numbers
         terms                      K
+        panels                     where M lies in panels, from which the caller sets m and m_term; not read here
 
     out[r, :] = gate( relu( start[r, :] + extra[r, :] + sum over products, sum_k A[r, k] M[k, :] ) )
 
@@ -30,7 +31,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-HEAD, PRODUCT = 10, 6
+HEAD, PRODUCT = 10, 7
 """Numbers of a job before its products, and of each product."""
 
 _I1, _I32, _I64, _POINTER = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.PointerType()
@@ -62,23 +63,33 @@ class Block:
         self.builder, self.rows, self.vectors = builder, rows, vectors
         self.width, self.last = width, last
         self.number = ir.DoubleType() if double else ir.FloatType()
-        lanes = width // (8 if double else 4)
+        self.number_bytes = 8 if double else 4
+        lanes = width // self.number_bytes
         self.vector, self.lanes = ir.VectorType(self.number, lanes), lanes
         self.zero = ir.Constant(self.vector, [0.0] * lanes)
         order = ir.Constant(ir.VectorType(_I64, lanes), list(range(lanes)))
         self.mask = builder.icmp_signed("<", order, self._repeated(last, ir.VectorType(_I64, lanes)))
         self.sums = [[cgutils.alloca_once(builder, self.vector) for _ in range(vectors)] for _ in range(rows)]
-
-    def begin(self, start: ir.Value, start_row: ir.Value, extra: ir.Value, extra_row: ir.Value) -> None:
-        """Sums begin with `start` (or zero), and what `extra` adds to it."""
-        b, zero = self.builder, ir.Constant(_I64, 0)
         for q, n in self._places():
-            b.store(self.zero, self.sums[q][n])
-        for base, stride in ((start, start_row), (extra, extra_row)):
-            with b.if_then(b.icmp_signed("!=", base, zero)):
-                for q, n in self._places():
-                    value = self._load(self._address(base, stride, q, n), n)
-                    b.store(b.fadd(b.load(self.sums[q][n]), value), self.sums[q][n])
+            builder.store(self.zero, self.sums[q][n])
+
+    def ahead(self, base: ir.Value, stride: ir.Value, write: bool) -> None:
+        """Ask for what `finish` reads or writes, so that it is in the nearest cache by then."""
+        b, zero = self.builder, ir.Constant(_I64, 0)
+        kind = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
+        prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+        with b.if_then(b.and_(b.icmp_signed("!=", base, zero), b.icmp_signed("!=", stride, zero))):
+            for q, n in self._places():
+                place = b.inttoptr(self._address(base, stride, q, n), _POINTER)
+                b.call(prefetch, [place, _I32(int(write)), _I32(3), _I32(1)])
+
+    def add(self, base: ir.Value, stride: ir.Value) -> None:
+        """Add a matrix, if there is one."""
+        b = self.builder
+        with b.if_then(b.icmp_signed("!=", base, ir.Constant(_I64, 0))):
+            for q, n in self._places():
+                value = self._load(self._address(base, stride, q, n), n)
+                b.store(b.fadd(b.load(self.sums[q][n]), value), self.sums[q][n])
 
     def add_product(self, a: ir.Value, a_row: ir.Value, a_term: ir.Value, m: ir.Value, m_term: ir.Value,
                     terms: ir.Value) -> None:  # fmt: skip
@@ -89,7 +100,9 @@ class Block:
         rows = [b.add(a, b.mul(a_row, ir.Constant(_I64, q))) for q in range(self.rows)]
         with cgutils.for_range(b, terms) as loop:
             at = b.add(m, b.mul(loop.index, m_term))
-            values = [self._load(b.add(at, self._offset(n)), n) for n in range(self.vectors)]
+            values = [
+                self._load(b.add(at, ir.Constant(_I64, n * self.width)), n) for n in range(self.vectors)
+            ]
             step = b.mul(loop.index, a_term)
             for q, row in enumerate(rows):
                 place = b.inttoptr(b.add(row, step), _POINTER)
@@ -111,20 +124,12 @@ class Block:
         for q, n in self._places():
             self._store(b.load(self.sums[q][n]), self._address(out, out_row, q, n), n)
 
-    @property
-    def number_bytes(self) -> int:
-        """Bytes of a number."""
-        return self.width // self.lanes
-
     def _places(self) -> list[tuple[int, int]]:
         return [(q, n) for q in range(self.rows) for n in range(self.vectors)]
 
-    def _offset(self, n: int) -> ir.Constant:
-        return ir.Constant(_I64, n * self.width)
-
     def _address(self, base: ir.Value, stride: ir.Value, q: int, n: int) -> ir.Value:
         b = self.builder
-        return b.add(b.add(base, b.mul(stride, ir.Constant(_I64, q))), self._offset(n))
+        return b.add(b.add(base, b.mul(stride, ir.Constant(_I64, q))), ir.Constant(_I64, n * self.width))
 
     def _keep_where_positive(self, decides: ir.Value, place: ir.Value) -> None:
         # as in PyTorch, max(NaN, 0) is NaN, and its gradient goes through
@@ -178,6 +183,20 @@ def on_its_own(_typing: Any):
     return types.void(), generate
 
 
+@intrinsic(prefer_literal=False)
+def move(_typing: Any, unit: Any, to: Any, begin: Any):
+    """Copy one number of the type of `unit` from an address to another."""
+
+    def generate(_context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
+        number, to, begin = arguments
+        size = 8 if unit == types.float64 else 4
+        value = b.load(b.inttoptr(begin, _POINTER), typ=number.type, align=size)
+        b.store(value, b.inttoptr(to, _POINTER), align=size)
+        return _context.get_dummy_value()
+
+    return types.void(unit, types.int64, types.int64), generate
+
+
 @intrinsic(prefer_literal=True)
 def tile(
     _typing: Any, rows: Any, vectors: Any, width: Any, unit: Any, job: Any, row: Any, column: Any, last: Any
@@ -216,14 +235,16 @@ def tile(
             return b.select(b.icmp_signed("==", base, zero), zero, here), stride
 
         block = Block(b, rows.literal_value, vectors.literal_value, double, width.literal_value, last)
-        block.begin(*matrix(2), *matrix(4))
+        start, extra, gate, out = matrix(2), matrix(4), matrix(6), matrix(0)
+        for each, write in ((start, False), (gate, False), (out, True)):
+            block.ahead(*each, write)
         with cgutils.for_range(b, entry(ir.Constant(_I64, 9))) as loop:
             first = b.add(b.mul(loop.index, ir.Constant(_I64, PRODUCT)), ir.Constant(_I64, HEAD))
-            a, a_row, a_term, m, m_term, terms = (
-                entry(b.add(first, ir.Constant(_I64, i))) for i in range(PRODUCT)
-            )
+            a, a_row, a_term, m, m_term, terms = (entry(b.add(first, ir.Constant(_I64, i))) for i in range(6))
             block.add_product(b.add(a, b.mul(row, a_row)), a_row, a_term, b.add(m, column), m_term, terms)
-        block.finish(entry(ir.Constant(_I64, 8)), *matrix(6), *matrix(0))
+        block.add(*start)
+        block.add(*extra)
+        block.finish(entry(ir.Constant(_I64, 8)), *gate, *out)
         return context.get_dummy_value()
 
     return signature, generate
