@@ -176,6 +176,10 @@ CASES = {
         1, torch.tensor([[0, 1, 1, 3]]).expand(h.shape), z, "sum")), ROW, (), 3),
     "largest at inputs": (lambda: Model(lambda m, h, z, n: h.new_zeros(h.shape[0], 3, 4).scatter_reduce(
         1, n[..., None].expand(-1, -1, 4), h, "amax")), STEPS, (PLACES,), 4),
+    "smallest at places, without what is there": (lambda: Model(lambda m, h, z: z.scatter_reduce(
+        1, torch.tensor([[0, 1, 1, 3]]).expand(h.shape), h, "amin", include_self=False)), ROW, (), 3),
+    "sums at inputs by scatter_reduce": (lambda: Model(lambda m, h, z, n: h.new_zeros(h.shape[0], 3, 4).scatter_reduce(
+        1, n[..., None].expand(-1, -1, 4), h, "sum")), STEPS, (PLACES,), 4),
     "folded": (lambda: Images(lambda m, h: functional.fold(
         torch.cat([h.flatten(2)] * 2, 1), (3, 2), (2, 1))), (2, 1, 3, 3), (), 1),
     "where the largest were": (lambda: Images(

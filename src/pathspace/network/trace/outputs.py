@@ -75,7 +75,7 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
 
 def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:
     """The cuts that lead to anything the model returns or keeps; what enters them has the scale 1."""
-    if not recorder.origins:
+    if all(origin.cut is None for origin in recorder.origins.values()):
         return []
     kept = [recorder.lookup(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
     kept += [recorder.lookup(t) for t in shadow.buffers()]

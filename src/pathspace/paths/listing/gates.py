@@ -36,6 +36,7 @@ _PRODUCTS = frozenset(
 
 
 ACCUMULATED = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_"])
+REDUCED = frozenset(["scatter_reduce", "scatter_reduce_"])
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def gated_by_data(
     if name in ACCUMULATED and id(args[2]) in data:
         source = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
         return _added(name, list(args[:3]), source, kwargs)
+    if name in REDUCED:
+        return _reduced(*args, given=id(args[2] if len(args) > 2 else kwargs["index"]) in data, **kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
     # an input that was read before has nodes, and is in both
     acts = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and id(t) in units and id(t) not in data]
@@ -204,6 +207,54 @@ def _added(name: str, items: list[Any], source: Any, kwargs: dict[str, Any]) -> 
         return torch.cat([direct, o]), torch.cat([direct, i + n]), torch.cat([one, opened])
 
     return Gated((base, source), edges)
+
+
+def _reduced(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    given: bool,
+) -> Gated | None:
+    """Edges of sums and maxima at places; of those that meet in a maximum, the one to the first largest is open.
+
+    Returns:
+        None for sums at places that are not given by data, which are affine.
+    """
+    if reduce == "sum" and include_self and not given:
+        return None
+
+    def edges() -> tuple[Tensor, Tensor, Tensor]:
+        zero, n = torch.zeros(input.shape, dtype=torch.float64), input.numel()
+
+        def added(unit: Tensor) -> Tensor:
+            return zero.scatter_add(dim, index, unit.reshape(src.shape))
+
+        def anywhere(unit: Tensor) -> Tensor:
+            return added(unit).sum(dim, keepdim=True).expand(input.shape)
+
+        o, i, there = _opened(anywhere if given else added, added, src.numel())
+        own = torch.ones(n, dtype=torch.float64)
+        if not include_self:
+            own = (added(torch.ones_like(src, dtype=torch.float64)) == 0).double().flatten()
+        o, i, meet = (
+            torch.cat([torch.arange(n), o]),
+            torch.cat([torch.arange(n), i + n]),
+            torch.cat([own, there]),
+        )
+        if reduce == "sum":
+            return o, i, meet
+        values = torch.cat([t.detach().double().flatten() for t in (input, src)])[i]
+        values = torch.where(meet > 0, values if reduce == "amax" else -values, -torch.inf)
+        largest = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, o, values, "amax")
+        (winners,) = ((values == largest[o]) & (meet > 0)).nonzero(as_tuple=True)
+        first = torch.full((n,), len(o)).scatter_reduce(0, o[winners], winners, "amin")
+        return o, i, torch.zeros_like(meet).index_fill(0, first[first < len(o)], 1.0)
+
+    return Gated((input, src), edges)
 
 
 def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:

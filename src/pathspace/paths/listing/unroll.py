@@ -38,7 +38,7 @@ from pathspace.paths.listing.affine import (
     terms_of,
 )
 from pathspace.paths.listing.edge_list import NONE
-from pathspace.paths.listing.gates import Gated, gated, gated_by_data, is_relu
+from pathspace.paths.listing.gates import REDUCED, Gated, gated, gated_by_data, is_relu
 from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.listing.probing import reads
 from pathspace.paths.listing.tensor_roles import TensorRoles, Weights
@@ -132,7 +132,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if name == "__getitem__" and data and self._weight(args[0]):
             return self._embedding(functional.embedding, (args[1], args[0]), {})
         gate = gated(name, func, args, kwargs)
-        if gate is None and data and not weights:
+        if gate is None and (data or name in REDUCED) and not weights:
             gate = gated_by_data(name, func, args, kwargs, self._units, self._data)
         if gate is not None:
             return self._gated(gate, func, args, kwargs)
