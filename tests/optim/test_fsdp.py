@@ -128,6 +128,14 @@ PAIRS = [
 ]
 
 
+# the others are these with fewer options, or another rule of torch's by the same code
+QUICK = [
+    (model, rule)
+    for model, rule in PAIRS
+    if model != "mlp" or rule not in ("PathSGD", "PathAdam", "PathRMSprop", "Adagrad")
+]
+
+
 def trains(rank, folder, steps, pairs):
     size = torch.distributed.get_world_size()
     half, ends = slice(8 * rank // size, 8 * (rank + 1) // size), {}
@@ -154,7 +162,7 @@ def check(ends, steps):
 
 def test_two_processes_train_as_one(tmp_path):
     """Past the tenth step, after which kappa is kept."""
-    check(in_processes(2, trains, tmp_path, FEW, PAIRS), FEW)
+    check(in_processes(2, trains, tmp_path, FEW, QUICK), FEW)
 
 
 @pytest.mark.slow
