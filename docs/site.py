@@ -33,9 +33,8 @@ def slug(heading: str, separator: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What lies outside docs/ is no part of the site: a link to it becomes its path in the repository."""
-    return re.sub(
-        r"\[([^\[\]]*)\]\((?:\.\./)+((?:benchmarks/|README|CHANGELOG)[^)#]*)[^)]*\)", r"\1 (`\2`)", markdown
-    )
+    outside = r"(?:benchmarks/|README|CHANGELOG|CONTRIBUTING)[^)#]*"
+    return re.sub(rf"\[([^\[\]]*)\]\((?:\.\./)+({outside})[^)]*\)", r"\1 (`\2`)", markdown)
 
 
 class Docstrings(griffe.Extension):
