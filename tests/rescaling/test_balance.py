@@ -143,6 +143,36 @@ def test_all_masses_are_least_in_other_networks_too(name):
     assert (other.into + other.out_of).sum() > 1.01 * (best.into + best.out_of).sum()
 
 
+class ZeroEnds(nn.Module):
+    """Residual blocks whose second layers start at zero, as the readout does: H. Zhang et al., "Fixup", 2019."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+        self.up = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(5, 4, bias=False) for _ in range(3))
+        for layer in (*self.down, self.last):
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x):
+        h = self.first(x)
+        for up, down in zip(self.up, self.down, strict=True):
+            h = h + down(torch.relu(up(torch.relu(h))))
+        return self.last(torch.relu(h))
+
+
+def test_a_unit_in_front_of_zeros_has_the_rows_of_he_start():
+    """Nothing leaves a unit, however often the skip is read: its row has the sum of squares 2, as half of it counts."""
+    torch.manual_seed(0)
+    model = ZeroEnds().double()
+    network = ps.trace(model, torch.zeros(1, 3, dtype=torch.float64))
+    ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(0))
+    ps.rescaling.balance_(network)
+    for layer in (model.first, *model.up):
+        squares = layer.weight.detach().square().sum(1)
+        assert_close(squares, torch.full_like(squares, 2.0), rtol=1e-12, atol=0.0)
+
+
 class Filters(nn.Module):
     """Two convolutions, the second with a way around it, and a linear layer over all positions."""
 

@@ -79,11 +79,13 @@ class NodeMass:
     def balance(self) -> Tensor:
         """How far each class is from balance, (gamma_in / gamma_out)^(1/4): 1 where as much enters as leaves.
 
-        A class that no path leaves (or none enters) still has the scale of its other side, sqrt(gamma_in) (or
-        1 / sqrt(gamma_out)); one without any path has no scale, and 1 stands for it.
+        A class that no path leaves, as in front of a zero-initialised layer, still has the scale of what enters one of
+        its nodes, sqrt(gamma_in / n), as He's start has it; one that no path enters has that of what leaves it,
+        1 / sqrt(gamma_out), and one without any path has no scale: 1 stands for it.
         """
         enters, leaves = self.into > 0, self.out_of > 0
-        into, out_of = torch.where(enters, self.into, 1.0), torch.where(leaves, self.out_of, 1.0)
+        into = torch.where(enters, self.into, 1.0)
+        out_of = torch.where(leaves, self.out_of, torch.where(enters, self.nodes, 1.0))
         balance = (into / out_of).sqrt()
         return torch.where(enters & leaves, balance.sqrt(), balance)
 
