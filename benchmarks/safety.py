@@ -271,6 +271,12 @@ def main() -> None:
         "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="OPTIMIZER"
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="the first seed: defaults are chosen on others than are published",
+    )
     parser.add_argument("--factor", type=float, default=1.0, help="of the usual rates")
     parser.add_argument(
         "--options", type=json.loads, default={}, help="more options of the optimizers of ours, JSON"
@@ -288,7 +294,7 @@ def main() -> None:
             "factor": given.factor,
             "options": {} if OPTIMIZERS[name].plain == name or name == "Balanced" else given.options,
         }
-        for seed in range(given.seeds)
+        for seed in range(given.first, given.first + given.seeds)
         for case in given.cases
         for name in given.optimizers
     ]

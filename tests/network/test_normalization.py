@@ -314,6 +314,79 @@ def test_the_gauge_is_the_size_of_what_enters():
     assert found.gauge()[0].item() == pytest.approx(found.out_of[0].item() ** -0.5)
 
 
+POOLS = {
+    "overlapping, with padding": (
+        lambda h: functional.max_pool1d(h, 3, 2, 1),
+        lambda h: functional.avg_pool1d(h, 3, 2, 1, count_include_pad=False),
+    ),
+    "beyond the edge": (
+        lambda h: functional.max_pool1d(h, 4, 4, ceil_mode=True),
+        lambda h: functional.avg_pool1d(h, 4, 4, ceil_mode=True),
+    ),
+    "adaptive": (
+        lambda h: functional.adaptive_max_pool1d(h, 4),
+        lambda h: functional.adaptive_avg_pool1d(h, 4),
+    ),
+    "with its indices": (
+        lambda h: functional.max_pool1d(h, 2, return_indices=True)[0],
+        lambda h: functional.avg_pool1d(h, 2),
+    ),
+    "along a dimension": (lambda h: h.amax(-1), lambda h: h.mean(-1)),
+    "along a dimension, with its place": (lambda h: h.max(-1).values, lambda h: h.mean(-1)),
+}
+
+
+class Pooled(nn.Module):
+    """A normalized convolution, a maximum, and a hidden layer behind it."""
+
+    def __init__(self, largest):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 3, 3, padding=1, bias=False), nn.BatchNorm1d(3)
+        self.hidden, self.out, self.largest = nn.LazyLinear(5), nn.Linear(5, 2), largest
+
+    def forward(self, x):
+        h = self.largest(self.norm(self.conv(x)).relu())
+        return self.out(self.hidden(h.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_one_of_a_window_goes_on_in_the_gauge_where_kappa_adds_it_up(pool):
+    """A maximum has the size of one of its values, and the units behind it of what enters from there."""
+    largest, mean = POOLS[pool]
+
+    x = torch.zeros(1, 1, 6).double()
+    model = Pooled(largest).double()
+    model(x)
+    network = ps.trace(shaken(model), x)
+    q = {name: p.detach().square() for name, p in network.parameters.items()}
+    z = functional.conv1d(torch.ones_like(x), q["conv.weight"], padding=1)
+    h = over_mean(z, (0, 2)) * q["norm.weight"].view(1, -1, 1) + q["norm.bias"].view(1, -1, 1)
+    pooled = mean(h)
+    hidden = functional.linear(pooled.flatten(1), q["hidden.weight"], q["hidden.bias"])[0]
+    channels = torch.cat([h[0], pooled[0].view(3, -1)], 1).mean(1)
+    expected = torch.cat([channels, hidden]).sqrt()
+    assert_close(node_mass(network).gauge(), expected, **TIGHT)
+    factors = torch.arange(2.0, 10.0).double()
+    ps.rescaling.rescale_(network, factors)
+    assert_close(node_mass(network).gauge(), expected * factors, **TIGHT)
+
+
+@pytest.mark.parametrize("rule", ["PathSGD", "GSGD", "DDPAdam", "PathMuon"])
+def test_steps_behind_a_normalized_maximum_are_bitwise_invariant(rule):
+    torch.manual_seed(0)
+    model, x = Pooled(POOLS["overlapping, with padding"][0]), torch.randn(4, 1, 6)
+    model(x)
+    report = ps.rescaling.check_invariance(
+        model,
+        x,
+        loss=lambda output: output.square().mean(),
+        make_optimizer=lambda m, network: getattr(ps.optim, rule)(m.parameters(), network, lr=0.01),
+        steps=12,
+    )
+    assert report.passed
+    assert report.largest_output_difference == 0
+
+
 @pytest.mark.parametrize("t", [2.0**-70, 2.0**60])
 def test_weights_in_front_may_leave_the_room_of_their_type_when_squared(t):
     model, _, _ = network_of("batch norm of images")

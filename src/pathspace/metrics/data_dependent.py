@@ -40,11 +40,9 @@ class DataDependent(DataTerms):
     pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. If it is due,
     it is computed at the end of that call from its own graph; where that is not the evaluation form of the model
     (dropout, BatchNorm in training) or cannot be followed (autocast, frozen parameters, ``outside=``, ``nn.RNN`` but
-    for
-    a stack of it with a linear readout), the step runs the model's code once more, on a copy. With several calls for
-    one
-    step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches: use
-    :meth:`observe`.
+    for a stack of it with a linear readout), the step runs the model's code once more, on a copy. With several calls
+    for one step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its
+    batches: use :meth:`observe`.
 
     Args:
         alpha: share of the data, in [0, 1].

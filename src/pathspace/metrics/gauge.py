@@ -11,9 +11,8 @@ found there is one of the weights, dw = f dw'.
 
 Two roundings meet here. f is a real number: rounded to powers of two it would leave up to sqrt 2 per class that damping
 and powers could see. But where weights are scaled so far that kappa's elements leave float32, kappa is first
-computed in
-the member that lies the nearest powers of two away, which rounds nothing: f = m F with powers of two m. Other networks
-have m = 1 and pay for none of it.
+computed in the member that lies the nearest powers of two away, which rounds nothing: f = m F with powers of two m.
+Other networks have m = 1 and pay for none of it.
 
 Letters: e an edge u -> v; b_c the gauge of unit class c, m_c the power of two next to it.
 """

@@ -68,10 +68,11 @@ def balance_(
     baseline that any invariant method has to beat.
 
     A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
-    brought to the member in which the mean path mass of each unit class is one instead. There balance would make up,
-    at a gain, for whatever lies behind it, and train worse than the start. One whose units are read at many positions,
-    as channels of a convolution are, is brought to the member in which path mass changes from layer to layer by the
-    same factor: balance would weigh a channel by the number of positions that read it.
+    brought to the member in which the mean path mass of each unit class is one instead, with a maximum counted as the
+    mean of its window. There balance would make up, at a gain, for whatever lies behind it, and train worse than the
+    start. One whose units are read at many positions, as channels of a convolution are, is brought to the member in
+    which path mass changes from layer to layer by the same factor: balance would weigh a channel by the number of
+    positions that read it.
 
     The other criteria are those of quantisation, for any traced network:
 

@@ -100,9 +100,8 @@ def window_sum(
 ) -> Tensor:
     """Sum over the windows of a pooling, as a convolution with ones; shape ``[..., *space]``."""
     n = len(kernel)
-    edges: list[
-        int
-    ] = []  # what the last window reaches beyond the right edge (ceil_mode), last dimension first
+    # padding, and what the last window reaches beyond the right edge (ceil_mode), last dimension first
+    edges: list[int] = []
     for d in reversed(range(n)):
         reach = (out_size[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
         right = max(0, reach - t.shape[t.dim() - n + d] - padding[d])

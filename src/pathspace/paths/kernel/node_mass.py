@@ -11,7 +11,9 @@ stand still, and biases near the end run away.
 
 In a network that normalizes, by statistics of what enters, balance is no measure of a weight: scales in front of a
 normalization are 1, and whatever lies behind a gain, such as an average over n positions, which divides path mass by n,
-would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size.
+would be made up for by that gain. What enters a unit has a size of its own there, and the gauge is that size. A maximum
+has the size of one of its n values, so there it counts as their mean, where kappa adds them up: behind a window of
+four, steps of what enters a unit would else be four times as long, and those of what leaves it a quarter.
 
 Nor is it where a unit is read at many positions, as channels of a convolution are: gamma_out is a sum over positions
 then, and what is read at fewer of them, the linear layers at the end, would seem to weigh little. There the gain from
@@ -29,9 +31,11 @@ Letters: c unit class, n_c its number of nodes, h value of a node in the squared
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +43,12 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.squared.parts import cut_factor, local
-from pathspace.squared.tape import Tap
+from pathspace.squared.tape import Instruction, Tap, Tape
 
 _MORE = 1 + 2.0**-10
 """By how much squares grow to tell how many weights are on a path: little, so that the longest do not lead."""
+
+_MAXIMUM = re.compile(r"_?(adaptive_)?max_pool[123]d|amax|amin")
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,8 @@ class NodeMass:
 def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
     """Path mass into and out of every unit class.
 
-    Half of what enters a unit is counted, but all of it in a network that normalizes or whose units have positions.
+    Half of what enters a unit is counted, but all of it in a network that normalizes or whose units have positions; in
+    one that normalizes, one of the values of a maximum.
 
     Args:
         network: a traced network.
@@ -139,7 +146,8 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
         q = {n: square.detach().requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
         watched = [*(node.slot for node in network.nodes), *network.tape.outputs]
-        total, values = network.tape.run(q, network.live, watched, taps)
+        tape = _with_means(network.tape) if network.tape.normalizations else network.tape
+        total, values = tape.run(q, network.live, watched, taps)
         outputs = sum(value.numel() for value in values[len(network.nodes) :])
         # (labels, h, what has the gradient dG/dh)
         masses = [(node.labels, h, h) for node, h in zip(network.nodes, values, strict=False)]
@@ -158,6 +166,17 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
         out_of.index_add_(0, flat.abs(), torch.where(inverse, h, d))
         count.index_add_(0, flat.abs(), torch.ones_like(h))
     return into[1:], out_of[1:], count[1:], total.detach() / max(outputs, 1)
+
+
+def _with_means(tape: Tape) -> Tape:
+    """The same, with the mean of a window where a maximum has the sum, which of ones is how many values there are."""
+
+    def mean(i: Instruction) -> Instruction:
+        sums: Any = i.function
+        return replace(i, function=lambda t: sums(t) / sums(torch.ones_like(t)))
+
+    found = [mean(i) if _MAXIMUM.fullmatch(i.name.split(" ")[0]) else i for i in tape.instructions]
+    return replace(tape, instructions=tuple(found))
 
 
 def _has_positions(network: Network) -> bool:
