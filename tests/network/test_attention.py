@@ -398,7 +398,7 @@ def test_balancing_keeps_the_function(name):
 def test_path_space_refuses_products_by_name():
     model, x, _ = made("ViT")
     network = ps.trace(model, x)
-    with pytest.raises(ValueError, match=r"multiplies two activations \(matmul|__matmul__"):
+    with pytest.raises(ValueError, match=r"multiplies two activations or weights \((matmul|__matmul__)"):
         ps.optim.GSGD(model.parameters(), network, lr=0.01)
     with pytest.raises(ps.UntraceableError, match=r"multiplies two activations.*no sum over paths"):
         ps.paths.unroll(network)

@@ -272,8 +272,8 @@ PARTS = {
     "LSTM": lambda: nn.LSTM(4, 4),
     "GRU": lambda: nn.GRU(4, 4),
     "tanh RNN": lambda: nn.RNN(4, 4),
-    "weight norm": lambda: nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(4, 4)), nn.Unflatten(0, (1, 1))
+    "orthogonal": lambda: nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(4, 4)), nn.Unflatten(0, (1, 1))
     ),
 }
 
@@ -283,7 +283,7 @@ def test_its_parameters_take_the_plain_rule(name):
     model = Model(heads, part=PARTS[name]())
     network = ps.trace(model, X)
     own = {f"part.{key}" for key, _ in model.part.named_parameters()}
-    own -= {key for key in own if name == "weight norm" and key.endswith("bias")}
+    own -= {key for key in own if name == "orthogonal" and key.endswith("bias")}
     assert own <= set(network.outside)
     assert not own & set(network.parameters)
     before = model(X)

@@ -406,7 +406,7 @@ def test_path_space_refuses_products_by_name():
 
 def test_a_power_is_a_product_too():
     model = made("cubed")
-    with pytest.raises(ValueError, match=r"multiplies two activations \(pow"):
+    with pytest.raises(ValueError, match=r"multiplies two activations or weights \(pow"):
         ps.optim.GSGD(model.parameters(), ps.trace(model, X), lr=0.01)
 
 

@@ -257,7 +257,8 @@ MODELS = {
     "bert": (bert, 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu"}),
     "vit": (vit, 2 * (BLOCK + 2 * 16) + 16, {"scaled_dot_product_attention", "gelu"}),
     "whisper": (whisper, 2 * (BLOCK + 2 * 16) + 2 * (2 * BLOCK + 3 * 16), {"scaled_dot_product_attention", "gelu"}),
-    "wav2vec2": (wav2vec2, 8 + 2 * BLOCK + 16, {"scaled_dot_product_attention", "gelu", "_weight_norm", "conv1d"}),
+    # and the four taps of its convolution of positions, whose weight has a gain for each
+    "wav2vec2": (wav2vec2, 8 + 2 * BLOCK + 16 + 4, {"scaled_dot_product_attention", "gelu"}),
     "convnext": (convnext, 2 * 2 * (8 + 16) + 8 + 16, {"gelu"}),
     "mobilenet": (mobilenet, 3 * 8 + 16 + 24 + 40 + 80, {"hardtanh"}),
     "resnet": (resnet, 8 + 2 * 2 + 3 * (16 + 2 * 4), set()),

@@ -39,7 +39,7 @@ def scalings(model: nn.Module, examples: Sequence[Tensor], seeds: int = 8) -> Te
                 return functional_call(model, w, (x,)).reshape(-1)
 
             slopes = jacrev(outputs)(w)
-            rows.append(torch.cat([(slopes[n] * w[n]).flatten(1) for n in w], 1))
+            rows.append(torch.cat([(slopes[n] * w[n]).reshape(len(slopes[n]), -1) for n in w], 1))
     _, singular, basis = torch.linalg.svd(torch.cat(rows))
     values = torch.zeros(basis.shape[0], dtype=torch.float64)
     values[: len(singular)] = singular

@@ -76,8 +76,8 @@ def expect_paths(network: Any) -> None:
     """
     if network.tape.product:
         raise ValueError(
-            f"the network multiplies two activations ({network.tape.product}), so its outputs are no sums over paths, "
-            "and there is no basis of them; optimizers by kappa (PathSGD, PathAdam, Invariant) follow products"
+            f"the network multiplies two activations or weights ({network.tape.product}), so its outputs are no sums "
+            "over paths and there is no basis; optimizers by kappa (PathSGD, PathAdam, Invariant) follow products"
         )
 
 

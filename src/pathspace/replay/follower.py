@@ -79,6 +79,8 @@ class Follower(Matched, TorchFunctionMode):
             return taken_apart.glu(self, name, *args, **kwargs)
         if name in taken_apart.NORMALIZATIONS and self._depends(tensors):
             return taken_apart.normalization(self, name, func, args, kwargs)
+        if name == "_weight_norm" and self._depends(tensors):
+            return taken_apart.weight_norm(self, *args)
         args = taken_apart.written(self, name, self._with_statistics_held(name, args))
         result = func(*args, **kwargs)
         self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)

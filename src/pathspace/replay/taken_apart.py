@@ -116,6 +116,14 @@ def _held(layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) 
     return (x - mean) * inverse
 
 
+def weight_norm(follower: Matched, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Directions of a length that is held, times gains: a weight made of parameters."""
+    follower.next("_weight_norm")
+    weight = v * (g / torch.norm_except_dim(v.detach(), 2, dim))
+    follower.weights.append(weight)
+    return weight
+
+
 def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a write of a parameter into a tensor, with what is written as a tensor of its own.
 

@@ -28,7 +28,7 @@ from pathspace.replay.taken_apart import is_fixed_batch_norm, normalization
 _OTHERWISE = frozenset(
     [
         *("batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"),
-        "scaled_dot_product_attention",
+        *("scaled_dot_product_attention", "_weight_norm"),
     ]
 )  # in training, or taken apart
 _HOOKS = frozenset(

@@ -184,5 +184,5 @@ class Tape:
 
     @cached_property
     def product(self) -> str:
-        """An operation that multiplies two activations, and its place; empty where there is none."""
+        """An operation that multiplies two activations or weights, and its place; empty where there is none."""
         return next((i.name for i in self.instructions if i.form == "product"), "")

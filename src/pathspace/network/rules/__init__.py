@@ -31,6 +31,7 @@ from pathspace.network.rules import (
     scale_free,
     selection,
     upsampling,
+    weight_norm,
 )
 from pathspace.network.written_out import WRITTEN_OUT
 
@@ -54,6 +55,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **fixed_edges.RULES,
     **scale_free.RULES,
     **packed.RULES,
+    **weight_norm.RULES,
 }
 
 RULED = frozenset([*RULES, *WRITTEN_OUT])

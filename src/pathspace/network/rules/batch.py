@@ -102,15 +102,8 @@ def batch_after(
     arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "dims", "shape") if k in kwargs]
     arguments = [*args, *arguments]
     if name in (
-        "contiguous",
-        "clone",
-        "flip",
-        "roll",
-        "unfold",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "interpolate",
-        "upsample",
+        *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
+        *("interpolate", "upsample"),
     ):
         return batch
     if name in ("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__"):

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.rules.elementwise import add_bias
-from pathspace.network.rules.linear import require_parameter
+from pathspace.network.rules.linear import by_normed, require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
@@ -44,10 +44,9 @@ def convolution(
     transposed = "transpose" in name
     of_weight = recorder.lookup(weight)
     fixed = of_weight is None or of_weight.kind == "buffer"
-    x, w = (
-        recorder.as_units(input),
-        recorder.value(weight) if fixed else require_parameter(recorder, name, weight),
-    )
+    normed = of_weight is not None and of_weight.slot in recorder.normed
+    x = recorder.as_units(input)
+    w = recorder.value(weight) if fixed or normed else require_parameter(recorder, name, weight)
     space = w.labels.dim() - 2
     if x.batch is not None and x.batch != (0 if x.labels.dim() == space + 2 else None):
         recorder.wrong_batch(name)
@@ -59,6 +58,8 @@ def convolution(
     if fixed:
         blocks = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
         target = blocks[:, None].expand(groups, count // groups).reshape(count)
+    elif normed:
+        target = by_normed(recorder, name, w, source, groups, transposed=transposed)
     else:
         target = _targets(recorder, name, source, count, w, transposed, groups)
 
@@ -76,7 +77,8 @@ def convolution(
     def squared(h: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
         return function(h, q, c, *args, **kwargs)
 
-    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch)
+    form = "product" if normed else None
+    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch, form=form)
     return recorder.note_linear(out)
 
 

@@ -54,7 +54,8 @@ def linear(
     of_weight = recorder.lookup(weight)
     if of_weight is None or of_weight.kind in ("input", "buffer"):
         return _fixed(recorder, name, func, input, weight, bias)
-    x, w = recorder.as_units(input), require_parameter(recorder, name, weight)
+    normed = of_weight.slot in recorder.normed
+    x, w = recorder.as_units(input), of_weight if normed else require_parameter(recorder, name, weight)
     if x.shape[-1:] != w.shape[-1:]:
         raise RuntimeError(
             f"{recorder.where(name)}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
@@ -63,7 +64,10 @@ def linear(
         recorder.wrong_batch(name)
     wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)  # a vector weight has one output
     source = recorder.scales.unify_over(x.labels, (-1,))
-    labels = map_units(recorder, name, w, wide.shape[0], source, vector=w.labels.dim() == 1)
+    if normed:
+        labels = by_normed(recorder, name, w, source)
+    else:
+        labels = map_units(recorder, name, w, wide.shape[0], source, vector=w.labels.dim() == 1)
     values = [x, w]
     if bias is not None:
         b = recorder.value(bias)
@@ -81,7 +85,7 @@ def linear(
         name=name,
         dtype=input.dtype,
         batch=batch,
-        form="linear" if w.labels.dim() == 2 else None,
+        form="product" if normed else "linear" if w.labels.dim() == 2 else None,
     )
     return recorder.note_linear(out)
 
@@ -115,6 +119,34 @@ def map_units(
     else:
         recorder.uses.add(weight, column, row, target_dim=0)
     return recorder.scales.resolve(target)
+
+
+def by_normed(
+    recorder: Recorder, name: str, w: Value, source: Tensor, groups: int = 1, *, transposed: bool = False
+) -> Tensor:
+    """Labels of what a weight with gains of its own makes of units: scales of both are multiplied.
+
+    Args:
+        recorder: the traced values so far.
+        name: the operation.
+        w: the weight, ``[out, in / groups, ...]``, or ``[in, out / groups, ...]`` if transposed.
+        source: labels of the units, ``[in]``.
+        groups: of them.
+        transposed: of a transposed convolution.
+    """
+    scales, first, second = recorder.scales, *w.shape[:2]
+    labels = scales.unify_along(w.labels, range(2, w.labels.dim())).reshape(first, second, -1)[..., 0]
+    labels = scales.distinct(labels)
+    labels = labels.expand(first if labels.shape[0] > 1 else groups, labels.shape[1])
+    labels = labels.reshape(groups, -1, labels.shape[1])  # [groups, first / groups, second]
+    labels = labels.transpose(1, 2) if transposed else labels  # [groups, out, in]
+    units = source.reshape(groups, 1, -1)
+    if labels.shape[1] > 1:  # the sums of all rows have one scale each: so have the units that they read
+        units = scales.unify_along(units, (2,))[..., :1]
+    product = scales.product(scales.resolve(labels), units, recorder.where(name))
+    target = scales.unify_along(product, (2,))[..., 0]
+    count = (second * groups if transposed else first) // groups
+    return scales.resolve(target).expand(groups, count).reshape(-1)
 
 
 def matmul(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:

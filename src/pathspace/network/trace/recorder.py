@@ -59,6 +59,7 @@ class Recorder:
         self.left: set[str] = set()  # parameters that an operation without a rule takes
         self.calls: Counter[str] = Counter()  # how often an operation was called, by name
         self.unit_values: list[Value] = []  # values of units, right after their ReLU
+        self.normed: set[int] = set()  # slots of weights made of a gain and a direction
         self.inside: dict[int, int] = {}  # slot of a bag -> slot of its rows
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation

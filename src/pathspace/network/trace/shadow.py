@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils import _pytree as pytree
 
 from pathspace.network.trace.interpreter import Interpreter
@@ -37,6 +38,9 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
     memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
     shadow = copy.deepcopy(model, memo)
+    for module in shadow.modules():
+        if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
+            module.eval()
     for tensor, kind, name, data in leaves:
         recorder.add_leaf(tensor, kind, name)
         if kind == "buffer" and not data.is_meta:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from pathspace.network.devices import with_tables_on_the_cpu
@@ -301,12 +302,12 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
                 "Trace the plain module",
             )
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(not getattr(hook, "only_looks", False) for hook in hooks):
+        if any(not getattr(hook, "only_looks", False) and not isinstance(hook, WeightNorm) for hook in hooks):
             raise UntraceableError(
                 "forward hook",
                 name,
                 "a hook can change what the module computes, and tracing does not see it",
-                "Remove it first (handle.remove(), remove_weight_norm, prune.remove; trace before a quantizer "
+                "Remove it first (handle.remove(), prune.remove; trace before a quantizer "
                 "prepares the model), or leave the module outside",
             )
 

@@ -216,7 +216,7 @@ def _check_sums(network: Network) -> None:
         raise UntraceableError(
             network.tape.product,
             "",
-            "it multiplies two activations, so what it returns is no sum over paths",
+            "it multiplies two activations or weights, so what it returns is no sum over paths",
             NOT_WRITTEN,
         )
     for instruction in network.tape.instructions:

@@ -1,0 +1,52 @@
+"""Weight normalization: w = g v / |v|, the length over the slice that has one gain.
+
+The gain carries the scale of its slice, as that of a normalization layer does. The length of v is free: each slice is a
+class of its own, which nothing but v belongs to. In the squared network
+
+    w^2 = g^2 v^2 / m,     m = sum of v^2 over the slice, held in derivatives
+
+(see ``squared.normalization``). A unit in front cannot be rescaled by itself, which would change lengths, but by its
+column's gain, if it has one, or together with all that share the gains of their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.network.rules.linear import require_parameter
+from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.scales import FIXED
+from pathspace.network.trace.values import whole
+
+
+def weight_norm(
+    recorder: Recorder, name: str, func: Callable[..., Any], v: Tensor, g: Tensor, dim: int = 0
+) -> Tensor:
+    """``torch._weight_norm``: of slices along ``dim``, or of all of v for -1."""
+    del func
+    direction, gain = (require_parameter(recorder, name, t) for t in (v, g))
+    if recorder.strict:
+        recorder.no_rule(name, "it divides by the length of a parameter")
+    over = tuple(d for d in range(v.dim()) if dim == -1 or d != dim)
+    where, fixed = recorder.where(name), torch.full(g.shape, FIXED)
+    length, scale = (recorder.scales.fresh(g.numel(), where).reshape(g.shape) for _ in range(2))
+    recorder.uses.add(direction, length, fixed)
+    recorder.uses.add(gain, scale, fixed)
+    length, scale = (recorder.scales.resolve(t).expand(v.shape) for t in (length, scale))
+    units = recorder.note_unit(recorder.emit(whole, [direction], length, name=name, dtype=v.dtype))
+
+    def squared(u: Tensor, q: Tensor) -> Tensor:
+        m = u.detach().sum(over, keepdim=True)
+        return u * q * torch.where(m == 0, 0.0, m.reciprocal())
+
+    parts = [recorder.value(units), gain]
+    made = recorder.emit(squared, parts, scale, name=name, dtype=v.dtype, form="product")
+    recorder.normed.add(recorder.value(made).slot)
+    return made
+
+
+RULES: dict[str, Callable[..., Any]] = {"_weight_norm": weight_norm}
