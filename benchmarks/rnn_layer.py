@@ -75,10 +75,10 @@ def peak(clock: Callable[[], float]) -> Callable[[], float]:
 
     from pathspace.nn.kernels import compiled
 
-    rows, terms = (8, 4096) if compiled.WIDTH == 64 else (6, 4096)
+    rows, terms = compiled._ROWS, 4096
 
     @njit(error_model="numpy")
-    def loop(unit: Any, job: Any, times: int) -> None:
+    def loop(unit: Any, job: Any, times: int, rows: int, columns: int) -> None:
         for _ in range(times):
             compiled._do(unit, 4, job, rows, columns)
 
@@ -90,11 +90,11 @@ def peak(clock: Callable[[], float]) -> Callable[[], float]:
     job = np.array(
         [out.data_ptr(), 4 * columns, 0, 0, 0, 0, 0, 0, 0, 1, a.data_ptr(), 4, 0, m.data_ptr(), 0, terms, 0]
     )
-    loop(np.float32(1), job, 1)
+    loop(np.float32(1), job, 1, rows, columns)
 
     def measure() -> float:
         begin = clock()
-        loop(np.float32(1), job, 20)
+        loop(np.float32(1), job, 20, rows, columns)
         return 20 * 2e-9 * terms * rows * columns / (clock() - begin)
 
     measure.keep = (a, m, out)  # type: ignore[attr-defined]

@@ -22,9 +22,9 @@ from pathspace.nn.kernels.tile import HEAD, PRODUCT, move, on_its_own, tile, vec
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
 """Bytes of a vector on this processor; 0 if it has none that the kernel can use."""
 
-# Blocks of 8 x 3 vectors fit the 32 registers of AVX-512, of 6 x 2 the 16 of AVX2.
+# Blocks of 8 x 3 vectors fit the 32 registers of AVX-512, of 4 x 3 the 16 of AVX2.
 _WIDTH = WIDTH or 32
-_ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (6, 2, 2)
+_ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (4, 2, 3)
 
 
 def _panel(vectors):
@@ -181,20 +181,16 @@ def _forward(call, b_in, b_rec, out, last, low, high):
         m = min(n, _rows(rows, before, low, high))
         here = out + (first[t] + low) * row
         inputs = x + t * x_step + first[t] * x_first + low * x_row
-        if m:
-            _begin(job, here, row, b_in, 0)
+        at = out + (first[before] + low) * row if m else 0
+        # those that come from the step before, and those that begin here
+        for i, some, states, states_row in ((0, m, at, row), (m, n - m, h0 + (low + m) * h0_row, h0_row)):
+            _begin(job, here + i * row, row, b_in, 0)
             job[4], job[8] = b_rec, 1
-            _add(job, inputs, x_row, x_input, from_in, _PANELS, D)
-            _add(job, out + (first[before] + low) * row, row, size, from_rec, _PANELS, H)
-            _do(unit, size, job, m, H)
-        if m < n:  # these begin here
-            _begin(job, here + m * row, row, b_in, 0)
-            job[4], job[8] = b_rec, 1
-            _add(job, inputs + m * x_row, x_row, x_input, from_in, _PANELS, D)
-            _add(job, h0 + (low + m) * h0_row, h0_row, size, from_rec, _PANELS, H)
-            _do(unit, size, job, n - m, H)
+            _add(job, inputs + i * x_row, x_row, x_input, from_in, _PANELS, D)
+            _add(job, states, states_row, size, from_rec, _PANELS, H)
+            _do(unit, size, job, some, H)
         m = min(n, _rows(rows, after, low, high))
-        if m < n:  # and these end
+        if m < n:  # these end here
             _copy(unit, here + m * row, row, size, n - m, H, last + (low + m) * row, row, size)
     room[0] = 0  # Numba frees an array after its last use
 

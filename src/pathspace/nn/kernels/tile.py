@@ -67,8 +67,11 @@ class Block:
         lanes = width // self.number_bytes
         self.vector, self.lanes = ir.VectorType(self.number, lanes), lanes
         self.zero = ir.Constant(self.vector, [0.0] * lanes)
-        order = ir.Constant(ir.VectorType(_I64, lanes), list(range(lanes)))
-        self.mask = builder.icmp_signed("<", order, self._repeated(last, ir.VectorType(_I64, lanes)))
+        whole = ir.VectorType(ir.IntType(8 * self.number_bytes), lanes)
+        rest = self._repeated(builder.trunc(last, whole.element), whole)
+        # the signs of numbers, as AVX2 has masks
+        signs = self._opaque(builder.sub(ir.Constant(whole, list(range(lanes))), rest), "x")
+        self.mask = builder.icmp_signed("<", signs, ir.Constant(whole, [0] * lanes))
         self.sums = [[cgutils.alloca_once(builder, self.vector) for _ in range(vectors)] for _ in range(rows)]
         for q, n in self._places():
             builder.store(self.zero, self.sums[q][n])
@@ -97,15 +100,15 @@ class Block:
         b = self.builder
         kind = ir.FunctionType(self.vector, [self.vector] * 3)
         fma = self._function("fma", kind)
-        rows = [b.add(a, b.mul(a_row, ir.Constant(_I64, q))) for q in range(self.rows)]
+        rows = [b.mul(a_row, ir.Constant(_I64, q)) for q in range(self.rows)]
         with cgutils.for_range(b, terms) as loop:
             at = b.add(m, b.mul(loop.index, m_term))
             values = [
                 self._load(b.add(at, ir.Constant(_I64, n * self.width)), n) for n in range(self.vectors)
             ]
-            step = b.mul(loop.index, a_term)
+            here = self._opaque(b.add(a, b.mul(loop.index, a_term)), "r")
             for q, row in enumerate(rows):
-                place = b.inttoptr(b.add(row, step), _POINTER)
+                place = b.inttoptr(b.add(here, row), _POINTER)
                 factor = self._repeated(b.load(place, typ=self.number, align=self.number_bytes), self.vector)
                 for n, value in enumerate(values):
                     b.store(b.call(fma, [factor, value, b.load(self.sums[q][n])]), self.sums[q][n])
@@ -123,6 +126,11 @@ class Block:
                 self._keep_where_positive(self._load(self._address(gate, gate_row, q, n), n), self.sums[q][n])
         for q, n in self._places():
             self._store(b.load(self.sums[q][n]), self._address(out, out_row, q, n), n)
+
+    def _opaque(self, value: Any, register: str) -> Any:
+        """A value of which LLVM does not know how it was computed: it neither does that anew nor in another way."""
+        nothing = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", f"={register},0", False)
+        return self.builder.call(nothing, [value])
 
     def _places(self) -> list[tuple[int, int]]:
         return [(q, n) for q in range(self.rows) for n in range(self.vectors)]
@@ -213,12 +221,8 @@ def tile(
         column: bytes from the beginning of a row to the block.
         last: numbers of the last vector.
     """
-    constants = (rows, vectors, width)
-    if not all(isinstance(each, types.IntegerLiteral) for each in constants):
-        return None
     double = unit == types.float64
-    integer = types.int64
-    signature = types.void(rows, vectors, width, unit, integer, integer, integer, integer)
+    signature = types.void(rows, vectors, width, unit, *[types.int64] * 4)
 
     def generate(context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
         job, row, column, last = arguments[4:]
