@@ -35,9 +35,8 @@ def flattened(model: nn.Module) -> bool:
     fsdp, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
     if fsdp is None or any(isinstance(module, fsdp.FSDPModule) for module in modules):
         return False
-    return any(
-        getattr(module, "_is_fsdp_managed_module", False) for module in modules
-    )  # a mark for torch.compile
+    # a mark for torch.compile
+    return any(getattr(module, "_is_fsdp_managed_module", False) for module in modules)
 
 
 def refused(kind: str) -> ValueError:

@@ -47,9 +47,8 @@ from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.squared.parts import local, totals
 from pathspace.squared.precision import full_precision
 
-_SIGNS = frozenset(
-    {"Rprop", "Lion", "SignSGD", "Tiger"}
-)  # for which a gradient lost in rounding is as large as any
+# for which a gradient lost in rounding is as large as any
+_SIGNS = frozenset({"Rprop", "Lion", "SignSGD", "Tiger"})
 
 
 class Invariant(MetricOptimizer):
@@ -360,9 +359,8 @@ class Invariant(MetricOptimizer):
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
                 for key, value in rules.get(index, {}).items():
-                    if (
-                        isinstance(value, Tensor) and not value.dim()
-                    ):  # counts, which torch would round or widen
+                    # counts, which torch would round or widen
+                    if isinstance(value, Tensor) and not value.dim():
                         rule.state[shadow][key] = value.to(rule.state[shadow][key].device, copy=True)
         self.state.clear()
         for index, p in zip(saved, self._all_parameters(), strict=True):

@@ -127,9 +127,8 @@ class Follower(Matched, TorchFunctionMode):
             self._tails.update((id(t), t) for t in created)
         if call is not None and call.kind != "parameter":
             data = True
-            if (
-                tensors and created[0] is tensors[0] and not self.was_weight(created[0])
-            ):  # a constant that was just written to
+            # a constant that was just written to
+            if tensors and created[0] is tensors[0] and not self.was_weight(created[0]):
                 self.data[id(created[0])] = created[0]
             weights = [t for t in tensors if self.is_weight(t)]
             if (

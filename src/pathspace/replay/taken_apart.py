@@ -22,10 +22,8 @@ from pathspace.replay.matched import Matched
 from pathspace.replay.observed import Key, Use
 from pathspace.squared.normalization import Normalization
 
-_WRITES = {
-    **dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1),
-    "__setitem__": 2,
-}  # into a tensor, and which argument is written
+# into a tensor, and which argument is written
+_WRITES = {**dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1), "__setitem__": 2}
 _EMBEDDING_BAG = (
     *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),

@@ -31,9 +31,8 @@ _OTHERWISE = frozenset(
         *("scaled_dot_product_attention", "_weight_norm"),
     ]
 )  # in training, or taken apart
-_HOOKS = frozenset(
-    ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]
-)  # a second pass runs them
+# a second pass runs them
+_HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
 _TYPES = (torch.float32, torch.float64)
 
 
@@ -113,9 +112,8 @@ def can_witness(network: Network, inputs: list[Tensor], *, backwards: bool = Tru
     device = next(iter(parameters)).device.type
     if not inputs or traced.outside or traced.states:
         return False
-    if (
-        network.tape.normalizations
-    ):  # the graph of the call leads through their statistics, which a replay holds
+    # the graph of the call leads through their statistics, which a replay holds
+    if network.tape.normalizations:
         return False
     if torch.is_autocast_enabled(device) or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return False

@@ -19,11 +19,8 @@ from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value, apart, common_kind
 
-_INPLACE_ARGUMENT = {
-    "relu": 0,
-    "leaky_relu": 1,
-    "rrelu": 3,
-}  # where ``inplace`` stands after the input; after p, training
+# where ``inplace`` stands after the input; after p, training
+_INPLACE_ARGUMENT = {"relu": 0, "leaky_relu": 1, "rrelu": 3}
 IN_PLACE = frozenset(
     [
         *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "neg_"),

@@ -152,9 +152,8 @@ def cast(
     del func
     value = recorder.value(x)
     dtype = _TYPES.get(name, x.dtype)
-    if (
-        name == "type"
-    ):  # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
+    # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
+    if name == "type":
         created = torch.empty(0, dtype=x.dtype, device="cpu").type(*args, **kwargs)
         if isinstance(created, str):
             return created

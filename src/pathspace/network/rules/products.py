@@ -53,9 +53,8 @@ def multiply(
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else number(constant)
         weighs = recorder.value(traced).kind == "parameter" and name not in IN_PLACE
-        if (
-            weighs and constant.numel() > 1 and not bool(constant.any())
-        ):  # a gain at the start of a recurrence
+        # a gain at the start of a recurrence
+        if weighs and constant.numel() > 1 and not bool(constant.any()):
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}

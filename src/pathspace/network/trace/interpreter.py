@@ -100,9 +100,8 @@ class Interpreter(TorchFunctionMode):
                     return in_parts(*args, **kwargs)
             except UntraceableError:  # some of it cannot be followed: cut at all of it
                 del recorder.operations[begun:]
-        batches = tuple(
-            [None if v is None else v.batch for v in traced]
-        )  # now: a rule may rebind its arguments
+        # now: a rule may rebind its arguments
+        batches = tuple([None if v is None else v.batch for v in traced])
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, name, args, kwargs)
             if result is not None:

@@ -42,9 +42,8 @@ ELEMENTWISE = frozenset(_SEPARATE) - {optim.Muon, MuonAdamW, optim.Adafactor, op
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
 _ALIGNED = 16  # elements, a line of the cache
-_NOTHING = (
-    2.0**-80
-)  # beside the largest entry: digits lost near zero, which depend on the scales of the weights
+# beside the largest entry: digits lost near zero, which depend on the scales of the weights
+_NOTHING = 2.0**-80
 
 
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:

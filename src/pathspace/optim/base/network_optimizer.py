@@ -44,9 +44,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         expect_network(network)
         self.network = network
         self._clipped = ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
-        self._of_groups = frozenset(
-            defaults
-        )  # torch adds options of its own to ``defaults`` when it loads a state
+        # torch adds options of its own to ``defaults`` when it loads a state
+        self._of_groups = frozenset(defaults)
         network.check_current(parts=True)
         self._splits = network.splits
         super().__init__(params, defaults)
@@ -225,10 +224,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         shape, kept_here = self.network.parameters[name].shape, local(self.network.parameters[name]).shape
         rows = shape[:1].numel()
-        matrix = (
-            rows,
-            shape.numel() // max(1, rows),
-        )  # what gauges, and moments of matrix rules, are kept for
+        # what gauges, and moments of matrix rules, are kept for
+        matrix = (rows, shape.numel() // max(1, rows))
         moments = (tuple(shape), matrix) if kept_here == shape else (tuple(kept_here),)
         for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
             kept = state.get(key)

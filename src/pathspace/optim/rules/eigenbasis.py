@@ -91,9 +91,8 @@ def from_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
 
 def eigenvectors(P: Tensor) -> Tensor:
     """Orthonormal eigenvectors of a symmetric matrix in columns, the largest eigenvalue first."""
-    if not bool(
-        torch.isfinite(P.sum())
-    ):  # what is wrong shows in the parameters; a basis is no place to fail
+    # what is wrong shows in the parameters; a basis is no place to fail
+    if not bool(torch.isfinite(P.sum())):
         return torch.eye(P.shape[0], dtype=P.dtype, device=P.device)
     return torch.linalg.eigh(_without_ties(P)).eigenvectors.flip(1).contiguous()
 

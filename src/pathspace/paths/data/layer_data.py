@@ -18,15 +18,8 @@ Examples = slice | Tensor
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 _ALL = slice(None)
-_CONVOLUTION = (
-    None,
-    None,
-    None,
-    1,
-    0,
-    1,
-    1,
-)  # defaults: input, weight, bias, stride, padding, dilation, groups
+# defaults: input, weight, bias, stride, padding, dilation, groups
+_CONVOLUTION = (None, None, None, 1, 0, 1, 1)
 
 
 def lead(tensor: Tensor, batch: int | None) -> Tensor:
