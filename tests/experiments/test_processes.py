@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from pathspace.experiments.commands import Surroundings, run_train
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.processes import ALONE, _choose_gpu, expect_one, joined
+from pathspace.experiments.processes import ALONE, Processes, _choose_gpu, expect_one, joined
 from pathspace.experiments.run import RunResult
 from processes import in_processes
 
@@ -128,6 +129,19 @@ def test_the_other_commands_are_refused_once(tmp_path: Path) -> None:
     refused = torchrun(2, "-m", "pathspace", "compare", "--output", str(tmp_path))
     assert refused.returncode != 0
     assert refused.stderr.count("`pathspace compare` is not split over them") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "says"), [("path-adam", 15, "split evenly"), ("natural", 16, "the whole batch")]
+)
+def test_what_cannot_be_split_is_refused_before_a_folder_is_made(
+    name: str, batch_size: int, says: str, tmp_path: Path
+) -> None:
+    around = Surroundings(output=tmp_path / "out", default=tmp_path / "out", joined=Processes(0, 2))
+    values = {"task": "adding", "task_options": runs.SIZES, "batch_size": batch_size}
+    with pytest.raises(ConfigurationError, match=says):
+        run_train(name, "default", 0.01, 0, ("a test", values), around, given=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

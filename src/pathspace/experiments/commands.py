@@ -18,6 +18,7 @@ from pathspace.experiments import folders, invariance
 from pathspace.experiments.compare import Comparison, check_task_of, compare, train
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.engine import check_parts
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
@@ -319,6 +320,8 @@ def begun(
     output = _place(around, goes_on)
     configuration, _ = _settle(asked, output, around, given=given)
     check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
+    for name in configuration.settings.methods:
+        check_parts(configuration.settings.batch_size, name, around.joined.count)
     make_folder(output)
     with folders.alone_in(output):
         # Anew: another command may have been at work here while the task was loaded.

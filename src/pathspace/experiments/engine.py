@@ -82,7 +82,7 @@ def run(
         InterruptedRunError: `should_stop` said yes.
     """
     chosen = method(config.method)
-    check_parts(config, chosen, processes.count)
+    check_parts(config.batch_size, config.method, processes.count)
     stored = folder is not None and resume and checkpoint.exists(folder)
     stored = processes.from_first(stored)
     with _isolated(config, torch.device(device)):
@@ -160,7 +160,7 @@ def _kernel(model: torch.nn.Module) -> str | None:
     return "; ".join(kernels) or None
 
 
-def check_parts(config: RunConfig, chosen: Method, count: int) -> None:
+def check_parts(batch_size: int, name: str, count: int) -> None:
     """Refuse a run that several processes with a part of every batch each would not do as one does.
 
     Raises:
@@ -168,14 +168,14 @@ def check_parts(config: RunConfig, chosen: Method, count: int) -> None:
     """
     if count == 1:
         return
-    if config.batch_size % count:
+    if batch_size % count:
         raise ConfigurationError(
-            f"The batch size {config.batch_size} cannot be split evenly over {count} processes, and unequal parts "
+            f"The batch size {batch_size} cannot be split evenly over {count} processes, and unequal parts "
             "would not have the mean gradient of the batch: give a multiple of the number of processes."
         )
-    if chosen.whole_batch:
+    if why := method(name).whole_batch:
         raise ConfigurationError(
-            f"A step of the method {config.method!r} needs the whole batch ({chosen.whole_batch}), and each of {count} "
+            f"A step of the method {name!r} needs the whole batch ({why}), and each of {count} "
             "processes has a part of it: start it without torchrun, or choose another method."
         )
 
