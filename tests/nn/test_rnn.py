@@ -5,9 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -400,6 +404,36 @@ def test_writes_nothing_beyond_its_matrices():
         assert part[name].isfinite().all(), name
         assert whole[name][:edge].isnan().all(), name
         assert whole[name][-edge:].isnan().all(), name
+
+
+KEPT = """
+import sys, torch
+from pathspace.nn.kernels import recurrent
+torch.manual_seed(0)
+x, plain = torch.randn(20, 4, 2), torch.nn.RNN(2, 8, nonlinearity="relu")
+w = tuple(plain.parameters())
+if sys.argv[1] == "forward":
+    with torch.no_grad():
+        recurrent.layer(x, None, w)
+else:
+    ours, theirs = (
+        torch.autograd.grad(states.square().sum(), w) for states in (recurrent.layer(x, None, w)[0], plain(x)[0])
+    )
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.slow  # compiles everything twice
+def test_loops_that_several_processes_kept_go_together(tmp_path):
+    """One process keeps the way forward on disk, the next one the way back, and a third takes both from there."""
+    root = str(Path(ps.__file__).parents[1])
+    for what in ("forward", "both", "both"):
+        done = subprocess.run(
+            [sys.executable, "-c", KEPT, what], capture_output=True, text=True, check=False,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": root},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
 
 
 def test_refuses_what_pytorch_refuses():

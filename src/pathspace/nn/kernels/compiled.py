@@ -30,7 +30,6 @@ _ROWS, _FEWER, _VECTORS = (8, 4, 3) if _WIDTH == 64 else (4, 2, 3)
 def _panel(vectors):
     """A function that does a job for some rows, and so many vectors of each."""
 
-    @njit(error_model="numpy")
     def panel(unit, job, rows, column, last):
         on_its_own()  # type: ignore[call-arg]
         row = 0
@@ -44,7 +43,9 @@ def _panel(vectors):
             tile(1, vectors, _WIDTH, unit, job, row, column, last)
             row += 1
 
-    return panel
+    # what was kept on disk by several processes is joined by names, and the number that Numba adds begins in each anew
+    panel.__qualname__ = f"_panel{vectors}"
+    return njit(error_model="numpy")(panel)
 
 
 _PANELS = -1
@@ -67,8 +68,7 @@ def _do(unit, size, job, rows, columns):
         return
     lanes = _WIDTH // size
     vectors = (columns + lanes - 1) // lanes
-    address = job.ctypes.data
-    begin = 0
+    address, begin = job.ctypes.data, 0
     while begin < vectors:
         n = _wide(vectors - begin)
         column, last = begin * _WIDTH, min(lanes, columns - (begin + n - 1) * lanes)
