@@ -15,11 +15,15 @@ TIMEOUT = 300  # seconds, of processes that take a few
 
 
 @functools.cache
-def _copies():
+def copies():
     context = multiprocessing.get_context("forkserver")
+    # all that takes long to load: the first optimizer of torch asks for torch._dynamo
     context.set_forkserver_preload(
-        ["torch.distributed.checkpoint", "torch.distributed.fsdp", "pathspace.cli"]
-    )
+        [
+            "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "pathspace.cli",
+            "pathspace.optim", "pathspace.experiments.pool",
+        ]
+    )  # fmt: skip
     return context
 
 
@@ -69,7 +73,7 @@ def _member(place, function, joins, folder, args):
 
 def _ended(calls):
     """The exit codes of processes that make these calls at the same time."""
-    processes = [_copies().Process(target=_called, args=call) for call in calls]
+    processes = [copies().Process(target=_called, args=call) for call in calls]
     try:
         for process in processes:
             process.start()

@@ -9,7 +9,7 @@ import pathspace as ps
 from cases import mlp
 from processes import in_processes
 
-STEPS = 50
+STEPS = 24  # two refreshes at their usual distance, and a few steps more
 DATA = {"lr": 0.02, "estimator": "signs"}
 # (class, options, examples in the whole batch)
 RULES = {
