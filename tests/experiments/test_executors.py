@@ -22,6 +22,7 @@ from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.workers import Workers
+from processes import copies
 
 Configs = Callable[..., RunConfig]
 
@@ -48,6 +49,14 @@ class Dying(PlacedRun):
         return super().__call__(listener, should_stop, again=again)
 
 
+class Copies(Workers):
+    """Workers that start at once, of which some are to die."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(processes)
+        self._context = copies()
+
+
 class Notes(Silent):
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -71,7 +80,7 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_no
     whole = PlacedRun(tiny_config(), Place(tmp_path / "whole", checkpoint_every=3))(Silent())
     place, notes = Place(tmp_path, checkpoint_every=3), Notes()
     jobs = [Dying(tiny_config(), place, 1), PlacedRun(tiny_config(seed=1), place)]
-    with Workers(2) as workers:
+    with Copies(2) as workers:
         ended = {one.config.seed: one for one in workers.run(jobs, notes)}
         (lost,) = workers.run(
             [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Silent()
