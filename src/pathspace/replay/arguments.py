@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
+from pathspace.network.trace.functions import PLAIN
 from pathspace.squared.precision import widened
-
-_PLAIN = (int, float, bool, str, torch.dtype, torch.device, type(None))
 
 
 @dataclass(frozen=True)
@@ -26,17 +24,6 @@ class Arguments:
     kwargs: dict[str, Any]
 
 
-def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors among arguments, in their order; most arguments are tensors or numbers, not containers."""
-    result: list[Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            result.append(value)
-        elif not isinstance(value, _PLAIN):
-            result += [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
-    return result
-
-
 def mapped(
     function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -45,7 +32,7 @@ def mapped(
     def of(value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(value)
-        return value if isinstance(value, _PLAIN) else pytree.tree_map_only(Tensor, function, value)
+        return value if isinstance(value, PLAIN) else pytree.tree_map_only(Tensor, function, value)
 
     return tuple(map(of, args)), {name: of(value) for name, value in kwargs.items()}
 

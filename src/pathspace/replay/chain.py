@@ -25,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from pathspace.network.network import Network
 from pathspace.network.rules import MOVEMENTS
-from pathspace.network.trace.functions import METADATA, short_name
-from pathspace.replay.arguments import tensors_in
+from pathspace.network.trace.functions import METADATA, short_name, tensors_in
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
 from pathspace.squared.stacked import Stack

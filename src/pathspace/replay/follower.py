@@ -18,10 +18,9 @@ from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 from pathspace.network.rules import MOVEMENTS, RULED
 from pathspace.network.rules.scale_free import SIGNS
-from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name
+from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name, tensors_in
 from pathspace.network.written_out import written_out
 from pathspace.replay import taken_apart
-from pathspace.replay.arguments import tensors_in
 from pathspace.replay.matched import UNGRADED, Matched, Summary
 
 _PACKED = (

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from pathspace.network import Network
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.replay.arguments import Arguments, examples_in, tensors_in
+from pathspace.network.trace.functions import tensors_in
+from pathspace.replay.arguments import Arguments, examples_in
 from pathspace.replay.chain import ChainPass, ChainWitness
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay

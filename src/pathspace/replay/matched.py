@@ -12,7 +12,8 @@ from torch.autograd.graph import get_gradient_edge
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 from pathspace.network.program import Operation
-from pathspace.replay.arguments import mapped, tensors_in
+from pathspace.network.trace.functions import tensors_in
+from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Key, Node, Use
 
 _OUT_OF_PLACE = {

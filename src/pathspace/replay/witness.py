@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
 from pathspace.network.rules import RULED
-from pathspace.network.trace.functions import METADATA, RANDOM, by_position, short_name
-from pathspace.replay.arguments import examples_in, tensors_in
+from pathspace.network.trace.functions import METADATA, RANDOM, by_position, short_name, tensors_in
+from pathspace.replay.arguments import examples_in
 from pathspace.replay.follower import Follower
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -23,6 +23,21 @@ def short_name(func: Callable[..., Any]) -> str:
         name = ".".join(parts[-2:]) if parts[-1] in ("__get__", "__set__") else parts[-1]
         _NAMES[func] = name = "mm" if name == "spmm" else name  # torch.spmm is torch.mm
     return name
+
+
+PLAIN = (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(Ellipsis))
+"""What an argument is, if it is neither a tensor nor a container."""
+
+
+def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors among arguments, in their order."""
+    result: list[Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            result.append(value)
+        elif not isinstance(value, PLAIN):
+            result += [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
+    return result
 
 
 _IN_ORDER = (

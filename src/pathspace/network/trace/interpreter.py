@@ -35,6 +35,7 @@ from pathspace.network.trace.functions import (
     by_position,
     fits,
     short_name,
+    tensors_in,
     without_values,
 )
 from pathspace.network.trace.reasons import INDICES, INPUTS_READ, OF_INPUTS, REASONS, ROUNDED
@@ -78,7 +79,7 @@ class Interpreter(TorchFunctionMode):
             args, kwargs = by_position(args, kwargs)
         if kwargs.get("out") is not None:
             recorder.refuse(name, "it writes its result into another tensor (out=)")
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = tensors_in(args, kwargs)
         traced = [recorder.lookup(t) for t in tensors]
         values = [v for v in traced if v is not None]
         if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.lookup(t) is None):

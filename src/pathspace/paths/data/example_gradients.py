@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.trace.functions import tensors_in
 from pathspace.paths.data.layer_data import Examples, lead, sequences, some
 from pathspace.paths.data.signs import Pairs
-from pathspace.replay.arguments import mapped, tensors_in
+from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Use
 
 _CHANNEL_NORMS = frozenset(["batch_norm", "group_norm", "instance_norm"])  # gain and bias for each channel
