@@ -28,8 +28,8 @@ class Model(nn.Module):
         self._function = function
         self.double()
 
-    def forward(self, x):
-        return self._function(self, x)
+    def forward(self, x, *others):
+        return self._function(self, x, *others)
 
 
 def square(m):
@@ -340,8 +340,17 @@ def test_says_where_it_was_cut():
 
 
 def test_a_loop_is_reported_once():
-    network = ps.trace(Model(looped), X)
-    assert repr(network).splitlines()[1:] == ["  cut at 'tanh', 3 times"]
+    for steps in (3, 784):
+
+        def loop(m, x, steps=steps):
+            h = x.new_zeros(len(x), 4)
+            for _ in range(steps):
+                h = torch.tanh(m.a(x) + m.b(h))
+            return m.o(m.c(h).relu())
+
+        network = ps.trace(Model(loop), X)
+        assert repr(network).splitlines()[1:] == [f"  cut at 'tanh', {steps} times"]
+        assert network.num_classes == 4
 
 
 def test_warns_of_a_network_without_classes_and_says_why():
@@ -414,8 +423,10 @@ REFUSED = {
     "another place": (lambda m, x: m.o(torch.add(m.a(x).tanh(), 1, out=torch.zeros(5, 4, **DOUBLE))), "out="),
     "examples mixed after it": (mixed_after, "mixes the examples"),
     "examples mixed in it": (mixed_inside, "mixes the examples|cannot be the batch"),
-    "nothing": (lambda *_: None, "no tensor that the model returns"),
-    "nothing of the input": (lambda *_: torch.ones(5, 2), "no tensor that the model returns"),
+    "nothing": (lambda *_: None, "no tensor that the model returns.*it returns None"),
+    "no tensor": (lambda *_: {"loss": 1.0}, "no tensor that the model returns.*a dict without tensors"),
+    "a parameter": (lambda m, *_: m.a.bias * 2, "no tensor that the model returns.*the parameter 'a.bias' itself"),
+    "nothing of the input": (lambda *_: torch.ones(5, 2), "no tensor that the model returns.*constants"),
 }  # fmt: skip
 
 
@@ -429,6 +440,41 @@ def test_what_would_not_be_exact_is_refused(name):
 def test_an_input_of_another_structure_is_named():
     with pytest.raises(ValueError, match=r"example_input is a object.*give a tensor, a tuple"):
         ps.trace(Model(gelu), object())
+
+
+class Batch:
+    def __init__(self, values):
+        self.values = values
+
+
+def test_tensors_inside_an_object_are_no_inputs():
+    """They would be constants, whatever the next batch holds."""
+    model = Model(lambda m, x, batch: m.o(m.a(x + batch.values).relu()))
+    with pytest.raises(
+        ValueError, match=r"example_input holds a Batch, whose tensors.*module that takes the tensors"
+    ):
+        ps.trace(model, (X, Batch(X)))
+    assert ps.trace(Model(lambda m, x, _: m.o(m.a(x).relu())), (X, Batch("a name"))).num_classes == 4
+
+
+RETURNED = {
+    "as it is": lambda m: m.b.weight,
+    "a row": lambda m: m.b.weight[0],
+    "doubled": lambda m: [2 * m.b.weight],
+    "detached": lambda m: {"weight": m.b.weight.detach()},
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_parameter_that_is_returned_keeps_its_values(name):
+    model = Model(lambda m, x: (m.o(m.c(m.b(m.a(x).relu()).relu()).relu()), RETURNED[name](m)))
+    network, before = ps.trace(model, X), model.b.weight.detach().clone()
+    result = model(X)[0]
+    assert "b.weight" in network.outside
+    assert network.num_classes == 4  # between c and o
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model.b.weight, before)
+    assert torch.equal(model(X)[0], result)
 
 
 def test_what_asks_for_values_of_inputs_says_what_to_do():

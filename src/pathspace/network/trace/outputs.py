@@ -56,10 +56,13 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
             else UntraceableError(
                 "output",
                 "",
-                "no tensor that the model returns depends on its parameters",
+                f"no tensor that the model returns depends on its parameters ({_in_words(result, values)})",
                 "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
             )
         )
+    for value in map(recorder.lookup, tensors_in(returned)):
+        if value is not None and value.kind == "parameter":  # it keeps its values
+            recorder.left.add(value.name)
     left = states | {id(v) for v in values if v is not None and v.kind == "indices"}
     places = tuple(i for i, v in enumerate(values) if id(v) not in left)
     chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
@@ -71,6 +74,21 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
         recorder.scales.unify(labels, torch.where(labels == WILD, WILD, FIXED))
     _note_what_enters(recorder, counted)
     return list({v.slot: v for v in outputs}.values()), places, slots, cuts
+
+
+def _in_words(result: Any, values: list[Value | None]) -> str:
+    if not values:
+        return (
+            f"it returns a {type(result).__name__} without tensors"
+            if result is not None
+            else "it returns None"
+        )
+    names = [v.name for v in values if v is not None and v.kind == "parameter"]
+    return (
+        f"it returns the parameter '{names[0]}' itself"
+        if names
+        else "all are constants, or functions of inputs"
+    )
 
 
 def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:

@@ -91,7 +91,16 @@ def arguments_for(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
             "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
-    first = next((t for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor)), None)
+    leaves = pytree.tree_leaves(inputs)
+    for leaf in leaves:  # its tensors would be constants
+        if not isinstance(leaf, (Tensor, nn.Module, type)) and any(
+            isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values()
+        ):
+            raise ValueError(
+                f"example_input holds a {type(leaf).__name__}, whose tensors a trace does not see: wrap the model in a "
+                "module that takes the tensors, and makes it of them"
+            )
+    first = next((t for t in leaves if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("example_input holds no tensor")
     if batch_dim is not None and batch_dim > max(1, first.dim() - 1):  # 1 is tried unasked
