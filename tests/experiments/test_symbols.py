@@ -102,9 +102,8 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0] == "model,variant,music,anbn,size,seconds"
 
-    monkeypatch.setattr(
-        "pathspace.experiments.symbols.report.draw", lambda *_: (b"", "<svg></svg>")
-    )  # seen above
+    for name in ("draw", "draw_over_time"):  # seen above
+        monkeypatch.setattr(f"pathspace.experiments.symbols.report.{name}", lambda *_: (b"", "<svg></svg>"))
 
     # broken off: one cell is missing, one was marked so that doing it again would show
     (folder / "report.html").unlink()
