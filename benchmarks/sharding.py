@@ -4,8 +4,8 @@
 
 trains an MLP for some steps with each optimizer, in so many processes, and prints one JSON line for each: bytes of the
 optimizer's state, the largest amount of memory that tensors took at once during a step that computes kappa and during
-one that does not, beyond what lay there before, and the bytes that were gathered for kappa. All are of one process, the
-first, and counted at every operation of torch, not measured at the operating system.
+one that does not, beyond what lay there before, and the bytes that were gathered in each of them. All are of one
+process, the first, and counted at every operation of torch, not measured at the operating system.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +32,8 @@ OPTIMIZERS = {
         params, network, lr=0.1, momentum=0.9, refresh_every=2
     ),
     "PathAdam": lambda params, network: ps.optim.PathAdam(params, network, lr=1e-3, refresh_every=2),
+    "PathMuon": lambda params, network: ps.optim.PathMuon(params, network, lr=1e-3, refresh_every=2),
+    "PathSOAP": lambda params, network: ps.optim.PathSOAP(params, network, lr=1e-3, refresh_every=2),
 }
 
 
@@ -109,16 +110,17 @@ def measured(processes: int, name: str, width: int, depth: int) -> dict[str, Any
         "refresh": most[4],
         "between": most[5],
         "gathered": gathered[4],
+        "gathered_between": gathered[5],
     }
 
 
-def run(rank: int, processes: int, store: str, width: int, depth: int) -> None:
+def run(rank: int, processes: int, store: str, names: list[str], width: int, depth: int) -> None:
     """One of the processes."""
     torch.set_num_threads(1)
     if processes > 1:
         method = f"file://{store}/{processes}"
         distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=processes)
-    for name in OPTIMIZERS:
+    for name in names:
         result = measured(processes, name, width, depth)
         if rank == 0:
             sys.stdout.write(json.dumps(result) + "\n")
@@ -133,12 +135,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=8)
     args = parser.parse_args()
     for processes in args.processes:
         with tempfile.TemporaryDirectory() as folder:
-            spawn(run, (processes, str(Path(folder)), args.width, args.depth), nprocs=processes)
+            spawn(run, (processes, folder, args.optimizers, args.width, args.depth), nprocs=processes)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathspace.squared.parts import is_split, layout_refused
 
 WHAT_TO_DO = (
     "Trace the model before FSDP's fully_shard splits it, and make the optimizer after, of model.parameters(): "
-    "PathSGD, PathAdam, PathRMSprop, PathGradientAdam, or Invariant with an elementwise rule such as "
+    "PathSGD, PathAdam, PathRMSprop, PathGradientAdam, PathMuon, PathSOAP, or Invariant with a rule such as "
     "torch.optim.AdamW, with the metric Path (without second_term) or Balanced. Or keep the model whole in every "
     "process (DistributedDataParallel, which trace and all optimizers know); or balance it before "
     "(pathspace.rescaling.balance_) and train it with an optimizer of torch"

@@ -27,6 +27,7 @@ from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.coordinates import (
     ELEMENTWISE,
+    GATHERED,
     Entry,
     as_shadow,
     entries_of,
@@ -34,6 +35,7 @@ from pathspace.optim.base.coordinates import (
     in_turn,
     moved_back,
     seen_from_zero,
+    step_gathered,
     through,
     type_of_shadow,
 )
@@ -44,7 +46,7 @@ from pathspace.optim.base.points import frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.rmsprop import RMSprop
-from pathspace.squared.parts import local, totals
+from pathspace.squared.parts import dealt, local, totals
 from pathspace.squared.precision import full_precision
 
 # for which a gradient lost in rounding is as large as any
@@ -134,8 +136,13 @@ class Invariant(MetricOptimizer):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parameters may be split over processes by FSDP: if the rule treats every element by itself."""
-        return super().takes_parts and (self.rule is None or type(self.rule) in ELEMENTWISE)
+        """Whether parameters may be split over processes by FSDP: if the rule treats every one by itself."""
+        return super().takes_parts and (self.rule is None or type(self.rule) in ELEMENTWISE | GATHERED)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether parameters are gathered for the rule, which keeps its rows of what it knows of them as DTensors."""
+        return self._in_parts and type(self.rule) in GATHERED
 
     # -- the rule and its groups --------------------------------------------------------------------------------
 
@@ -260,8 +267,11 @@ class Invariant(MetricOptimizer):
                             entry.put()
                         else:
                             entry.put_zero(decay(entry.shadow))
-                    with handed(rule, part):
-                        rule.step()
+                    if self._gathers:
+                        step_gathered(rule, part, sees=decay is None)
+                    else:
+                        with handed(rule, {id(entry.shadow): entry.shadow for entry in part}):
+                            rule.step()
                     for entry in part:
                         entry.map_back(None if decay is None else decay(entry.shadow))
                 self._has_stepped = True
@@ -369,6 +379,10 @@ class Invariant(MetricOptimizer):
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
                 }
         self._share_states()
+
+    def _own_part(self, key: str, value: Any, p: Any) -> Any:
+        of_rule = self._gathers and not key.startswith(_OURS)
+        return dealt(value, p) if of_rule else super()._own_part(key, value, p)
 
 
 def _squared_norm(parts: Sequence[Sequence[Entry]], *, masked: bool) -> float:

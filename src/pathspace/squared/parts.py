@@ -51,16 +51,24 @@ def cut_factor(factor: Tensor, like: Any) -> Tensor:
 
 def joined(values: Tensor, like: Any) -> Any:
     """The tensor, split as ``like`` is, whose part in this process these values are."""
-    if not is_split(like):
+    if not is_split(like) or is_split(values):
         return values
     return type_of_split().from_local(
         values, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
-def whole(tensor: Any) -> Tensor:
-    """The whole of a tensor, gathered from all processes, each of which must ask."""
+def whole(tensor: Any) -> Any:
+    """The whole of a tensor, gathered from all processes, each of which must ask; of anything else itself."""
     return tensor.full_tensor() if is_split(tensor) else tensor
+
+
+def dealt(value: Any, like: Any) -> Any:
+    """A whole tensor of any shape, its rows dealt out to the processes of ``like``; anything else as it is."""
+    if not is_split(like) or is_split(value) or not isinstance(value, Tensor) or not value.dim():
+        return value
+    deal, mesh = sys.modules["torch.distributed.tensor"].distribute_tensor, like.device_mesh
+    return deal(value, mesh, like.placements, src_data_rank=None).clone()  # the rows are a view of the whole
 
 
 def type_of_split() -> Any:

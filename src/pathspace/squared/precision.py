@@ -55,9 +55,7 @@ class AtLeast(TorchFunctionMode):
             kwargs = {key: self.dtype if self._is_narrow(value) else value for key, value in kwargs.items()}
         try:
             result = func(*args, **kwargs)
-        except (
-            RuntimeError
-        ):  # a tensor that no torch function made, such as torch.Tensor(2, 3), beside wider ones
+        except RuntimeError:  # a tensor that no torch function made (torch.Tensor(2, 3)), beside wider ones
             wide = pytree.tree_map_only(Tensor, lambda t: self._widened(t, func, ()), (args, kwargs))
             if all(a is b for a, b in zip(*map(pytree.tree_leaves, (wide, (args, kwargs))), strict=True)):
                 raise

@@ -26,7 +26,7 @@ from pathspace.optim.base.network_optimizer import evaluated
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
-from pathspace.squared.parts import local
+from pathspace.squared.parts import cut, dealt, joined, local, whole
 
 # by class, not by name: others have rules of these names that decay in other ways
 _DECOUPLED = (optim.AdamW, optim.Muon, MuonAdamW, SOAP)  # u <- (1 - lr weight_decay) u
@@ -37,7 +37,9 @@ _BLIND = (
 # what they do to a parameter depends on no other, and raises nothing that it did not raise before: SOAP's
 # decompositions may, and it is handed all parameters at once
 _SEPARATE = {*_BLIND, optim.Adafactor, optim.ASGD} - {SOAP}
-ELEMENTWISE = frozenset(_SEPARATE) - {optim.Muon, MuonAdamW, optim.Adafactor, optim.Rprop}
+GATHERED = frozenset({optim.Muon, MuonAdamW, SOAP, optim.Adafactor})
+"""Rules that do to a parameter what depends on all of it, and on no other."""
+ELEMENTWISE = frozenset(_SEPARATE) - GATHERED - {optim.Rprop}
 """Rules that do to an element what depends on no other element, and so may be given parts of parameters."""
 # elements: so many of each of a rule's tensors stay in the cache, and cost more than the calls
 _TOGETHER = 2**18
@@ -175,6 +177,15 @@ class Entry:
             du = torch.sub(self._u, (start / r).to(self._u.dtype), out=out)
         return du.masked_fill_(r == 0, 0.0) if self.has_zeros else du
 
+    def gathered(self, *, sees: bool) -> nn.Parameter:
+        """u and h of a parameter that is split over processes; u = 0 if the rule does not look at it."""
+        p, shape = self.parameter, (*self.parameter.shape[:1], *self.shadow.shape[1:])
+        h = whole(joined(self._h, p))
+        u = whole(joined(self._u, p)) if sees or self.r is None else torch.zeros_like(h)
+        full = nn.Parameter(u.view(shape))
+        full.grad = h.view(shape)
+        return full
+
     def put_zero(self, decay: float) -> None:
         """u = decay w outside the network, where all other u of the part are 0."""
         if self.r is None:
@@ -251,20 +262,31 @@ def in_turn(rule: Optimizer, entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 @contextmanager
-def handed(rule: Optimizer, entries: Sequence[Entry]) -> Iterator[None]:
-    """A context in which a rule's groups hold some parameters only."""
-    whole = [group["params"] for group in rule.param_groups]
-    if sum(map(len, whole)) == len(entries):
-        yield
-        return
-    some = {id(entry.shadow) for entry in entries}
+def handed(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """A context in which a rule's groups hold some parameters only, or others in their place, by their ids."""
+    every = [group["params"] for group in rule.param_groups]
     try:
-        for group, params in zip(rule.param_groups, whole, strict=True):
-            group["params"] = [p for p in params if id(p) in some]
+        for group, params in zip(rule.param_groups, every, strict=True):
+            group["params"] = [some[id(p)] for p in params if id(p) in some]
         yield
     finally:
-        for group, params in zip(rule.param_groups, whole, strict=True):
+        for group, params in zip(rule.param_groups, every, strict=True):
             group["params"] = params
+
+
+def step_gathered(rule: Optimizer, entries: Sequence[Entry], *, sees: bool) -> None:
+    """A step of a rule that needs whole parameters, gathered one after the other; whether it ``sees`` u, or finds 0.
+
+    Every process takes the same step, and keeps its rows of it and of what the rule keeps.
+    """
+    for entry in entries:
+        p, own = entry.parameter, entry.shadow
+        full, kept = entry.gathered(sees=sees), rule.state.get(own, {})
+        rule.state[full] = {key: whole(value) for key, value in kept.items()}
+        with handed(rule, {id(own): full}):
+            rule.step()
+        own.copy_(cut(full, p))
+        rule.state[own] = {key: dealt(value, p) for key, value in rule.state.pop(full).items()}
 
 
 @contextmanager

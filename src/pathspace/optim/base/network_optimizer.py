@@ -170,10 +170,19 @@ class NetworkOptimizer(torch.optim.Optimizer):
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         of = dict(zip(saved, self._all_parameters(), strict=False))  # torch tells if they are not as many
         states = {
-            i: {k: _own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
+            i: {k: self._own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
             for i, state in state_dict["state"].items()
         }
         return {**state_dict, "state": {i: state for i, state in states.items() if state}}
+
+    def _own_part(self, key: str, value: Any, p: Any) -> Any:
+        """What a process keeps of an entry of a state."""
+        if p is None or not _is_of_elements(key, value):
+            return value
+        if is_split(value) and is_split(p) and value.device_mesh == p.device_mesh:
+            return local(value)
+        value = whole(value)
+        return cut(value, p).clone() if is_split(p) and value.shape == p.shape else value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
@@ -226,7 +235,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         rows = shape[:1].numel()
         # what gauges, and moments of matrix rules, are kept for
         matrix = (rows, shape.numel() // max(1, rows))
-        moments = (tuple(shape), matrix) if kept_here == shape else (tuple(kept_here),)
+        moments = tuple(shape), matrix, tuple(kept_here)
         for key in ("exp_avg", "momentum_buffer", "gauge_rows", "gauge_columns"):
             kept = state.get(key)
             if not isinstance(kept, Tensor):
@@ -281,13 +290,3 @@ def _is_of_elements(key: str, value: Any) -> bool:
 def _joined(key: str, value: Any, p: Tensor) -> Any:
     """An entry of a state as it travels."""
     return joined(value, p) if _is_of_elements(key, value) and value.shape == local(p).shape else value
-
-
-def _own_part(key: str, value: Any, p: Any) -> Any:
-    """What a process keeps of an entry of a state."""
-    if p is None or not _is_of_elements(key, value):
-        return value
-    if is_split(value) and is_split(p) and value.device_mesh == p.device_mesh:
-        return local(value)
-    value = whole(value)
-    return cut(value, p).clone() if is_split(p) and value.shape == p.shape else value

@@ -93,6 +93,7 @@ class MuonAdamW(Optimizer):
         rule.state = self.state
         rule.param_groups[0].update(options, params=params)
         rule.step()
+        rule.param_groups[0]["params"] = []  # of the caller, who may let go of them
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rules": {}}
