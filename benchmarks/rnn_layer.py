@@ -1,10 +1,12 @@
 """Time and memory of a ReLU recurrent layer relative to torch.nn.RNN, forward and backward.
 
-Copies of one layer take turns in one process, and the speed is the median of the ratios of neighbouring passes,
-torch.nn.RNN's time to ours. GFLOP/s counts the products alone, T B H (6 H + 4 D); those of the loops leave out Python
-and autograd around them. The peak is what fused multiplications of the nearest cache reach right after, on the same
-clock. ``--clock cpu`` counts the process's own time, which others on the machine do not count in. Prints one JSON line
-per size.
+Copies of one layer take turns of a few passes in one process, as steps of one training follow each other; the speed is
+the median of the ratios of neighbouring turns, torch.nn.RNN's time to ours, without the first pass of either. That one
+finds the caches full of the other layer's numbers and instructions, and has a speed of its own (--turn 1 has no other).
+GFLOP/s counts the products alone, T B H (6 H + 4 D); those of the loops leave out Python and autograd around them. The
+peak is what fused multiplications of registers reach right after, on the same clock, in one thread. The ceiling is the
+speed of a layer whose products reach it and that costs nothing else: the rest of a pass is left. ``--clock cpu`` counts
+the process's own time, which others on the machine do not count in. Prints one JSON line per size.
 
     python benchmarks/rnn_layer.py --output benchmarks/results/rnn-layer-cpu.json --figure docs/images/rnn-layer.png
     python benchmarks/rnn_layer.py --instructions avx2
@@ -68,36 +70,73 @@ def passes(layer: torch.nn.RNN, size: tuple[int, int, int, int]) -> Callable[[],
     return run
 
 
+class _Ready(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.parameters = parameters
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        return None, *map(torch.empty_like, ctx.parameters)
+
+
+class Nothing(torch.nn.RNN):
+    """A layer whose states lie ready and whose gradients are any numbers: a pass without what a layer costs."""
+
+    states: torch.Tensor
+
+    def forward(self, *_: Any):  # type: ignore[override]
+        return _Ready.apply(self.states, *self._flat_weights), None
+
+
+def around(size: tuple[int, int, int, int]) -> Callable[[], None]:
+    """A pass without what a layer costs."""
+    H, B, T, D = size
+    layer = Nothing(D, H)
+    layer.states = torch.randn(T, B, H).transpose(0, 1)
+    return passes(layer, size)
+
+
 @cache
 def peak(clock: Callable[[], float]) -> Callable[[], float]:
-    """A function that returns the GFLOP/s of fused multiplications that wait for no memory."""
-    from numba import njit
+    """A function that returns the GFLOP/s of fused multiplications that wait for nothing."""
+    from llvmlite import ir
+    from numba import njit, types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 
-    from pathspace.nn.kernels import compiled
+    from pathspace.nn.kernels import compiled, tile
 
-    rows, terms = compiled._ROWS, 4096
+    sums, times, lanes = 12, 20000, compiled.WIDTH // 4  # more sums than are on their way at once
 
-    @njit(error_model="numpy")
-    def loop(unit: Any, job: Any, times: int, rows: int, columns: int) -> None:
-        for _ in range(times):
-            compiled._do(unit, 4, job, rows, columns)
+    @intrinsic
+    def multiply(_typing: Any, numbers: Any, times: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
+            zero, whole, row = (ir.Constant(ir.IntType(64), i) for i in (0, lanes, 4 * lanes))
+            block = tile.Block(b, sums, 1, False, compiled.WIDTH, whole)
+            factor = block._load(arguments[0], 0)
+            fma = block._function("fma", ir.FunctionType(block.vector, [block.vector] * 3))
+            with cgutils.for_range(b, arguments[1]):
+                for (each,) in block.sums:
+                    b.store(b.call(fma, [factor, factor, b.load(each)]), each)
+            block.finish(zero, zero, zero, arguments[0], row)
+            return context.get_dummy_value()
 
-    import numpy as np
+        return types.void(types.int64, types.int64), generate
 
-    columns = compiled._VECTORS * compiled.WIDTH // 4
-    # every term reads the same numbers, from the nearest cache
-    a, m, out = torch.ones(rows), torch.zeros(columns), torch.zeros(rows, columns)
-    job = np.array(
-        [out.data_ptr(), 4 * columns, 0, 0, 0, 0, 0, 0, 0, 1, a.data_ptr(), 4, 0, m.data_ptr(), 0, terms, 0]
-    )
-    loop(np.float32(1), job, 1, rows, columns)
+    @njit
+    def loop(numbers: int, times: int) -> None:
+        multiply(numbers, times)  # type: ignore[call-arg]
+
+    room = torch.zeros(sums, lanes)
+    loop(room.data_ptr(), 1)
 
     def measure() -> float:
         begin = clock()
-        loop(np.float32(1), job, 20, rows, columns)
-        return 20 * 2e-9 * terms * rows * columns / (clock() - begin)
+        loop(room.data_ptr(), times)
+        return 2e-9 * times * sums * lanes / (clock() - begin)
 
-    measure.keep = (a, m, out)  # type: ignore[attr-defined]
     return measure
 
 
@@ -144,18 +183,39 @@ def memory(size: tuple[int, int, int, int]) -> list[int]:
     return kept
 
 
-def measure(size: tuple[int, int, int, int], clock: Callable[[], float], seconds: float) -> dict[str, Any]:
+def in_turn(
+    run: Callable[[], None], clock: Callable[[], float], turn: int
+) -> tuple[Callable[[], float], list[float]]:
+    """A function that makes a turn of passes and returns the seconds of one, and those of each turn's first pass."""
+    step, first = paired.timed(run, clock, cuda=False), []
+
+    def passes() -> float:
+        first.append(step())
+        return statistics.median(step() for _ in range(turn - 1)) if turn > 1 else first[-1]
+
+    return passes, first
+
+
+def measure(
+    size: tuple[int, int, int, int], clock: Callable[[], float], seconds: float, turn: int
+) -> dict[str, Any]:
     """The figures of one size."""
     H, B, T, D = size
     plain, ours = layers(size)
-    theirs, mine = (paired.timed(passes(layer, size), clock, cuda=False) for layer in (plain, ours))
+    (theirs, their_first), (mine, my_first) = (
+        in_turn(passes(layer, size), clock, turn) for layer in (plain, ours)
+    )
+    rest, _ = in_turn(around(size), clock, max(turn, 2))
     top = peak(clock)
     mine()
-    pairs = max(7, min(300, int(seconds / max(theirs(), 1e-4))))
+    pairs = max(7, min(300, int(seconds / max(turn * theirs(), 1e-4))))
     ratios, times = paired.alternate(mine, theirs, pairs)
+    firsts = [t / m for t, m in zip(their_first[-pairs:], my_first[-pairs:], strict=True)]
+    surroundings = statistics.median(rest() for _ in range(9))
     ours_seconds = [r * t for r, t in zip(ratios, times, strict=True)]
     rate = T * B * H * (6 * H + 4 * D) * 1e-9
-    peaks = [top() for _ in range(9)]
+    reachable = statistics.median(top() for _ in range(9))
+    least = surroundings + rate / reachable / torch.get_num_threads()
     compiled = ours.kernel.startswith("compiled")  # not where torch.nn.RNN is the faster one
     loops = rate / in_loops(passes(ours, size), clock, max(5, min(25, pairs))) if compiled else None
     reached = rate / statistics.median(ours_seconds)
@@ -167,9 +227,12 @@ def measure(size: tuple[int, int, int, int], clock: Callable[[], float], seconds
         "speed": round(statistics.median(speeds), 2),
         "quartiles": [round(speeds[len(speeds) // 4], 2), round(speeds[3 * len(speeds) // 4], 2)],
         "gflops": round(reached, 1), "plain_gflops": round(rate / statistics.median(times), 1),
-        "peak_gflops": round(statistics.median(peaks), 1),
+        "turn": turn, "speed_of_first_pass": round(statistics.median(firsts), 2),
+        "milliseconds_around": round(1e3 * surroundings, 3),
+        "ceiling": round(statistics.median(times) / least, 2),
+        "peak_gflops": round(reachable, 1),
         "loops_gflops": loops and round(loops, 1),
-        "loops_part_of_peak": loops and round(loops / statistics.median(peaks), 3),
+        "loops_part_of_peak": loops and round(loops / reachable, 3),
         "saved_bytes": kept[1], "plain_saved_bytes": kept[0], "threads": torch.get_num_threads(),
         **paired.versions(),
     }  # fmt: skip
@@ -204,6 +267,20 @@ def draw(figures: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
+def table(figures: list[dict[str, Any]]) -> str:
+    """The rows of docs/rnn.md: AVX-512 where a size has it, and AVX2 beside it."""
+    sizes = {}
+    for f in figures:
+        sizes.setdefault((f["H"], f["B"], f["T"], f["D"]), []).append(f)
+    keys = ("speed", "speed_of_first_pass", "ceiling", "loops_gflops", "loops_part_of_peak")
+    return "\n".join(
+        f"| {', '.join(map(str, size))} | {both[0]['plain_milliseconds']:.3g} | "
+        + " | ".join(str(f[key] or "\N{EN DASH}") for f in both for key in keys)
+        + " |"
+        for size, both in sizes.items()
+    )
+
+
 def child(command: list[str]) -> list[dict[str, Any]]:
     """The figures that a process with AVX2 prints, which are printed here too; its errors go where ours do."""
     process = subprocess.run(command, env={**os.environ, **AVX2}, stdout=subprocess.PIPE, text=True)
@@ -220,6 +297,7 @@ def main() -> None:
     parser.add_argument("--instructions", nargs="+", choices=["best", "avx2"], default=["best", "avx2"])
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--seconds", type=float, default=2.0, help="of torch.nn.RNN, for each size")
+    parser.add_argument("--turn", type=int, default=10, help="passes of one layer that follow each other")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     parser.add_argument("--figure", type=Path, help="draw the roofline into this file")
@@ -230,12 +308,16 @@ def main() -> None:
         if instructions == "avx2" and "NUMBA_CPU_NAME" not in os.environ:
             command = [sys.executable, __file__, "--instructions", "avx2", "--clock", options.clock]
             command += ["--seconds", str(options.seconds), "--threads", str(options.threads)]
+            command += ["--turn", str(options.turn)]
             figures += child(command)
             continue
         for size in SIZES:
-            figures.append({**measure(size, CLOCKS[options.clock], options.seconds), "clock": options.clock})
+            measured = measure(size, CLOCKS[options.clock], options.seconds, options.turn)
+            figures.append({**measured, "clock": options.clock})
             print(json.dumps(figures[-1]), flush=True)
     paired.write(figures, options.output)
+    if "NUMBA_CPU_NAME" not in os.environ:
+        print(table(figures), file=sys.stderr)
     if options.figure is not None:
         draw(figures, options.figure)
 
