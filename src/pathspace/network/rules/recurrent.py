@@ -16,10 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.rules.elementwise import add_bias
-from pathspace.network.rules.linear import (
-    map_units,
-    require_parameter,
-)
+from pathspace.network.rules.linear import map_units, require_parameter
 from pathspace.network.rules.packed import packed_rnn
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD

@@ -140,11 +140,7 @@ class Recorder:
         """Refuse writing into the memory of a parameter: every forward pass would change it once more."""
         value = self.lookup(target)
         if value is not None and value.memory.parameter:
-            self.refuse(
-                name,
-                f"it changes the parameter '{value.memory.parameter}' in place",
-                NEW,
-            )
+            self.refuse(name, f"it changes the parameter '{value.memory.parameter}' in place", NEW)
 
     def _replaced(self, value: Value, by_set: bool) -> None:
         what = f"the parameter '{value.name}'" if value.kind == "parameter" else "a tensor"

@@ -22,12 +22,7 @@ from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
-from pathspace.optim.base.network_optimizer import (
-    Active,
-    NetworkOptimizer,
-    Parameters,
-    evaluated,
-)
+from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters, evaluated
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
