@@ -1,7 +1,8 @@
 """Cost of a whole training step relative to torch.optim: time, and peak memory.
 
 Both optimizers train copies of the same model in one process; their steps alternate, and the time is the median of the
-ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). With ``--clock cpu``
+ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). With ``--in-periods``
+whole periods alternate, so that a step finds in the caches what one of its own kind left there. With ``--clock cpu``
 the time is the process's own, which others on the machine do not count in. Memory is what all
 tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
 
@@ -278,6 +279,11 @@ def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> f
     return round((most - least) / parameters, 3)
 
 
+def period(step: Callable[[], float], steps: int) -> Callable[[], float]:
+    """A function that makes so many steps and returns the mean of their seconds."""
+    return lambda: sum(step() for _ in range(steps)) / steps
+
+
 def measure(
     name: str,
     refresh_every: int,
@@ -287,15 +293,21 @@ def measure(
     variant: str = "eager",
     clock: str = "wall",
     fast_rnn: bool = False,
+    in_periods: bool = False,
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
     case, options = CASES[name], {"refresh_every": refresh_every}
     plain = trial(case, optimizer, {}, device, variant, clock, plain=True).step
     ours = trial(case, optimizer, options, device, variant, clock, fast_rnn=fast_rnn).step
     count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
-    ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
-    if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
-        ratios = paired.of_periods(ratios, seconds, refresh_every)
+    if in_periods:
+        ratios, seconds = paired.alternate(
+            period(ours, refresh_every), period(plain, refresh_every), count // refresh_every, warmup=1
+        )
+    else:
+        ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
+        if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
+            ratios = paired.of_periods(ratios, seconds, refresh_every)
     return {
         "benchmark": "step_cost",
         "case": name,
@@ -306,6 +318,7 @@ def measure(
         "device": device,
         "clock": clock,
         "fast_rnn": fast_rnn,
+        "in_periods": in_periods,
         "threads": torch.get_num_threads(),
         "pairs": count,
         "plain_milliseconds": paired.milliseconds(seconds),
@@ -329,6 +342,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--fast-rnn", action="store_true", help="our copy has ps.nn.RNN, the plain one nn.RNN"
+    )
+    parser.add_argument(
+        "--in-periods", action="store_true", help="turns of --refresh-every steps, not of one"
     )
     parser.add_argument("--memory-only", action="store_true", help="count memory, measure no time")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
@@ -356,6 +372,7 @@ def main() -> None:
                             variant,
                             options.clock,
                             options.fast_rnn,
+                            options.in_periods,
                         )
                     )
                     print(json.dumps(figures[-1]), flush=True)
