@@ -179,7 +179,7 @@ def test_powers_of_two_go_through_bitwise():
 def test_gradcheck_of_both_orders(options):
     D, H = (2, 3) if "num_layers" in options else (3, 5)
     fast = ps.nn.RNN(D, H, nonlinearity="relu", dtype=torch.float64, **options)
-    x = torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 2, D, dtype=torch.float64, requires_grad=True)
     hx = torch.randn(
         fast.num_layers * (1 + fast.bidirectional), 2, H, dtype=torch.float64, requires_grad=True
     )

@@ -141,7 +141,7 @@ def test_default_is_bitwise_invariant_on_the_rest_of_the_zoo(case):
     ("entry", "name"),
     [
         *((e, ("batch norm", "batch norm of vectors")[n % 2]) for n, e in enumerate(THOROUGH)),
-        *((e, "small resnet") for e in THOROUGH),
+        *((e, "small resnet") for e in THOROUGH if e.name in ("PathSGD", "PathAdam", "GSGD", "DDPSGD")),
     ],
     ids=str,
 )

@@ -57,7 +57,7 @@ def train(model, network, x, rule, steps, **options):
 
 @pytest.mark.parametrize(
     ("rule", "layers", "scale"),
-    [(rule, 60, 0.05) for rule in RULES] + [(rule, 200, 1.0) for rule in ("PathSGD", "GSGD", "DDPSGD")],
+    [(rule, 40, 0.05) for rule in RULES] + [(rule, 150, 1.0) for rule in ("PathSGD", "GSGD", "DDPSGD")],
 )
 def test_weights_without_gradients_stay(rule, layers, scale):
     start = traced(layers, scale)[0]
