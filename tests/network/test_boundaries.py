@@ -457,6 +457,25 @@ def test_tensors_inside_an_object_are_no_inputs():
     assert ps.trace(Model(lambda m, x, _: m.o(m.a(x).relu())), (X, Batch("a name"))).num_classes == 4
 
 
+@pytest.mark.parametrize("of", ["inputs", "activations"])
+def test_sizes_may_be_tensors(of):
+    """As Longformer computes the number of its chunks; of a function without a rule."""
+
+    def chunks(m, x):
+        n = torch.div(torch.tensor(x.shape[1]), 2, rounding_mode="trunc") - 1
+        if of == "inputs":
+            x = x.as_strided(size=(len(x), 3 + n), stride=(3, 1))
+        h = m.a(x).relu()
+        h = h.as_strided((len(x), n + 4), (4, 1)) if of == "activations" else h
+        return m.o(m.b(h).relu())
+
+    model = Model(chunks)
+    network, before = ps.trace(model, X), model(X)
+    assert network.num_classes == (8 if of == "inputs" else 4)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(X), before)
+
+
 RETURNED = {
     "as it is": lambda m: m.b.weight,
     "a row": lambda m: m.b.weight[0],

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, UntraceableError
 from pathspace.network.program import Cut, Operation
-from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, short_name
+from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, short_name, with_sizes
 from pathspace.network.trace.recorder import NEW, Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -95,6 +95,7 @@ def _run(
     func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
 ) -> tuple[Any, list[Tensor]]:
     """What a function returns where there are no values, and those of its arguments that it wrote into."""
+    args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
     empty = {key: t if t.is_meta else t.to("meta") for key, t in one.items()}

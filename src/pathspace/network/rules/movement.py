@@ -246,7 +246,7 @@ def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any
         recorder.no_rule(
             name,
             "its indices depend on the data, so the network has no single graph",
-            "Write torch.where(mask, a, b)",
+            "Write torch.where(mask, a, b), or leave that module outside",
         )
     wide = mask
     for _ in range(x.dim() - mask.dim()):

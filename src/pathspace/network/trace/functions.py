@@ -193,6 +193,18 @@ ENDINGS = frozenset(
 """What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
 
 
+def with_sizes(arguments: Iterable[Any]) -> list[Any]:
+    """Arguments with sizes that are tensors among numbers, ``(n, torch.div(m, 2) - 1)``, as numbers."""
+
+    def number(x: Any) -> Any:
+        return int(x) if isinstance(x, Tensor) and x.dim() == 0 and not x.is_meta else x
+
+    return [
+        tuple(map(number, a)) if isinstance(a, (tuple, list)) and any(type(x) is int for x in a) else a
+        for a in arguments
+    ]
+
+
 def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a function of tensors without values, of which the shape alone is wanted.
 

@@ -18,7 +18,7 @@ from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, Wr
 from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.examples import Examples
-from pathspace.network.trace.functions import short_name, without_values
+from pathspace.network.trace.functions import short_name, with_sizes, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
@@ -297,6 +297,7 @@ class Recorder:
         """Run a function without recording it; its results are inputs of the network."""
         traced = [self.lookup(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         batched = next((v for v in traced if v is not None and v.batch == batch), None)
+        args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
         )
