@@ -64,8 +64,7 @@ class Invariant(MetricOptimizer):
     step by step: bitwise, if the factors are powers of two. The step is mapped back, not the point: where the rule does
     not move u, as with lr = 0, every weight keeps its bits. ``param_groups`` are the rule's own, so schedulers act on
     it; its state is ``optimizer.rule.state``, by coordinates. When D changes, what a rule knows of gradients stays
-    as it
-    is, and points that it keeps (the mean of ASGD, z of schedule-free rules, the start of Prodigy) move with the
+    as it is, and points that it keeps (the mean of ASGD, z of schedule-free rules, the start of Prodigy) move with the
     coordinates.
 
     Rules that evaluate a closure several times (LBFGS, SAM) get one that goes through the weights, with D held during
