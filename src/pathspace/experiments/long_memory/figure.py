@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from pathspace.experiments.long_memory.cells import Setting
 from pathspace.experiments.long_memory.comparison import Row, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
+from pathspace.experiments.report.saved_figure import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +44,7 @@ def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> tuple[byt
                 axis.set_ylim(-0.03, 1.03)
                 axis.grid(alpha=0.25)
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    drawn = svg.getvalue()
-    return png.getvalue(), drawn[drawn.index("<svg") :]
+        return saved(figure)
 
 
 def _curve(axis: Axes, row: Row, most: int, style: dict[str, Any]) -> None:

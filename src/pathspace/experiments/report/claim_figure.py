@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.claim import standings
+from pathspace.experiments.report.saved_figure import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +44,7 @@ def draw_claim(parts: Sequence[Comparison]) -> tuple[bytes, str]:
             _panel(axis, part)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+        return saved(figure)
 
 
 def _panel(axis: Axes, comparison: Comparison) -> None:

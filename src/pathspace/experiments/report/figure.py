@@ -5,7 +5,6 @@ Where there is but one start, `methods_figure` shows the methods in one panel in
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from pathspace.experiments.report.curves import (
     name_errors,
 )
 from pathspace.experiments.report.methods_figure import draw_methods
+from pathspace.experiments.report.saved_figure import saved
 from pathspace.experiments.report.table import start_label
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
             draw_methods(figure, comparison)
         else:
             _draw_starts(figure, comparison)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+        return saved(figure)
 
 
 def _draw_starts(figure: Figure, comparison: Comparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.files import PAGE, csv_text
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.saved_figure import saved
 from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
@@ -290,11 +290,7 @@ def draw(found: Sweep) -> tuple[bytes, str]:
         for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
             _panel(axis, found, points, name, what)
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+        return saved(figure)
 
 
 def _varied(found: Sweep) -> str:

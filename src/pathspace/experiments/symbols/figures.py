@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from pathspace.experiments.report.saved_figure import saved
 from pathspace.experiments.report.table import Published
 from pathspace.experiments.symbols.cells import Score, best
 from pathspace.experiments.symbols.protocol import BASELINES, Protocol
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEAST_SECONDS = 1e-3  # as curves are rounded
 
@@ -51,15 +47,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
         axes[0].set_yticks(places, protocol.rows)
         if published is not None:
             figure.supxlabel("dashed: the best number of the paper", fontsize=8)
-        return _saved(figure)
-
-
-def _saved(figure: Figure) -> tuple[bytes, str]:
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=160)
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    drawn = svg.getvalue()
-    return png.getvalue(), drawn[drawn.index("<svg") :]
+        return saved(figure)
 
 
 def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, str] | None:
@@ -113,4 +101,4 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, 
         order = sorted(entries, key=int)
         figure.legend([entries[label] for label in order], order, loc="outside right upper", title="units")
         figure.supylabel("bits beyond the truth, validation text")
-        return _saved(figure)
+        return saved(figure)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.saved_figure import saved
 from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.xor.cells import Result, passes_needed
@@ -78,11 +79,7 @@ def draw(protocol: Protocol, results: Sequence[Result]) -> tuple[bytes, str]:
             axis.grid(alpha=0.25)
         axes[0].set_ylabel("lines wrong, %")
         axes[-1].legend(frameon=False, title="seed", fontsize=7)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160)
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    drawn = svg.getvalue()
-    return png.getvalue(), drawn[drawn.index("<svg") :]
+        return saved(figure)
 
 
 def as_json(protocol: Protocol, results: Sequence[Result], configuration: dict[str, Any]) -> dict[str, Any]:
