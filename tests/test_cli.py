@@ -3,7 +3,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,6 @@ def test_optimizers_and_networks_of_check_invariance_are_listed() -> None:
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(names) == sorted([*CANDIDATES, *NETWORKS])
     assert ["path-sgd-momentum", "PathSGD(lr=0.02,", "momentum=0.9)"] in [line.split() for line in lines]
-
-
-def test_help_loads_neither_pyplot_nor_the_report() -> None:
-    code = (
-        "import sys, pathspace.cli\n"
-        "heavy = {'matplotlib', 'sklearn', 'jinja2', 'pathspace.experiments.engine', 'pathspace.sequences.cli'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:

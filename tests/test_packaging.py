@@ -36,6 +36,23 @@ def test_the_import_loads_neither_torch_nor_anything_else_of_the_library() -> No
     assert ast.literal_eval(done.stdout) == ["pathspace"]
 
 
+def test_what_a_part_does_not_need_is_not_loaded() -> None:
+    """One process imports more and more: the core, the commands and their help, the engine of a machine alone."""
+    code = (
+        "import sys\n"
+        "def loaded(*names): print([name for name in names if name in sys.modules])\n"
+        "import pathspace.network, pathspace.optim, pathspace.paths, pathspace.rescaling\n"
+        "loaded('numba', 'constriction', 'hmmlearn', 'safetensors', 'pathspace.sequences')\n"
+        "import pathspace.cli\n"
+        "loaded('matplotlib', 'sklearn', 'jinja2', 'pathspace.experiments.engine', 'pathspace.sequences.cli')\n"
+        "from pathspace.experiments.engines import executor_for; executor_for('local', 2)\n"
+        "loaded('ray', 'optuna')\n"
+        "import jinja2; loaded('jinja2')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "[]", "[]", "['jinja2']"]
+
+
 def test_the_package_is_typed_and_the_wheel_takes_all_of_it() -> None:
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"packages": ["src/pathspace"]}

@@ -147,15 +147,6 @@ def test_engines_are_checked_before_anything_is_started() -> None:
     assert isinstance(executor_for("local", 2), Workers)
 
 
-def test_help_and_the_local_engine_do_without_ray() -> None:
-    code = (
-        "import sys; from pathspace.experiments.engines import executor_for; executor_for('local', 2)\n"
-        "sys.exit(', '.join({'ray', 'optuna'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("command", ["compare", "reproduce adding", "sweep adding"])
 def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
