@@ -389,6 +389,48 @@ def test_adamw_made_invariant_trains_both_members_alike(name):
     assert report.passed, report
 
 
+def bart():
+    sides = {
+        f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in (("layers", 1), ("ffn_dim", 24))
+    }
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    inputs = {"input_ids": WORDS, "decoder_input_ids": WORDS}
+    return build(
+        "Bart",
+        inputs,
+        "ForConditionalGeneration",
+        vocab_size=64,
+        d_model=16,
+        pad_token_id=0,
+        **sides,
+        **heads,
+    )
+
+
+MORE = {
+    "falcon": lambda: build("Falcon", **SIZES, **SPECIAL),
+    "bart": bart,
+    "xlnet": lambda: build(
+        "XLNet", None, "LMHeadModel", vocab_size=64, d_model=16, n_layer=1, n_head=2, d_inner=24
+    ),
+    "albert": lambda: masked(lambda: build("Albert", None, "ForMaskedLM", **SIZES, **GATE, embedding_size=8)),
+    "olmo2": lambda: build("Olmo2", **SIZES, **GATE, **SPECIAL),
+    "longformer": lambda: build("Longformer", None, "ForMaskedLM", **SIZES, **PLACES, attention_window=4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_more_models_keep_what_they_return(name):
+    torch.manual_seed(0)
+    model, inputs = MORE[name]()
+    network, before = ps.trace(model, inputs), results(model, inputs)
+    assert network.num_classes
+    generator = torch.Generator().manual_seed(0)
+    ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+    assert all(map(torch.equal, before, results(model, inputs)))
+
+
 @pytest.mark.slow
 def test_experts_may_stay_outside():
     """Tokens are sorted by their experts, which mixes the examples; the rest of the model goes on."""
