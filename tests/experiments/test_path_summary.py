@@ -11,6 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
+from cases import half
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.path_summary import summarize
@@ -168,9 +169,7 @@ def test_side_effects_are_named() -> None:
         summarize(Branch(2, 3), torch.zeros(4, 2))
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize("units", [2, 60])
-@pytest.mark.parametrize("cuts", [0, 1, 6])
+@pytest.mark.parametrize(("layers", "units", "cuts"), half([1, 2, 5], [2, 60], [0, 1, 6]))
 def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int, cuts: int) -> None:
     inner = [part for _ in range(layers - 1) for part in (nn.Linear(units, units), nn.ReLU())]
     cutting = [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softmax(-1), nn.Mish()][:cuts]
