@@ -64,8 +64,9 @@ def balance_(
     zero for every class. As the product of the two does not change under rescaling, their sum is then the least that
     any member of the rescaling class has, 2 sqrt(gamma_in,c gamma_out,c), and in all unit classes at once; no other
     member reaches it. (A class that no path enters, or none leaves, has no such minimum: there the other side
-    becomes 1.) Every member is brought to the same weights, so training a balanced network with SGD or Adam is the
-    baseline that any invariant method has to beat.
+    becomes 1, for a single node where nothing leaves.) Every member is brought to the same weights, so training a
+    balanced network with SGD or Adam is the baseline that any invariant method has to beat. A start that was designed
+    may be better left alone: Fixup's, and recurrent convolutions from the identity, train worse once balanced.
 
     A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
     brought to the member in which the mean path mass of each unit class is one instead, with a maximum counted as the
