@@ -96,6 +96,19 @@ def test_the_best_pair_of_rate_and_decay_is_chosen(result: Callable[..., RunResu
     assert not choice.at_edge
 
 
+def test_of_rates_within_one_standard_error_the_least_is_taken(result: Callable[..., RunResult]) -> None:
+    # the best, 0.3, has a mean of 10 and a standard error of 1; 0.2 is 0.9 above, 0.1 is 1.1 above
+    errors = {0.1: (11.1, 11.1, 11.1), 0.2: (10.9, 10.9, 10.9), 0.3: (8.0, 11.0, 11.0)}
+    results = [result(rate, error) for rate, three in errors.items() for error in three]
+    assert choose(results)["sgd", "balanced"].learning_rate == 0.3
+    choice = choose(results, "one standard error")["sgd", "balanced"]
+    assert (choice.learning_rate, choice.at_edge) == (0.2, False)
+    single = choose(
+        [result(0.1, 4.0), result(0.2, 3.9)], "one standard error"
+    )  # nothing tells how sure one seed is
+    assert single["sgd", "balanced"].learning_rate == 0.2
+
+
 def test_a_run_that_ends_no_better_than_it_began_has_failed(result: Callable[..., RunResult]) -> None:
     assert choose([result(0.1, 1.0, 9.0), result(0.2, 1.0, 8.9)])["sgd", "balanced"].failed == 1
 

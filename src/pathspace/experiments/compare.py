@@ -148,10 +148,10 @@ def compare(
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
 
         tuning = run(tuning_runs(settings), title)
-        others = decay_runs(settings, choose(tuning))
+        others = decay_runs(settings, choose(tuning, settings.tuning))
         if others:
             tuning += run(others, "Choosing decays on the validation split")
-        choices = choose(tuning)
+        choices = choose(tuning, settings.tuning)
         if settings.verified_seeds:
             checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")

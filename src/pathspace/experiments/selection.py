@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import stdev
 
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
@@ -17,7 +18,7 @@ class Choice:
 
     Attributes:
         learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to the least
-            validation loss.
+            validation loss, or, by one standard error, to the least rate.
         scores: The mean validation error of every rate in the grid, with the decay that is best for it; infinite
             where a run diverged.
         at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider grid may do
@@ -44,7 +45,7 @@ def tuning_runs(settings: Settings) -> list[RunConfig]:
 
     With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest.
     """
-    decays = settings.weight_decays if settings.tuning == "grid" else settings.weight_decays[:1]
+    decays = settings.weight_decays[:1] if settings.tuning == "in turn" else settings.weight_decays
     return [
         run
         for method in settings.methods
@@ -62,7 +63,7 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
         settings: Of the comparison.
         choices: What was chosen from the results of `tuning_runs`.
     """
-    if settings.tuning == "grid":
+    if settings.tuning != "in turn":
         return []
     return [
         run
@@ -100,15 +101,20 @@ def _tuning(
     ]
 
 
-def choose(results: Iterable[RunResult]) -> dict[tuple[str, str], Choice]:
-    """Choose rate and decay for every (method, start) among the results of `tuning_runs` and `decay_runs`."""
+def choose(results: Iterable[RunResult], tuning: str = "grid") -> dict[tuple[str, str], Choice]:
+    """Choose rate and decay for every (method, start) among the results of `tuning_runs` and `decay_runs`.
+
+    By `"one standard error"`, which is what the best pair's mean over its seeds is known to, the least rate, and of
+    its decays the least, is taken among the pairs that are no further from the best: which of two such rates is
+    best is chance, and the larger one may diverge on another seed (Breiman, Friedman, Olshen and Stone, 1984).
+    """
     grouped: dict[tuple[str, str], list[RunResult]] = defaultdict(list)
     for result in results:
         grouped[result.config.method, result.config.start].append(result)
-    return {pair: _best(group) for pair, group in grouped.items()}
+    return {pair: _best(group, tuning == "one standard error") for pair, group in grouped.items()}
 
 
-def _best(results: list[RunResult]) -> Choice:
+def _best(results: list[RunResult], cautious: bool) -> Choice:
     by_pair: dict[tuple[float, float], list[tuple[float, float]]] = defaultdict(list)
     for result in results:
         by_pair[result.config.learning_rate, result.config.weight_decay].append(result.validation_score)
@@ -119,7 +125,12 @@ def _best(results: list[RunResult]) -> Choice:
         )
         for pair, scores in sorted(by_pair.items())
     }
-    rate, decay = min(means, key=lambda pair: (means[pair], pair))
+    best = min(means, key=lambda pair: (means[pair], pair))
+    errors = [error for error, _ in by_pair[best]]
+    if cautious and len(errors) > 1 and math.isfinite(means[best][0]):
+        limit = means[best][0] + stdev(errors) / math.sqrt(len(errors))
+        best = min(pair for pair, mean in means.items() if mean[0] <= limit)
+    rate, decay = best
     rates = sorted({pair[0] for pair in means})
     return Choice(
         learning_rate=rate,

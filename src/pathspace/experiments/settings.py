@@ -20,7 +20,7 @@ from pathspace.experiments.tasks import check_task, preset
 # selected.
 MOST_SEEDS = 10_000  # each is a line of config.json
 FIRST_TUNING_SEED = 1000
-TUNINGS = ("grid", "in turn")
+TUNINGS = ("grid", "one standard error", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)
 _Requirement = tuple[Callable[[Any], bool], str]
@@ -45,8 +45,9 @@ class Settings:
         method_rates: By name of a method, a grid of its own, of as many rates: for rules of another unit.
         weight_decays: The grid of decoupled weight decays, the same for every method and start; the first one is
             what runs outside the grid take.
-        tuning: `"grid"` tries every pair of learning rate and decay; `"in turn"` every rate with the first decay,
-            then the other decays with the best rate.
+        tuning: `"grid"` tries every pair of learning rate and decay; `"one standard error"`, too, and takes the
+            least rate that several seeds do not tell from the best; `"in turn"` tries every rate with the first
+            decay, then the other decays with the best rate.
         tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many as `epochs`.
         epochs: Passes over the training split.
         schedule: A name in `schedule.SCHEDULES`.
@@ -344,7 +345,10 @@ _FEW: _Requirement = (lambda value: value <= MOST_SEEDS), f"at most {MOST_SEEDS}
 # What a setting has to be by itself: checks, each of them after the ones before it, and what to give instead.
 REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
     **dict.fromkeys(("model", "schedule"), ((_is_text, "a name"),)),
-    "tuning": ((_is_text, "a name"), (lambda value: value in TUNINGS, "'grid' or 'in turn'")),
+    "tuning": (
+        (_is_text, "a name"),
+        (lambda value: value in TUNINGS, "'grid', 'one standard error' or 'in turn'"),
+    ),
     **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "threads", "refresh_every"), (_whole(1),)),
     **dict.fromkeys(("seeds", "tuning_seeds"), (_whole(1), _FEW)),
     **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0),)),

@@ -206,7 +206,7 @@ def _plain(interval: Interval | None, digits: str, sign: str = "") -> str:
 def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     settings = comparison.settings
     tried = found[0].choice.tried
-    pairs = "every pair" if settings.tuning == "grid" else "one after the other"
+    pairs = "one after the other" if settings.tuning == "in turn" else "every pair"
     notes = [
         f"Means ± half of the 95 % interval (Student's t) over {settings.seeds} seeds, after "
         f"{_epochs(settings.epochs)} of batches of {settings.batch_size}; {settings.schedule} schedule, "

@@ -217,6 +217,8 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         sentences.append(
             "Learning rates were chosen on the validation split, by the same grid for every method and "
             f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)}{length})."
+            + " The least rate within one standard error of the best."
+            * (settings.tuning == "one standard error")
         )
         sentences += own_grids(settings)
     if settings.weight_decays != (0.0,):
