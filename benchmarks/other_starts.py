@@ -23,9 +23,7 @@ import argparse
 import json
 import math
 import statistics
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from other_starts_scenes import SCENES, Scene
 from pathspace.experiments.report.exact_tests import LEVEL, holm, sign_test
 from pathspace.experiments.schedule import factor
 from pathspace.optim.rules.muon import MuonAdamW
+from run_file import Run, finished, make_missing
 
 RATES = {
     "SGD": (0.01, 0.03, 0.1, 0.3),
@@ -48,7 +47,6 @@ METHODS = ("weights", "balanced", "power 1", "power 1/2")
 TUNING_SEEDS, FIRST_TUNING_SEED, SEEDS = 2, 1000, 12
 CLIP, WARMUP, MOMENTUM, DAMPING = 1.0, 0.05, 0.9, 0.01
 
-Run = dict[str, Any]
 Losses = dict[tuple[str, str, str, float], dict[int, float]]  # scene, rule, method, rate -> seed -> loss
 
 
@@ -108,45 +106,21 @@ def _key(run: Run) -> tuple[Any, ...]:
     return run["scene"], run["rule"], run["method"], run["rate"], run["seed"]
 
 
-def finished(path: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs in a file; a last line that was cut off is none."""
-    runs = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            run = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        runs[_key(run)] = run
-    return runs
-
-
 def train(wanted: list[Run], path: Path) -> None:
-    """Make the runs that are missing, one line each, and say how long it will take."""
-    done = finished(path)
-    missing = [run for run in wanted if _key(run) not in done]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    for i, run in enumerate(missing, 1):
-        clock = time.process_time()
-        loss = final_loss(SCENES[run["scene"]], run["rule"], run["method"], run["rate"], run["seed"])
-        seconds = round(time.process_time() - clock, 2)
-        with path.open("a") as file:
-            file.write(
-                json.dumps({**run, "loss": loss if math.isfinite(loss) else None, "seconds": seconds}) + "\n"
-            )
-        left = (time.monotonic() - begin) / i * (len(missing) - i)
-        print(
-            f"{i}/{len(missing)}, {left / 60:.0f} min left here: {run['scene']}, {run['rule']}, {run['method']}, rate "
-            f"{run['rate']:g}, seed {run['seed']}: {loss:.4f}",
-            file=sys.stderr,
-            flush=True,
-        )
+    """Make the runs that are missing."""
+    make_missing(
+        wanted,
+        path,
+        _key,
+        lambda run: final_loss(SCENES[run["scene"]], run["rule"], run["method"], run["rate"], run["seed"]),
+        digits=6,
+    )
 
 
 def losses_of(path: Path) -> Losses:
     """The losses in a file."""
     losses: Losses = {}
-    for run in finished(path).values():
+    for run in finished(path, _key).values():
         place = losses.setdefault((run["scene"], run["rule"], run["method"], run["rate"]), {})
         place[run["seed"]] = math.inf if run["loss"] is None else run["loss"]
     return losses
@@ -223,9 +197,12 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
+def _finite(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
+
+
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    finite: Callable[[float], float | None] = lambda v: round(v, 6) if math.isfinite(v) else None  # noqa: E731
-    return {**row, "losses": [finite(v) for v in row["losses"]], "median": finite(row["median"])}
+    return {**row, "losses": [_finite(v) for v in row["losses"]], "median": _finite(row["median"])}
 
 
 def main() -> None:

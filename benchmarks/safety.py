@@ -24,8 +24,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +36,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import pathspace as ps
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.soap import SOAP
+from run_file import finished, make_missing
 from safety_zoo import ZOO, Case
 
 STEPS, LAST, SEEDS = 200, 20, 10
@@ -160,40 +159,16 @@ def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
     return run["case"], run["optimizer"], run["seed"], run["factor"], options
 
 
-def finished(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The runs in a file; a last line that was cut off is none."""
-    runs = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                run = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            runs[key_of(run)] = run
-    return runs
-
-
 def train(wanted: list[dict[str, Any]], path: Path) -> None:
-    """Make the runs that are missing, one line each, and say how long it will take."""
-    done = finished(path)
-    missing = [run for run in wanted if key_of(run) not in done]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    for i, run in enumerate(missing):
-        start = time.monotonic()
-        case = ZOO[run["case"]]
-        loss = final_loss(case, run["optimizer"], run["seed"], run["factor"], run["options"])
-        took = time.monotonic() - start
-        line = {**run, "loss": None if math.isnan(loss) else round(loss, 4), "seconds": round(took, 2)}
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        left = (time.monotonic() - begin) / (i + 1) * (len(missing) - i - 1)
-        print(
-            f"{i + 1}/{len(missing)}, {left / 60:.0f} min left: {run['case']} {run['optimizer']} "
-            f"seed {run['seed']}: {loss:.4f}",
-            file=sys.stderr,
-            flush=True,
-        )
+    """Make the runs that are missing."""
+    make_missing(
+        wanted,
+        path,
+        key_of,
+        lambda run: final_loss(
+            ZOO[run["case"]], run["optimizer"], run["seed"], run["factor"], run["options"]
+        ),
+    )
 
 
 # -- the figures --------------------------------------------------------------------------------------------------
@@ -300,7 +275,7 @@ def main() -> None:
     ]
     if not given.table:
         train(wanted, given.runs)
-    done = finished(given.runs)
+    done = finished(given.runs, key_of)
     losses = losses_of(done[key] for run in wanted if (key := key_of(run)) in done)
     figures = [
         f
