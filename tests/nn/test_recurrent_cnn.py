@@ -71,7 +71,37 @@ def test_path_sgd_trains_it_invariantly():
     assert report.passed
 
 
+def test_dropout_lies_between_layers():
+    model, images = network_and_images()
+    dropping, _ = network_and_images(dropout=0.5)
+    dropping.load_state_dict(model.state_dict())
+    assert_close(dropping(images), model(images))
+    kept = []
+    dropping.train().layers[1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    torch.manual_seed(1)
+    dropping(images)
+    torch.manual_seed(1)
+    pooled = functional.max_pool2d(model.train().layers[0](images), 3, 2, 1)
+    assert_close(kept[0], functional.dropout(pooled, 0.5))
+    single, _ = network_and_images(layers=1, dropout=0.5)
+    assert_close(single.train()(images), network_and_images(layers=1)[0].train()(images))
+
+
+def test_dropout_leaves_training_invariant():
+    model, images = network_and_images(dropout=0.5)
+    report = ps.rescaling.check_invariance(
+        model.float().train(),
+        images.float(),
+        lambda output: output.square().mean(),
+        lambda model, network: ps.optim.PathSGD(model.parameters(), network, lr=0.01),
+        steps=5,
+    )
+    assert report.passed
+
+
 def test_sizes_are_checked():
+    with pytest.raises(ValueError, match="dropout"):
+        ps.nn.RecurrentCNN(1, 2, dropout=1.0)
     with pytest.raises(ValueError, match="unfoldings is 0"):
         ps.nn.RecurrentCNN(1, 2, unfoldings=0)
     with pytest.raises(ValueError, match="odd"):

@@ -26,7 +26,9 @@ STARTS = {  # of the models that have the option
     "tanh-rnn": ("default", "uniform"),
     "lstm": ("default", "orthogonal", "uniform"),
 }
-PROBABILITIES = ("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop")
+PROBABILITIES = (
+    "dropout", "embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"
+)  # fmt: skip
 MAY_BE_ZERO = ("embedding",)
 IDENTITY_DEVIATION = 0.001
 

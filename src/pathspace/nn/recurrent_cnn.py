@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from pathspace.nn.stacked_rnn import check_probabilities
+
 
 class RecurrentConvolution(nn.Module):
     """A convolution of the input and one of its own output, unfolded a few times.
@@ -57,8 +59,8 @@ class RecurrentCNN(nn.Module):
 
     Max-pooling (3 x 3, stride 2) follows the first and the third layer; the largest value of each map of the last layer
     enters a linear classifier. The paper names five layers of 32, 64, 96 (MNIST) or 96, 128, 160 maps (CIFAR; 196 in
-    another place), three unfoldings, BatchNorm, and a dropout of 0.5 (appendix A.3), which is not built here; kernels
-    and pooling follow Liang and Hu (2015).
+    another place), three unfoldings, BatchNorm, and a dropout of 0.5 (appendix A.3); kernels, pooling and the place of
+    dropout follow Liang and Hu (2015).
 
     Args:
         channels: of the images: 1 for grey ones.
@@ -66,9 +68,10 @@ class RecurrentCNN(nn.Module):
         maps: feature maps of every layer.
         layers: recurrent convolutions, one on top of the other.
         unfoldings: see :class:`RecurrentConvolution`.
+        dropout: probability of leaving out a value between two layers.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: a size is not positive, or the probability is out of [0, 1).
 
     Example:
         >>> import torch, pathspace as ps
@@ -82,10 +85,19 @@ class RecurrentCNN(nn.Module):
     """
 
     def __init__(
-        self, channels: int, classes: int, *, maps: int = 96, layers: int = 5, unfoldings: int = 3
+        self,
+        channels: int,
+        classes: int,
+        *,
+        maps: int = 96,
+        layers: int = 5,
+        unfoldings: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         _require_positive(channels=channels, classes=classes, maps=maps, layers=layers, unfoldings=unfoldings)
+        check_probabilities(dropout=dropout)
+        self.dropout = dropout
         self.layers = nn.ModuleList(
             RecurrentConvolution(maps if layer else channels, maps, unfoldings=unfoldings)
             for layer in range(layers)
@@ -98,6 +110,8 @@ class RecurrentCNN(nn.Module):
             images = layer(images)
             if number in (0, 2):
                 images = F.max_pool2d(images, 3, stride=2, padding=1)
+            if self.dropout and number < len(self.layers) - 1:
+                images = F.dropout(images, self.dropout, self.training)
         return self.readout(images.amax((2, 3)))
 
 
