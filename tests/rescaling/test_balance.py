@@ -205,9 +205,34 @@ def mass_of(model, growth=1.0):
     return first, second, out
 
 
-def balanced_filters(around):
+class RecurrentFilters(Filters):
+    """The second convolution read three times, what enters added each time."""
+
+    def forward(self, x):
+        entering = self.first(x)
+        h = torch.relu(entering)
+        for _ in range(3):
+            h = torch.relu(entering + self.second(h))
+        return self.out(h.flatten(1))
+
+
+def unrolled_mass_of(model, growth=1.0):
+    """Path mass of all nodes of the four steps ``[4, 4, 6]``, that out of them, and the mean output's."""
+    layers = model.first, model.second, model.out
+    first, second, out = (growth * layer.weight.detach().square() for layer in layers)
+    biases = [growth * layer.bias.detach().square() for layer in layers]
+    entering = functional.conv1d(torch.ones(2, 8, dtype=torch.float64), first, biases[0])
+    steps = [entering.requires_grad_()]
+    for _ in range(3):
+        steps.append(steps[0] + functional.conv1d(steps[-1], second, biases[1], padding=1))
+    mean = functional.linear(steps[-1].flatten(), out, biases[2]).mean()
+    out_of = torch.autograd.grad(mean, steps)
+    return torch.stack(steps).detach(), torch.stack(out_of), mean.detach()
+
+
+def balanced_filters(around, kind=Filters):
     torch.manual_seed(0)
-    model = Filters(around).double()
+    model = kind(around).double()
     example = torch.zeros(1, 2, 8, dtype=torch.float64)
     ps.rescaling.random_rescale_(ps.trace(model, example), generator=torch.Generator().manual_seed(0))
     ps.rescaling.balance_(ps.trace(model, example))
@@ -240,6 +265,33 @@ def test_the_gain_is_even_by_the_mean_number_of_weights_on_a_path():
     size = (first + second).sum(1) / 12
     # the library measures lengths with a change of 1/1024
     assert_close(size, out ** (length / (length + rest)), rtol=1e-3, atol=0)
+
+
+def test_recurrent_convolutions_have_an_even_gain_too():
+    """By the lengths of paths through all steps."""
+    model = balanced_filters(around=False, kind=RecurrentFilters)
+    into, _, out = unrolled_mass_of(model)
+    shorter, longer = (unrolled_mass_of(model, 1 + change) for change in (-1e-5, 1e-5))
+
+    def slope(i):
+        """Of the logarithm of a sum over the nodes of each channel, at all steps, by that of the squares."""
+        return (longer[i].sum((0, 2)) / shorter[i].sum((0, 2))).log() / 2e-5
+
+    length, rest = slope(0), slope(1)
+    assert 1.1 < length.min() < length.max() < 4
+    assert_close(into.sum((0, 2)) / 24, out ** (length / (length + rest)), rtol=1e-3, atol=0)
+
+
+def test_recurrence_in_time_alone_is_balanced():
+    """A hand-written loop of one position, read at every step: as much enters a unit as leaves it."""
+    model = RecurrentFilters(around=False).double()
+    model.first, model.second = nn.Linear(2, 4).double(), nn.Linear(4, 4).double()
+    model.out = nn.Linear(4, 3).double()
+    network = ps.trace(model, torch.zeros(1, 2, dtype=torch.float64))
+    ps.rescaling.balance_(network)
+    mass = node_mass(network)
+    assert mass.even is None
+    assert_close(mass.into, mass.out_of)
 
 
 @pytest.mark.parametrize("case", ZOO, ids=str)

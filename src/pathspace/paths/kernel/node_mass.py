@@ -24,7 +24,7 @@ paths into c and out of it,
 
 is the path mass of one node in units of what it would be if every weight changed mass by the same factor, as in the
 starts of He, of Glorot and of PyTorch. Mass is counted whole there: a factor for every weight of a path cancels.
-Recurrent networks, whose paths have many lengths, keep balance.
+Networks that are recurrent in time alone keep balance.
 
 Letters: c unit class, n_c its number of nodes, h value of a node in the squared network, delta = dG/dh.
 """
@@ -32,7 +32,7 @@ Letters: c unit class, n_c its number of nodes, h value of a node in the squared
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -180,25 +180,32 @@ def _with_means(tape: Tape) -> Tape:
 
 
 def _has_positions(network: Network) -> bool:
-    """Whether some operation has several nodes of one class, as at positions of an image, without recurrence in time.
+    """Whether some operation has several nodes of one class at once, as at positions of an image.
 
-    In time a unit feeds itself by a parameter that is read at every step.
+    In time a unit feeds itself by a parameter that is read at every step: what counts there is whether one step has
+    several nodes of a class, as in a recurrent convolution.
     """
     if any(instruction.recurrent for instruction in network.tape.instructions):
         return False
-    if all(node.labels.numel() == node.labels.unique().numel() for node in network.nodes):
+    several = {node.slot for node in network.nodes if node.labels.numel() > node.labels.unique().numel()}
+    if not several:
         return False
-    times: Counter[int] = Counter()  # that a slot is read, through views of parameters
+    readers: defaultdict[int, list[Instruction]] = defaultdict(list)  # of a slot, through views of parameters
     for instruction in reversed(network.tape.instructions):
         views = instruction.outputs if instruction.of_parameter else ()
+        through = [reader for view in views for reader in readers[view]]
         for slot in instruction.inputs:
-            times[slot] += sum(times[view] for view in views) if views else 1
-    shared = [
-        network.edges[leaf.name]
-        for leaf in network.tape.leaves
-        if times[leaf.slot] > 1 and leaf.name in network.edges
-    ]
-    return not any(bool(((e.target == e.source) & (e.target != 0)).any()) for e in shared)
+            readers[slot] += through if views else [instruction]
+    for leaf in network.tape.leaves:
+        steps = readers[leaf.slot]
+        if len(steps) < 2 or leaf.name not in network.edges:
+            continue
+        edge = network.edges[leaf.name]
+        feeds_itself = bool(((edge.target == edge.source) & (edge.target != 0)).any())
+        seen = {slot for step in steps for slot in (*step.inputs, *step.outputs)}
+        if feeds_itself and several.isdisjoint(seen):
+            return False
+    return True
 
 
 def _share_entering(network: Network, name: str) -> Tensor:
