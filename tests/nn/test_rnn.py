@@ -202,6 +202,49 @@ def test_gradcheck_of_both_orders(options):
     torch.testing.assert_close(*second)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_what_depends_on_each_other(again):
+    """First states made of the input, and one layer called twice, whose weights made its second input."""
+    fast, plain = pair(3, 3, dtype=torch.float64)
+    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def loss(layer):
+        return layer(layer(x, x.sum(0, keepdim=True))[0])[0].square().sum()
+
+    seen = [
+        torch.autograd.grad(loss(layer), (x, *layer.parameters()), create_graph=again)
+        for layer in (fast, plain)
+    ]
+    torch.testing.assert_close(*seen)
+    assert fast.kernel.startswith("compiled")
+
+
+def test_many_gradients_at_once():
+    fast, plain = pair(3, 4, dtype=torch.float64)
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    of = torch.autograd.functional
+    for make in (of.jacobian, lambda run, x, **how: of.hessian(lambda x: run(x).square().sum(), x, **how)):
+        seen = [make(lambda x, layer=layer: layer(x)[1], x, vectorize=True) for layer in (fast, plain)]
+        torch.testing.assert_close(*seen)
+    assert fast.kernel.startswith("compiled")
+
+
+def test_parameters_that_change_type_before_the_gradient():
+    fast, _ = pair(3, 4, dtype=torch.float64)
+    loss = fast(torch.randn(5, 2, 3, dtype=torch.float64))[0].sum()
+    fast.float()
+    with pytest.raises(RuntimeError, match="changed its type or device before"):
+        loss.backward()
+
+
+def test_numbers_that_are_negated_when_they_are_read():
+    fast, plain = pair(3, 4)
+    x = torch.randn(5, 2, 3)
+    negated = torch.complex(x, x).conj().imag
+    assert negated.is_neg()
+    torch.testing.assert_close(fast(negated), plain(-x))
+
+
 def test_dropout_lies_between_layers():
     fast, plain = pair(3, 8, 2, dropout=0.5)
     x, seen = torch.randn(6, 4, 3), []

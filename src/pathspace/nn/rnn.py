@@ -220,7 +220,7 @@ class RNN(nn.RNN):
         """Why a call may not, of a layer that may; what `torch.nn.RNN` refuses is among it."""
         start, dtype = () if hx is None else (hx,), weights[0].dtype
         for tensor in (x, *start, *weights):
-            if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+            if (type(tensor) is not Tensor and type(tensor) is not nn.Parameter) or tensor.is_neg():
                 return "an argument or a parameter is not a plain tensor"
             if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not torch.strided:
                 return "inputs and parameters differ in type or device"

@@ -79,11 +79,14 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, steps = ctx.saved_tensors, ctx.steps
-        if torch.is_grad_enabled():  # for a second derivative: PyTorch's own operations, which have one
-            return _differentiable(ctx, saved[:-1], gradients)
+        saved, steps, again = ctx.saved_tensors, ctx.steps, torch.is_grad_enabled()
+        # for a second derivative, or for a batch of gradients, which has no memory
+        if again or not all(g is None or torch._C._has_storage(g) for g in gradients):
+            return _by_pytorch(ctx, saved[:-1], gradients, again)
         g_out, g_last = gradients
         x, h0, w_in, w_rec, b_in, _, out = saved
+        if any(t is not None and (t.dtype, t.device) != (out.dtype, out.device) for t in saved):
+            raise RuntimeError("a recurrent layer changed its type or device before its gradient was taken")
         start = steps.start(h0)
         H, D = w_in.shape[-2:]
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
@@ -190,9 +193,12 @@ def _zeros(count: int, size: int) -> Tensor:
     return torch.zeros(count * size, dtype=torch.uint8, device="cpu").expand(2, -1)
 
 
-def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> Any:
-    """The gradients as PyTorch computes them from what is saved, which may be differentiated again."""
-    if saved[3].dim() == 2:  # type: ignore[union-attr]
+@torch.enable_grad()
+def _by_pytorch(ctx: Any, saved: Any, gradients: tuple[Tensor | None, ...], again: bool) -> Any:
+    """The gradients as PyTorch computes them from what is saved; whether they may be differentiated again."""
+    # one may have been computed from another: each is to have the gradient of this layer alone
+    saved = tuple(each if each is None else each.view_as(each) for each in saved)
+    if saved[3].dim() == 2:
         out, last = _again(ctx, *saved)
     else:
         copies = zip(*(repeat(None) if each is None else each.unbind() for each in saved), strict=False)
@@ -200,7 +206,7 @@ def _differentiable(ctx: Any, saved: tuple[Tensor | None, ...], gradients: tuple
     used = [(v, g) for v, g in zip((out, last), gradients, strict=True) if g is not None]
     wanted = [saved[i] for i in range(6) if ctx.needs_input_grad[i]]
     values, weights = [v for v, _ in used], [g for _, g in used]
-    found = iter(torch.autograd.grad(values, wanted, weights, create_graph=True, allow_unused=True))  # type: ignore[arg-type]
+    found = iter(torch.autograd.grad(values, wanted, weights, create_graph=again, allow_unused=True))  # type: ignore[arg-type]
     return (*(next(found) if ctx.needs_input_grad[i] else None for i in range(6)), None, None, None)
 
 
