@@ -283,6 +283,17 @@ def test_without_a_batch_it_is_a_cut():
     assert "attention.in_proj_weight" in network.outside
 
 
+def test_torchs_encoder_is_traced_in_evaluation_form_with_a_mask_of_padding():
+    """Its fast path asks what the mask holds, which no trace knows."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2)
+    padding = torch.tensor([[False] * 4, [False] * 3 + [True]])
+    example = {"src": torch.randn(2, 4, WIDTH), "src_key_padding_mask": padding}
+    networks = [ps.trace(encoder.train(training), example) for training in (True, False)]
+    assert repr(networks[0]) == repr(networks[1])
+    assert networks[0].num_classes
+
+
 def test_a_learned_mask_in_one_call_is_a_summand_of_the_scores():
     def by_hand(q, k, v, bias):
         return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + bias).softmax(-1) @ v
