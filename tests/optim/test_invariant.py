@@ -110,13 +110,14 @@ def test_without_freedom_it_is_the_rule():
         (torch.optim.Adafactor, {"lr": 0.01}),
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
         (torch.optim.LBFGS, {"lr": 0.1}),
+        (lambda groups, **named: po.SAM(groups, torch.optim.SGD, **named), {"lr": 0.1, "rho": 0.5}),
     ):
         ours, theirs = (nn.Linear(4, 3, bias=False).double() for _ in range(2))
         theirs.load_state_dict(ours.state_dict())
         network = ps.trace(ours, x[:1])
         metric = ps.metrics.Path(damping=0.0)
         for model, rule in (
-            (ours, ps.optim.Invariant(ours.parameters(), network, kind, metric=metric, **options)),
+            (ours, ps.optim.Invariant(ours.parameters(), network, kind, metric=metric, points=(), **options)),
             (theirs, kind(theirs.parameters(), **options)),
         ):
             for _ in range(5):
@@ -127,6 +128,7 @@ def test_without_freedom_it_is_the_rule():
                     loss.backward()
                     return loss
 
+                closure()  # SAM begins with gradients
                 rule.step(closure)
         assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
 

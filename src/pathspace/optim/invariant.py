@@ -230,6 +230,7 @@ class Invariant(MetricOptimizer):
         with full_precision(entries[0].p), self._rule_at_work() as rule:
             for entry in entries:
                 entry.put()
+                entry.read_gradient(masked=False)  # SAM begins with what was computed before
             loss = rule.step(through(entries, closure, self._rule_at_rest))
             for entry in entries:
                 entry.map_back(None)
