@@ -281,6 +281,42 @@ def test_rules_of_others_resume_exactly(rule):
     assert_close(list(again.parameters()), list(whole.parameters()), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (torch.optim.LBFGS, {"lr": 0.3, "max_iter": 3}),
+        (lambda groups, **options: po.SAM(groups, torch.optim.SGD, momentum=0.9, **options), {"lr": 0.02}),
+        *OTHERS.values(),
+    ],
+    ids=["LBFGS", "SAM", *OTHERS],
+)
+def test_a_copy_has_all_that_a_rule_of_others_keeps(rule, options):
+    model, network = copy.deepcopy(traced(BY_NAME["mlp"], torch.float32))
+    optimizer = ps.optim.Invariant(model.parameters(), network, rule, points=(), **options)
+    optimizer.train()
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            x = BY_NAME["mlp"].example(4, torch.float32, seed=step)
+
+            def closure(x=x):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            closure()
+            optimizer.step(closure)
+        return [p.detach().clone() for p in model.parameters()]
+
+    start = train(model, optimizer, range(3))
+    ours, theirs = (
+        train(*both, range(3, 6)) for both in (copy.deepcopy((model, optimizer)), (model, optimizer))
+    )
+    assert all(map(torch.equal, ours, theirs))
+    assert not torch.equal(ours[0], start[0])
+
+
 def test_wrong_calls_say_what_to_do():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.zeros(1, 3))

@@ -307,7 +307,11 @@ class Invariant(MetricOptimizer):
         return entries_of(self.rule, self._shadows)
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        return {} if name == "_kept_entries" else super()._copied(name, value, memo)
+        copied = {} if name == "_kept_entries" else super()._copied(name, value, memo)
+        if name == "rule":  # torch copies groups and state of an optimizer, and nothing else
+            rest = {k: v for k, v in vars(value).items() if k not in vars(copied)}
+            vars(copied).update(super()._copied(name, rest, memo))
+        return copied
 
     # -- schedule-free rules --------------------------------------------------------------------------------------
 
