@@ -144,6 +144,27 @@ def test_a_rate_of_zero_leaves_every_bit(kind):
     assert all(map(torch.equal, weights, start))
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_begins_where_a_gradient_comes_late(nesterov):
+    """As with torch's own, whose fused kernel refuses it."""
+    ours = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()  # without a unit to rescale
+    theirs = copy.deepcopy(ours)
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0 if nesterov else 0.5, "nesterov": nesterov}
+    x = torch.randn(5, 3, dtype=torch.float64)
+    rule = ps.optim.Invariant(
+        ours.parameters(), ps.trace(ours, x), torch.optim.SGD, metric=ps.metrics.Balanced(), **options
+    )
+    for model, each in ((ours, rule), (theirs, torch.optim.SGD(theirs.parameters(), **options))):
+        for step in range(4):
+            each.zero_grad()
+            model(x).square().mean().backward()
+            if step < 2:
+                model[2].bias.grad = None
+            each.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
 def test_points_move_with_the_metric():
     """A point u of the old coordinates stands for the weight r u, whatever r becomes; moments stay."""
     case = BY_NAME["mlp"]

@@ -32,6 +32,7 @@ from pathspace.optim.base.coordinates import (
     as_shadow,
     entries_of,
     handed,
+    in_one_call,
     in_turn,
     moved_back,
     seen_from_zero,
@@ -270,8 +271,9 @@ class Invariant(MetricOptimizer):
                     if self._gathers:
                         step_gathered(rule, part, sees=decay is None)
                     else:
-                        with handed(rule, {id(entry.shadow): entry.shadow for entry in part}):
-                            rule.step()
+                        for some in in_one_call(rule, part):
+                            with handed(rule, {id(entry.shadow): entry.shadow for entry in some}):
+                                rule.step()
                     for entry in part:
                         entry.map_back(None if decay is None else decay(entry.shadow))
                 self._has_stepped = True

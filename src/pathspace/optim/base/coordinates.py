@@ -261,6 +261,15 @@ def in_turn(rule: Optimizer, entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(parts.values())
 
 
+def in_one_call(rule: Optimizer, part: list[Entry]) -> list[list[Entry]]:
+    """What a rule is to be handed at once: torch's fused SGD needs a momentum of all parameters, or of none."""
+    state: Mapping[Any, Any] = rule.state if type(rule) is optim.SGD else {}
+    begun = [entry for entry in part if state.get(entry.shadow, {}).get("momentum_buffer") is not None]
+    if len(begun) in (0, len(part)):
+        return [part]
+    return [begun, [entry for entry in part if entry not in begun]]
+
+
 @contextmanager
 def handed(rule: Optimizer, some: Mapping[int, nn.Parameter]) -> Iterator[None]:
     """A context in which a rule's groups hold some parameters only, or others in their place, by their ids."""
