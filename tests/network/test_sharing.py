@@ -194,6 +194,17 @@ def test_replaced_parameters_are_noticed():
             use(network)
 
 
+def test_parameters_in_the_same_memory_are_refused():
+    """As an autoencoder is tied by data, where to rescale one parameter changes the other, and the function."""
+    model = nn.Sequential(linear(3, 5), nn.ReLU(), linear(5, 3))
+    model[2].weight.data = model[0].weight.data.t()
+    with pytest.raises(ValueError, match=r"parameters '0.weight' and '2.weight' lie in the same memory"):
+        ps.trace(model, normal(2, 3))
+    ps.trace(nn.Sequential(model, linear(3, 4), nn.ReLU(), linear(4, 1)), normal(2, 3), outside=["0"])
+    model[2].weight = nn.Parameter(model[2].weight.data.clone())
+    ps.trace(model, normal(2, 3))
+
+
 def test_wrong_uses_say_what_is_wrong():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(RuntimeError, match=r"5 features enter a weight for 3|1 features"):

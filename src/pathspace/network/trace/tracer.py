@@ -291,6 +291,15 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"'{name}' has no shape yet: call the model once before tracing it")
+    left, places = tuple(f"{name}." for name in outside), dict[Any, str]()
+    for name, p in model.named_parameters():
+        if type(p) is not nn.Parameter or p.is_meta or not p.numel() or name.startswith(left):
+            continue
+        if (other := places.setdefault((p.device, p.data_ptr()), name)) != name:
+            raise ValueError(
+                f"parameters '{other}' and '{name}' lie in the same memory, so to rescale one would change the other: "
+                "tie them as one parameter (b.weight = a.weight, or a.weight.t() in forward), not by .data"
+            )
     for name, module in model.named_modules():
         if any(name == o or name.startswith(o + ".") for o in outside):
             continue

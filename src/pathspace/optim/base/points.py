@@ -15,22 +15,8 @@ from torch.optim import Optimizer
 
 _NONE = frozenset(
     [
-        "SGD",
-        "Adam",
-        "AdamW",
-        "NAdam",
-        "RAdam",
-        "Adamax",
-        "Adagrad",
-        "RMSprop",
-        "Adadelta",
-        "Adafactor",
-        "Rprop",
-        "LBFGS",
-        "Muon",
-        "MuonAdamW",
-        "SOAP",
-        "Lion",
+        *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "Adafactor"),
+        *("Rprop", "LBFGS", "Muon", "MuonAdamW", "SOAP", "Lion"),
     ]
 )
 _POINTS = {
