@@ -83,7 +83,7 @@ def test_the_core_stays_within_its_budget():
         sum(len(p.read_text().splitlines()) for p in some) for some in (set(files) - set(kernels), kernels)
     )
     assert lines < 24_430
-    assert compiled < 806
+    assert compiled < 808
 
 
 class LastStep(torch.nn.Module):

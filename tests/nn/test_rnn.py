@@ -229,6 +229,22 @@ def test_many_gradients_at_once():
     assert fast.kernel.startswith("compiled")
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_what_is_saved_may_come_back_in_other_memory(batch_first):
+    """As `torch.autograd.graph.save_on_cpu(pin_memory=True)` keeps it."""
+    fast, plain = pair(3, 4, 2, dtype=torch.float64, batch_first=batch_first, bidirectional=True)
+    x, seen = torch.randn(5, 3, 3, dtype=torch.float64), []
+    for layer in (fast, plain):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: torch.empty(t.shape, dtype=t.dtype).copy_(t), lambda t: t
+        ):
+            states = layer(x)[0]
+        weights = torch.arange(states.numel()).view(states.shape)
+        seen.append(torch.autograd.grad((states * weights).sum(), tuple(layer.parameters())))
+    torch.testing.assert_close(*seen)
+    assert fast.kernel.startswith("compiled")
+
+
 def test_parameters_that_change_type_before_the_gradient():
     fast, _ = pair(3, 4, dtype=torch.float64)
     loss = fast(torch.randn(5, 2, 3, dtype=torch.float64))[0].sum()

@@ -87,6 +87,8 @@ class _Layer(torch.autograd.Function):
         x, h0, w_in, w_rec, b_in, _, out = saved
         if any(t is not None and (t.dtype, t.device) != (out.dtype, out.device) for t in saved):
             raise RuntimeError("a recurrent layer changed its type or device before its gradient was taken")
+        # step by step, as the loops read it, wherever a hook on saved tensors (torch's save_on_cpu) has kept it
+        out = (out.transpose(-3, -2) if steps.batch_first else out).contiguous()
         start = steps.start(h0)
         H, D = w_in.shape[-2:]
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
