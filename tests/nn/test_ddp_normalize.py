@@ -107,6 +107,17 @@ def test_first_and_second_derivatives(name, rule):
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
+def test_second_derivatives_where_the_input_depends_on_the_weight():
+    """As where the input was moved along the gradient of a loss; the first of them are those without second ones."""
+    model, x, _ = single("linear", bias=True)
+    layer = ps.nn.ddp_normalize(model, ps.trace(model, x))[0]
+    found = []
+    for again in (False, True):
+        loss = layer(x + layer(x).sum(1, keepdim=True)).square().sum()
+        found.append(torch.autograd.grad(loss, (layer.weight, layer.bias), create_graph=again))
+    torch.testing.assert_close(*found)
+
+
 def test_three_dimensions_agree_with_batch_normalization():
     torch.manual_seed(4)
     model = nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.ReLU(), nn.Conv3d(3, 1, 1)).double()
