@@ -350,6 +350,10 @@ def test_wrong_calls_say_what_to_do():
         ps.optim.Invariant([{"params": parameters, "clip_norm": 1.0}], network, torch.optim.AdamW)
     with pytest.raises(RuntimeError, match="give it to an optimizer"):
         ps.metrics.DataDependent().observe(torch.zeros(1, 3))
+    with pytest.raises(TypeError, match=r"Lookahead copies parameters \('slow_params'\) when it is made"):
+        ps.optim.Invariant(
+            parameters, network, lambda groups: po.Lookahead(torch.optim.SGD(groups)), points=()
+        )
     optimizer = ps.optim.Invariant(parameters, network, torch.optim.AdamW)
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [parameters[0]]})

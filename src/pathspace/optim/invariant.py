@@ -43,7 +43,7 @@ from pathspace.optim.base.coordinates import (
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters, evaluated
 from pathspace.optim.base.options import chosen_metric
-from pathspace.optim.base.points import frozen_because, move_points_, points_of
+from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.rmsprop import RMSprop
@@ -86,7 +86,7 @@ class Invariant(MetricOptimizer):
         options: those of the rule.
 
     Raises:
-        TypeError: an option belongs to the metric.
+        TypeError: an option belongs to the metric, or the rule copies parameters when it is made (Lookahead).
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -123,6 +123,7 @@ class Invariant(MetricOptimizer):
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = _in_few_passes(rule, groups, options)
+        expect_unread(self.rule)
         self._points = points_of(self.rule, points)
         if self._points is None:
             self.metric.frozen = True

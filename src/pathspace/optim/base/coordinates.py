@@ -51,12 +51,13 @@ _NOTHING = 2.0**-80
 def as_shadow(p: Tensor, *, matrix: bool = False) -> nn.Parameter:
     """What a rule trains in the place of a parameter: its coordinates, float32 for half precision, without memory.
 
-    Of a parameter that is split over processes, those of the part in this one.
+    Not numbers yet, as they are known at a step alone (see ``points.expect_unread``). Of a parameter that is split
+    over processes, those of the part in this one.
     """
     p = local(p)
     shape = (p.shape[0], p.shape[1:].numel()) if matrix and p.dim() > 2 else p.shape
-    zero = torch.zeros((), dtype=type_of_shadow(p), device=p.device)
-    return nn.Parameter(zero.expand(shape), requires_grad=p.requires_grad)
+    unknown = torch.full((), torch.nan, dtype=type_of_shadow(p), device=p.device)
+    return nn.Parameter(unknown.expand(shape), requires_grad=p.requires_grad)
 
 
 def type_of_shadow(p: Tensor) -> torch.dtype:

@@ -42,6 +42,21 @@ def points_of(rule: Optimizer, names: Sequence[str] | None) -> tuple[str, ...] |
     return () if _NONE & set(kinds) else None
 
 
+def expect_unread(rule: Optimizer) -> None:
+    """Refuse a rule that copied parameters when it was made, before there were coordinates.
+
+    Raises:
+        TypeError: it did.
+    """
+    for key, value in (item for state in rule.state.values() for item in state.items()):
+        if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
+            kind = type(rule).__name__
+            raise TypeError(
+                f"{kind} copies parameters ('{key}') when it is made, and coordinates have values at a step alone: "
+                f"wrap it around the invariant optimizer instead, {kind}(pathspace.optim.Invariant(...))"
+            )
+
+
 def frozen_because(rule: Optimizer) -> None:
     """Say that the metric will not change."""
     kind = type(rule).__name__
