@@ -76,6 +76,19 @@ def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
 
 
 @ALL
+def test_hooks_on_states_are_run(name):
+    model, optimizer = build(name)
+    train(model, optimizer)
+    seen = []
+    optimizer.register_state_dict_pre_hook(lambda o: seen.append(o))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "note": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(state.pop("note")))
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == [optimizer, 1, optimizer]
+
+
+@ALL
 @pytest.mark.parametrize("how", [pickle.dumps, lambda o: torch.save(o, io.BytesIO()), copy.copy])
 def test_pickling_says_what_to_save_instead(name, how):
     _, optimizer = build(name)

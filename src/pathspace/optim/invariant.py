@@ -344,6 +344,8 @@ class Invariant(MetricOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The rule's state and the metric's, by parameter; see ``torch.optim.Optimizer.state_dict``."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
         with self._rule_at_work() as rule:
             packed = rule.state_dict()
         state = {index: dict(kept) for index, kept in packed["state"].items()}
@@ -351,7 +353,10 @@ class Invariant(MetricOptimizer):
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
                 state.setdefault(index, {}).update(metric)
-        return self._packed({**packed, "state": state})
+        packed = self._packed({**packed, "state": state})
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            packed = hook(self, packed) or packed
+        return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
@@ -361,6 +366,8 @@ class Invariant(MetricOptimizer):
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
         """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, {**state_dict}) or state_dict
         state_dict = self._unpacked(state_dict)
         ours: dict[int, dict[str, Any]] = {}
         rules: dict[int, dict[str, Any]] = {}
@@ -386,6 +393,8 @@ class Invariant(MetricOptimizer):
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
                 }
         self._share_states()
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         of_rule = self._gathers and not key.startswith(_OURS)

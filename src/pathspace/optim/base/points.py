@@ -19,15 +19,11 @@ _NONE = frozenset(
         *("Rprop", "LBFGS", "Muon", "MuonAdamW", "SOAP", "Lion"),
     ]
 )
+_FREE = ("AdamW", "SGD", "RAdam")
 _POINTS = {
     "ASGD": ("ax",),
     "Prodigy": ("p0",),
-    "AdamWScheduleFree": ("z",),
-    "SGDScheduleFree": ("z",),
-    "RAdamScheduleFree": ("z",),
-    "ScheduleFreeAdamW": ("z",),
-    "ScheduleFreeSGD": ("z",),
-    "ScheduleFreeRAdam": ("z",),
+    **{name: ("z",) for kind in _FREE for name in (f"{kind}ScheduleFree", f"ScheduleFree{kind}")},
 }
 
 
