@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -27,13 +29,20 @@ def errors() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def say(as_json: bool, figures: dict[str, Any], *lines: str) -> None:
-    """Print the figures as JSON, or the lines; infinite and undefined figures are null in JSON."""
-    if not as_json:
-        for line in lines:
-            typer.echo(line)
-        return
-    typer.echo(json.dumps(_plain(figures), allow_nan=False))
+def say(as_json: bool, figures: dict[str, Any], *lines: str, output: Path | None = None) -> None:
+    """Print the figures as JSON, or the lines; infinite and undefined figures are null in JSON.
+
+    Where the output of the command is standard output itself, they go to standard error: they are no part of it.
+    """
+    told = (json.dumps(_plain(figures), allow_nan=False),) if as_json else lines
+    for line in told:
+        typer.echo(line, err=output is not None and _is_standard_output(output))
+
+
+def _is_standard_output(path: Path) -> bool:
+    with suppress(OSError):  # there is no such file, or no standard output
+        return os.path.samestat(path.stat(), os.fstat(1))
+    return False
 
 
 def _plain(value: Any) -> Any:

@@ -238,14 +238,17 @@ def fit(
                         raise
                     estimator.training_ = report.last
                     console.print("interrupted: what has been learned is saved, go on with --resume")
-                estimator.save(output)
-            result = Result(output, estimator.training_, counted, held_counted)
+                if checkpoint is not None:  # mixing may be stopped; a device or a pipe is written to once
+                    estimator.save(output)
+            result, kept = Result(output, estimator.training_, counted, held_counted), estimator
             if context is not False:
                 masks = {"mask": mask, "validation_mask": held_mask}
                 mixed = mix(estimator, training_text, held, quiet, **masks)
                 result = result.beside(*mixed, context)
                 if result.kept == "mixed":
-                    mixed[0].save(output)
+                    kept = mixed[0]
+            if kept is not estimator or checkpoint is None:
+                kept.save(output)
         others = {}
         if folds == 1 and after is None and held_counted:
             if not quiet:

@@ -107,4 +107,4 @@ class Result:
         if others:
             figures["baseline_bits_per_symbol"] = others
             lines += verdict(held, others, self.training_bits is not None)
-        say(as_json, figures, *lines)
+        say(as_json, figures, *lines, output=self.output)

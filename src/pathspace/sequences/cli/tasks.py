@@ -46,6 +46,7 @@ def generate_task(
         as_json,
         figures,
         f"{output}: {len(text)} symbols, {different} different, true code length {length:.4f} bits",
+        output=output,
     )
 
 

@@ -120,7 +120,9 @@ def compress(
         write(output, packed)
     each = 8 * len(packed) / max(len(data), 1)
     figures = {"output": str(output), "bytes": len(data), "compressed": len(packed), "bits_per_byte": each}
-    say(as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte")
+    say(
+        as_json, figures, f"{output}: {len(data)} bytes to {len(packed)}, {each:.4f} bits/byte", output=output
+    )
 
 
 def decompress(
@@ -148,4 +150,4 @@ def decompress(
         with symbols_shown("decompress", quiet) as progress:
             data = decompress_bytes(estimator, packed, progress, max_bytes)
         write(output, data)
-    typer.echo(f"{output}: {len(data)} bytes")
+    say(False, {}, f"{output}: {len(data)} bytes", output=output)
