@@ -90,6 +90,9 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"learning_rates": 0.1}, "give a list"),
         ({"learning_rates": ["fast"]}, "one or more positive numbers"),
         ({"methods": ["sgd", "sgd"]}, "each one once"),
+        # two runs of one configuration would write to one folder at a time
+        ({"learning_rates": [0.1, 0.3, 0.1]}, "each one once"),
+        ({"weight_decays": [0.0, 0.0]}, "each one once"),
         ({"methods": ["lion"]}, "Unknown method 'lion'"),
         ({"starts": ["somewhere"]}, "Unknown start 'somewhere' in the setting 'starts'"),
         ({"starts": []}, "at least one"),

@@ -358,8 +358,8 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
         ("clip_norm", "clip_step", "damping", "target_error"), (_real(lambda value: value >= 0, "0 or more"),)
     ),
     "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),
-    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"),),
-    "weight_decays": (_reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"),),
+    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"), _ONCE),
+    "weight_decays": (_reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"), _ONCE),
     **dict.fromkeys(
         ("shared_rates", "plain_rnn"), ((lambda value: isinstance(value, bool), "true or false"),)
     ),
