@@ -104,6 +104,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--batch-size", "0"], "The option --batch-size is 0"),
         (["train", "--epochs", "0"], "The option --epochs is 0"),
         (["train", "--threads", "0"], "The option --threads is 0"),
+        (["train", "--threads", "100000"], "The option --threads is 100000: give at most 1024"),
         (["train", "--clip-step=-1"], "The option --clip-step is -1.0: give 0 or more"),
         (
             ["train", "--method", "sgd", "--clip-step", "1"],
@@ -145,6 +146,20 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["check-invariance", "--optimizers", "lion"],
             "Unknown optimizer 'lion' in --optimizers: choose from sgd",
         ),
+        (
+            ["train", *TINY, "--start", "rescaled", "--set", "rescale_exponent=200"],
+            "The setting 'rescale_exponent' is 200, which the weights' type cannot hold: give a smaller",
+        ),
+        (
+            ["train", *TINY, "--start", "rescaled", "--set", "rescale_exponent=2000"],
+            "The setting 'rescale_exponent' is 2000, which the weights' type cannot hold: give a smaller",
+        ),
+        (
+            ["train", *TINY, "--start", "rescaled", "--set", "rescale_factor=1e300"],
+            "The setting 'rescale_factor' is 1e+300, which the weights' type cannot hold: give a smaller",
+        ),
+        (["paths", "rnn", "--input", "nan"], "The option --input is 'nan': give whole numbers"),
+        (["paths", "rnn", "--input", "8,inf"], "The option --input is '8,inf': give whole numbers"),
         (["check-invariance", "--networks", "gpt"], "Unknown network 'gpt' in --networks: choose from mlp"),
     ],
 )

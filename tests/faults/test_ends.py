@@ -1,5 +1,6 @@
 """How the command line ends when it is interrupted or has a mistake of its own."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -24,6 +25,12 @@ def _own_handler():
         (AssertionError("the sizes\ndiffer"), "Error: AssertionError: the sizes differ", 70),
         (RuntimeError("no"), "Error: RuntimeError: no", 70),
         (MemoryError(), "Error: There is not enough memory", 2),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "Error: There is not enough", 2),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "Error: Cannot write to standard output (No space",
+            2,
+        ),
         (KeyboardInterrupt(), "Stopped.", 130),
     ],
 )

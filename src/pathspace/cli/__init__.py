@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -46,12 +47,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, _Interrupts())
     try:
         app()
-    except MemoryError:
-        typer.echo(
-            "Error: There is not enough memory for this: make it smaller, or give fewer workers.", err=True
-        )
-        sys.exit(WRONG_USE)
     except Exception as error:
+        if mended := _mendable(error):
+            typer.echo(f"Error: {mended}", err=True)
+            sys.exit(WRONG_USE)
         if os.environ.get(TRACEBACK):
             raise
         said = " ".join(str(error).split())
@@ -61,6 +60,17 @@ def main() -> None:
             err=True,
         )
         sys.exit(BROKEN)
+
+
+def _mendable(error: Exception) -> str:
+    """Say what to do about memory or a disk that is full; nothing of other errors."""
+    # torch has errors of its own for memory: of the processor, told by their words alone, and of a GPU
+    without = "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError"
+    if without or isinstance(error, MemoryError):
+        return "There is not enough memory for this: make it smaller, or give fewer workers."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"Cannot write to {error.filename or 'standard output'} ({error.strerror}): make room there."
+    return ""
 
 
 class _Interrupts:

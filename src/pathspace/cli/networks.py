@@ -96,7 +96,7 @@ def paths(
         sizes = None
         if shape is not None:
             numbers = numbers_in(shape, "--input", "28,28") or []
-            if any(n < 1 or n != int(n) for n in numbers):
+            if any(n < 1 or not n.is_integer() for n in numbers):
                 raise ConfigurationError(
                     f"The option --input is {shape!r}: give whole numbers, such as 28,28."
                 )

@@ -19,6 +19,7 @@ from pathspace.experiments.tasks import check_task, preset
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
 MOST_SEEDS = 10_000  # each is a line of config.json
+MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the process
 FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "one standard error", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
@@ -349,7 +350,8 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
         (_is_text, "a name"),
         (lambda value: value in TUNINGS, "'grid', 'one standard error' or 'in turn'"),
     ),
-    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "threads", "refresh_every"), (_whole(1),)),
+    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "refresh_every"), (_whole(1),)),
+    "threads": (_whole(1), (lambda value: value <= MOST_THREADS, f"at most {MOST_THREADS}")),
     **dict.fromkeys(("seeds", "tuning_seeds"), (_whole(1), _FEW)),
     **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0),)),
     "verified_seeds": (_whole(0), _FEW),

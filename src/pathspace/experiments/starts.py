@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.errors import unknown_name
+from pathspace.experiments.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
     from pathspace.network import Network
@@ -29,7 +29,7 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int, fac
         factor: f; where it is not 0, the factors are any numbers between 1/f and f instead, log-uniform.
 
     Raises:
-        ConfigurationError: The start is unknown.
+        ConfigurationError: The start is unknown, or the factors are too large for the type of the weights.
     """
     check_start(start)
     if start == "default":
@@ -40,13 +40,19 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int, fac
 
     rescaling.balance_(network)
     if start == "rescaled":
-        rescaling.random_rescale_(
-            network,
-            low=1 / factor if factor else 2.0**-exponent,
-            high=factor or 2.0**exponent,
-            powers_of_two=not factor,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        try:
+            rescaling.random_rescale_(
+                network,
+                low=1 / factor if factor else 2.0**-exponent,
+                high=factor or 2.0**exponent,
+                powers_of_two=not factor,
+                generator=torch.Generator().manual_seed(seed),
+            )
+        except OverflowError as error:
+            named = f"'rescale_factor' is {factor:g}" if factor else f"'rescale_exponent' is {exponent}"
+            raise ConfigurationError(
+                f"The setting {named}, which the weights' type cannot hold: give a smaller number."
+            ) from error
 
 
 def balance_once_(network: Network) -> None:
