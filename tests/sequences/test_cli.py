@@ -1,6 +1,7 @@
 """The commands, end to end, in a folder of their own."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -239,6 +240,18 @@ def test_only_the_symbols_after_a_mark(run, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_bytes_that_are_no_text_can_be_given_as_arguments(run, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\x01\xfe\x02" * 40)
+    fit(run, tmp_path / "binary", "--after", os.fsdecode(b"\xff"))
+    assert run("predict", "m", os.fsdecode(b"\xfe\x02\xff"), "--top", 1).output.endswith("'\\x01'\n")
+    drawn = run("sample", "m", "--prompt", os.fsdecode(b"\xff\x01"), "--length", 4).stdout_bytes
+    assert set(drawn) <= set(b"\xff\x01\xfe\x02")
+    assert (
+        "error: --after takes one symbol"
+        in run("bits", "m", tmp_path / "binary", "--after", "é", status=2).stderr
+    )
+
+
 def test_baselines_are_printed(run, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / name).write_text(TASKS["music"].generate(np.random.default_rng(seed), bars=80))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -87,7 +88,7 @@ def mask_after(text: Text, after: str | None) -> np.ndarray | None:
     """Mark the symbols that come right after one symbol; None if none is named."""
     if after is None:
         return None
-    mark = after if isinstance(text, str) else after.encode()
+    mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
     if len(mark) != 1:
         raise ValueError(f"--after takes one symbol, got {after!r}")
     code = mark if isinstance(mark, str) else mark[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def sample(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
-        read = prompt if isinstance(estimator.alphabet_.symbols, str) else prompt.encode()
+        read = prompt if isinstance(estimator.alphabet_.symbols, str) else os.fsencode(prompt)
         drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
     stream = typer.get_binary_stream("stdout")
     stream.write(drawn.encode() if isinstance(drawn, str) else drawn)
@@ -84,7 +85,7 @@ def predict(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         estimator = load(model)
-        read = context if isinstance(estimator.alphabet_.symbols, str) else context.encode()
+        read = context if isinstance(estimator.alphabet_.symbols, str) else os.fsencode(context)
         prediction = estimator.predict(read)
     best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
     shown = [repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol) for symbol, _ in best]
