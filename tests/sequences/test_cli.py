@@ -71,6 +71,23 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
     assert run("bits", "m", book).output == resumed
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--units", 7), "--units 7 is not what the model in m was begun with, 6"),
+        (("--patience", 0), "--patience 0 is not what the model in m was begun with, 300"),
+        (("--metric", "fb"), "--metric fb is not what the model in m was begun with, the default"),
+        (("--model", "rnn"), "--model rnn is not what the model in m was begun with, pcnn"),
+        (("--text",), "the model in m reads bytes"),
+        (("--alphabet", "more"), "symbol b'!' at position 4 is not one of the"),
+    ],
+)
+def test_what_resuming_cannot_change_is_refused(run, book, options, says):
+    (book.parent / "more").write_text("sea !")
+    fit(run, book, "--no-context")
+    assert says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
+
+
 def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
     fit(run, book, "--passes", 60)
     whole = run("bits", "m", book).output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -122,7 +122,10 @@ def fit(
             "fewer bits.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the output file.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Go on from the output file, with its options; new: --passes, --seconds, files."),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
     ] = False,
@@ -190,7 +193,11 @@ def fit(
             "jobs": jobs,
             "seed": seed,
         }
-        estimator = _network_of(output) if resume else _MODELS[model](**options)
+        if resume:
+            estimator = _network_of(output)
+            _check_resumed(estimator, output, model, text, options)
+        else:
+            estimator = _MODELS[model](**options)
         training_text = read_for(estimator, file) if resume else read(file, text)
         # folds take turns, and need no validation part of their own
         held: Text | float | None = (share or None) if folds == 1 else None
@@ -208,6 +215,8 @@ def fit(
         elif folds > 1:
             held_counted = counted
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
+        if resume and known is not None:
+            estimator.alphabet_.encode(known)  # raises of a symbol that the model lacks: it gets no more
         with beside(output, fresh) as checkpoint:
             if checkpoint is not None and is_begun(checkpoint) and not quiet:
                 console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
@@ -264,6 +273,29 @@ def _network_of(output: Path) -> SequenceModel:
     if network is None:
         raise ValueError(f"{output} holds contexts alone, and no network to go on with: leave out --resume")
     return network
+
+
+def _check_resumed(
+    estimator: SequenceModel, output: Path, model: str, text: bool, options: dict[str, Any]
+) -> None:
+    """Refuse options that differ from the defaults and from those that the training was begun with."""
+    default, begun = PCNN().get_params(), estimator.get_params()
+    asked = [(name, options[name], begun[name]) for name in options if options[name] != default[name]]
+    if model != PCNN.kind:
+        asked.append(("model", model, estimator.kind))
+    for name, value, own in asked:
+        if name not in ("passes", "seconds", "jobs") and value != own:
+            shown, there = (
+                one if one is not None else "the default" if name == "metric" else 0 for one in (value, own)
+            )
+            raise ValueError(
+                f"--{name.replace('_', '-')} {shown} is not what the model in {output} was begun with, {there}: leave "
+                "it out, or begin anew without --resume"
+            )
+    if text and not isinstance(estimator.alphabet_.symbols, str):
+        raise ValueError(
+            f"the model in {output} reads bytes: leave out --text, or begin anew without --resume"
+        )
 
 
 def _parts(training_text: Text, held: Text | float | None) -> tuple[Text, Text]:
