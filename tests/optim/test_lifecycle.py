@@ -76,6 +76,24 @@ def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
 
 
 @ALL
+def test_channels_last_is_a_matter_of_memory(name):
+    ends = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = (
+            nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Conv2d(4, 2, 2)).double().to(memory_format=form)
+        )
+        x = torch.randn(5, 3, 4, 4, dtype=torch.float64).to(memory_format=form)
+        optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, x), **OPTIONS[name])
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach().contiguous() for p in model.parameters()])
+    assert_close(*ends, rtol=1e-6, atol=1e-9)
+
+
+@ALL
 def test_hooks_on_states_are_run(name):
     model, optimizer = build(name)
     train(model, optimizer)

@@ -26,7 +26,7 @@ class DataDependentWithBias(DataDependent):
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
         if "gauge_rows" not in self.state.get(bias, {}):
             return {}
-        balanced = self.gauge(name).times(cross.clone(), 1)
+        balanced = self.gauge(name).times(cross.clone(memory_format=torch.contiguous_format), 1)
         assert isinstance(balanced, Tensor)
         rows = self.gauge(bias).rows.to(cross.dtype)
         flat = balanced.view(balanced.shape[0], -1).mul_(rows)
