@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -91,6 +92,27 @@ def test_channels_last_is_a_matter_of_memory(name):
             optimizer.step()
         ends.append([p.detach().contiguous() for p in model.parameters()])
     assert_close(*ends, rtol=1e-6, atol=1e-9)
+
+
+def test_muon_keeps_its_momentum_where_steps_are_compiled():
+    """Who compiles a whole training step compiles the optimizer's, too."""
+    ends = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own compiler warns of things that are none of ours
+        for compiled in (False, True):
+            model, optimizer = build("PathMuon")
+            step = (
+                torch.compile(lambda o=optimizer: o.step(), backend="eager") if compiled else optimizer.step
+            )
+            for i in range(4):
+                optimizer.zero_grad()
+                model(
+                    torch.randn(8, 4, generator=torch.Generator().manual_seed(i))
+                ).square().mean().backward()
+                step()
+            ends.append([p.detach() for p in model.parameters()])
+    torch.compiler.reset()
+    assert_close(*ends, rtol=0, atol=0)
 
 
 @ALL
