@@ -226,6 +226,7 @@ def test_a_network_without_a_pass_leaves_it_to_the_contexts(run, log):
         figures = json.loads(fit(run, log, "--passes", 0, "--json", *more).stdout)
         assert figures["kept"] == "mixed"
     assert figures["training_bits_per_symbol_by_model"]["network"] is None
+    assert "training nan" not in fit(run, log, "--passes", 0).output
 
 
 def test_contexts_alone_have_no_network_to_go_on_with(run, log, tmp_path):

@@ -74,8 +74,9 @@ class Result:
         training, each = self.training, per_symbol(-self.training.log_likelihood / math.log(2), self.counted)
         lines = [
             f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
-            f"training {each:.4f} bits/symbol",
         ]
+        if training.passes:  # before the first one there is no figure
+            lines.append(f"training {each:.4f} bits/symbol")
         figures: dict[str, Any] = {
             "model": str(self.output),
             "passes": training.passes,
