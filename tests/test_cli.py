@@ -281,6 +281,11 @@ def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["recipe"], config["size"]) == ("adding", "small")
     assert "RNN-Path, T = 750" in (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").unlink()  # as if it had been stopped
+    for asked in (("adding", "--size", "paper-100"), ("mnist-rows",)):
+        other = call("reproduce", *asked, "--resume", "--output", str(tmp_path))
+        assert other.exit_code == 2
+        assert "continue those by `pathspace reproduce adding --resume" in other.stderr
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import command_line
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
@@ -126,6 +127,13 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     (folder / "networks" / "ours-5.json").write_text("[]")  # left behind
     assert call("--output", str(folder), "--fresh").exit_code == 0
     assert call("--output", str(tmp_path / "none"), "--resume").exit_code == 2
+    # what a stopped command says to go on with: its settings are those of the folder
+    (folder / "report.html").unlink()
+    resumed = command_line.call("reproduce", "xor", "--resume", "--output", str(folder), "--json")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(json.loads(resumed.stdout)["networks"]) == 4
+    refused = command_line.call("reproduce", "xor", "--size", "paper", "--resume", "--output", str(folder))
+    assert "holds results with other settings" in refused.stderr
 
 
 def test_the_table_counts_what_was_learned() -> None:

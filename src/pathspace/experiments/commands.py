@@ -131,7 +131,7 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)
-    done = _execute(_asked(recipe, size, options), around, given=bool(options[1]))
+    done = _execute(_asked(recipe, size, options), around, given=bool(size or options[1]))
     _print([done], around)
     if recipe.study:
         _study(recipe, done, around)
@@ -166,6 +166,7 @@ def _reproduce_parts(
     output = _place(around, unfinished)
     if around.resume and not begun_parts(output):
         raise folders.nothing_to_resume(output)
+    given = bool(size or options[1]) or not around.resume
     if around.resume and not size:
         size = configurations.read(output / min(begun_parts(output))).size
     make_folder(output)
@@ -186,7 +187,6 @@ def _reproduce_parts(
             here = replace(
                 around, output=output / part, resume=goes_on and part in known, chosen=lambda _folder: None
             )
-            given = bool(options[1]) or not around.resume
             done[part] = _execute(_asked(load_recipe(part), size, options), here, given=given)
             if not around.as_json:
                 _print([done[part]], here)
@@ -374,7 +374,9 @@ def _settle(
     if around.fresh or not (around.resume or configurations.is_begun(output)):
         return asked, False
     stored = configurations.read(output)
-    if around.resume and not given and stored.command == asked.command:
+    # a sweep that is only resumed names no recipe
+    is_its_own = stored.command == asked.command and (bool(asked.sweep) or stored.recipe == asked.recipe)
+    if around.resume and not given and is_its_own:
         return stored, True
     if json.dumps(stored.as_dict()) == json.dumps(asked.as_dict()):
         return stored, around.resume or unfinished

@@ -26,6 +26,8 @@ from pathspace.progress import Lines
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.layers import Layer
+    from pathspace.experiments.recipes import Recipe
 
 FOLDER = "cells"
 
@@ -53,6 +55,27 @@ class Result(Protocol):
 
 
 ResultT = TypeVar("ResultT", bound=Result)
+
+
+def asked_or_begun(
+    recipe: Recipe, size: str, options: Layer, page: str, around: Surroundings
+) -> tuple[str, Sequence[Layer]]:
+    """Return the size and the layers of settings of a table: as asked for, or, only resumed, those of the folder."""
+    if around.resume and not (size or options[1]):
+        folder = folders.place(
+            around.output,
+            around.default,
+            fresh=around.fresh,
+            resume=True,
+            goes_on=lambda folder: not (folder / page).exists(),
+        )
+        if folders.is_own(folder):
+            file = folder / folders.FILE
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content.get("recipe") == recipe.name and isinstance(content.get("protocol"), dict):
+                return str(content.get("size", "")), [(str(file), content["protocol"])]
+    size = size or next(iter(recipe.sizes), "")
+    return size, [*recipe.layers(size), options]
 
 
 @contextmanager

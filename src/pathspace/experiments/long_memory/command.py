@@ -20,7 +20,7 @@ from pathspace.experiments.long_memory.comparison import Row, chosen_rates, comp
 from pathspace.experiments.long_memory.protocol import protocol_from
 from pathspace.experiments.long_memory.report import PAGE, as_json, build_tables, write_report
 from pathspace.experiments.report.table import print_table
-from pathspace.experiments.stored_cells import all_results, table_folder
+from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def reproduce(
         ConfigurationError: A setting is impossible, or the folder holds something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
-    size = size or next(iter(recipe.sizes), "")
-    protocol = protocol_from(*recipe.layers(size), options)
+    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
         "recipe": recipe.name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
-from pathspace.experiments.stored_cells import all_results, table_folder
+from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
 from pathspace.experiments.symbols.report import PAGE, as_json, print_table, write_report
@@ -42,8 +42,8 @@ def reproduce(
         raise ConfigurationError(
             f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
         )
-    size = size or next(iter(recipe.sizes), "")
-    protocol = protocol_from(*recipe.layers(size), options)
+    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
         "recipe": recipe.name,

@@ -13,7 +13,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.storage import make_folder
-from pathspace.experiments.stored_cells import all_results, table_folder
+from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.terminal import output_console
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
@@ -45,8 +45,8 @@ def reproduce(
     """
     if find_spec("numba") is None:
         raise ConfigurationError("The package 'numba' is missing: pip install 'pathspace[sequences]'.")
-    size = size or next(iter(recipe.sizes), "")
-    protocol = protocol_from(*recipe.layers(size), options)
+    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
         "recipe": recipe.name,
