@@ -119,6 +119,8 @@ class Settings:
             method(name, "the setting 'method_options'")
             if not isinstance(options, Mapping):
                 raise _wrong("method_options", options, f"a table of model options for {name!r}")
+        if not isinstance(self.method_rates, Mapping):
+            raise _wrong("method_rates", self.method_rates, "a table of grids of rates by methods")
         for name in self.method_rates:
             method(name, "the setting 'method_rates'")
             self._check_rates_of(name)

@@ -69,7 +69,7 @@ class Protocol:
             raise unknown_name("method", str(self.reference), self.methods, "the setting 'reference'")
         for name in LISTS:
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            if not values or any(value in values[:i] for i, value in enumerate(values)):
                 raise ConfigurationError(
                     f"The setting {name!r} is {list(values)!r}: give at least one, each once."
                 )
