@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from torch.optim import AdamW
 
 import pathspace as ps
@@ -83,7 +83,7 @@ def _copies(delay: int, count: int, generator: torch.Generator, symbols: int = 8
     asked = torch.randint(symbols, (count, long), generator=generator)
     pause = torch.full((count, delay), symbols)
     mark = torch.full((count, long), symbols + 1)
-    return F.one_hot(torch.cat((asked, pause, mark), 1), symbols + 2).float(), asked
+    return functional.one_hot(torch.cat((asked, pause, mark), 1), symbols + 2).float(), asked
 
 
 @cache
@@ -110,11 +110,11 @@ def _some(generator: torch.Generator | None) -> Batch:
 
 
 def _squares(answers: Tensor, y: Tensor) -> Tensor:
-    return F.mse_loss(answers.flatten(), y.flatten())
+    return functional.mse_loss(answers.flatten(), y.flatten())
 
 
 def _symbols(scores: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(scores.flatten(0, -2), y.flatten())
+    return functional.cross_entropy(scores.flatten(0, -2), y.flatten())
 
 
 # -- depth and images ---------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _symbols(scores: Tensor, y: Tensor) -> Tensor:
 def _images(generator: torch.Generator | None) -> Batch:
     """``[B, 1, 14, 14]``, about zero."""
     images, labels = _some(generator)
-    return F.avg_pool2d(images[:, None].sub(0.1307).div(0.3081), 2), labels
+    return functional.avg_pool2d(images[:, None].sub(0.1307).div(0.3081), 2), labels
 
 
 def _vectors(generator: torch.Generator | None) -> Batch:
@@ -157,8 +157,8 @@ class Residual(nn.Module):
         """Scores ``[B, 10]`` of images ``[B, 196]``."""
         h = self.first(x)
         for up, down in zip(self.up, self.down, strict=True):
-            h = h + down(F.relu(up(F.relu(h))))
-        return self.last(F.relu(h))
+            h = h + down(functional.relu(up(functional.relu(h))))
+        return self.last(functional.relu(h))
 
 
 class RecurrentImages(nn.Module):
@@ -175,10 +175,10 @@ class RecurrentImages(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores ``[B, 10]`` of images ``[B, 1, 14, 14]``."""
         entering = self.forth(x)
-        h = F.relu(entering)
+        h = functional.relu(entering)
         for _ in range(self.unfoldings):
-            h = F.relu(entering + self.back(h))
-        return self.readout(F.avg_pool2d(h, 2).flatten(1))
+            h = functional.relu(entering + self.back(h))
+        return self.readout(functional.avg_pool2d(h, 2).flatten(1))
 
 
 def _mlp(layers: int = 4) -> nn.Sequential:

@@ -282,12 +282,25 @@ def test_recurrent_convolutions_have_an_even_gain_too():
     assert_close(into.sum((0, 2)) / 24, out ** (length / (length + rest)), rtol=1e-3, atol=0)
 
 
+class Loop(nn.Module):
+    """A hand-written recurrent layer whose states are stacked and read together."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.back, self.out = nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        states = [self.into(x[:, 0])]
+        for t in range(1, x.shape[1]):
+            states.append(self.into(x[:, t]) + self.back(torch.relu(states[-1])))
+        return self.out(torch.relu(torch.stack(states, 1)))
+
+
 def test_recurrence_in_time_alone_is_balanced():
-    """A hand-written loop of one position, read at every step: as much enters a unit as leaves it."""
-    model = RecurrentFilters(around=False).double()
-    model.first, model.second = nn.Linear(2, 4).double(), nn.Linear(4, 4).double()
-    model.out = nn.Linear(4, 3).double()
-    network = ps.trace(model, torch.zeros(1, 2, dtype=torch.float64))
+    """As much enters a unit as leaves it, though the read-out sees it at all steps at once, as at positions."""
+    torch.manual_seed(0)
+    network = ps.trace(Loop().double(), torch.zeros(1, 5, 2, dtype=torch.float64))
+    assert any(node.labels.numel() > node.labels.unique().numel() for node in network.nodes)
     ps.rescaling.balance_(network)
     mass = node_mass(network)
     assert mass.even is None

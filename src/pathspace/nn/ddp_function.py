@@ -177,9 +177,11 @@ class Normalized(torch.autograd.Function):
         product, rule, needs = ctx.product, ctx.rule, ctx.needs_input_grad
         if torch.is_grad_enabled():
             # x may have been computed from the weight: each is to have the gradient of this layer alone
-            leaves = [None if t is None else t.view_as(t) for t in (x, weight, bias)]
-            wanted = [t for t, needed in zip(leaves, needs, strict=False) if t is not None and needed]
-            z = normalized_by_autograd(*leaves, measure, product, rule)  # type: ignore[arg-type]
+            x, weight = x.view_as(x), weight.view_as(weight)
+            bias = None if bias is None else bias.view_as(bias)
+            leaves = zip((x, weight, bias), needs, strict=False)
+            wanted = [t for t, needed in leaves if t is not None and needed]
+            z = normalized_by_autograd(x, weight, bias, measure, product, rule)
             result = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
             return (*(next(result) if needed else None for needed in needs[:3]), None, None, None)
         alpha, n = rule.alpha, a.numel() // a.shape[1]

@@ -66,7 +66,7 @@ def balance_(
     member reaches it. (A class that no path enters, or none leaves, has no such minimum: there the other side
     becomes 1, for a single node where nothing leaves.) Every member is brought to the same weights, so training a
     balanced network with SGD or Adam is the baseline that any invariant method has to beat. A start that was designed
-    may be better left alone: Fixup's, and recurrent convolutions from the identity, train worse once balanced.
+    may be better left alone: Fixup's trains worse once balanced.
 
     A network that normalizes by statistics of what enters (BatchNorm traced in training form, LayerNorm, ...) is
     brought to the member in which the mean path mass of each unit class is one instead, with a maximum counted as the
