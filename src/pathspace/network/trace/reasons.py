@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-_BOUNDED = (
-    "it is not positively homogeneous: f(s x) differs from s f(x), so no unit before it can be rescaled"
-)
+BOUNDED = "it is not positively homogeneous: f(s x) differs from s f(x), so no unit before it can be rescaled"
 _CURVED = (
     "it scales with its input, but it is not piecewise linear, so what it returns is no sum over paths; a maximum, a "
     "mean or a sum of absolute values is"
 )
-_GATED = "it multiplies two activations, so scaling both by s scales the product by s^2"
+GATED = "it multiplies two activations, so scaling both by s scales the product by s^2"
 _NORMALIZED = "it divides by a statistic of its own input, which removes the scale that path geometry follows"
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
-_ROUNDED = "it rounds activations to whole numbers (or makes them complex)"
+ROUNDED = "it rounds activations to whole numbers (or makes them complex)"
 _SPARSE = "sparse tensors are not known; a dense matrix, index_add and scatter_add are"
-_INDICES = "its indices depend on activations, so the network has no single graph"
+INDICES = "its indices depend on activations, so the network has no single graph"
 
 REASONS: dict[str, str] = {
     **dict.fromkeys(
@@ -26,7 +24,7 @@ REASONS: dict[str, str] = {
             *("rnn_tanh_cell", "threshold", "clamp", "clamp_", "clamp_max", "clamp_min", "round", "floor"),
             *("ceil", "rdiv", "__rdiv__", "__rtruediv__"),
         ],
-        _BOUNDED,
+        BOUNDED,
     ),
     **dict.fromkeys(
         [
@@ -36,13 +34,13 @@ REASONS: dict[str, str] = {
         _NORMALIZED,
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),
-    **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], _BOUNDED),
+    **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], BOUNDED),
     **dict.fromkeys(
         [
             *("short", "char", "byte", "cfloat", "cdouble", "chalf", "trunc", "fix", "frac", "fmod"),
             *("floor_divide", "floor_divide_", "__floordiv__", "__ifloordiv__", "remainder", "__mod__"),
         ],
-        _ROUNDED,
+        ROUNDED,
     ),
     **dict.fromkeys(
         [
@@ -53,17 +51,17 @@ REASONS: dict[str, str] = {
         ],
         "attention multiplies activations with activations and takes a softmax, which are not positively homogeneous",
     ),
-    **dict.fromkeys(["bilinear", "cumprod", "prod", "cdist", "cross", "outer"], _GATED),
+    **dict.fromkeys(["bilinear", "cumprod", "prod", "cdist", "cross", "outer"], GATED),
     **dict.fromkeys(
         ["norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d"],
         _CURVED,
     ),
-    **dict.fromkeys(["logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"], _BOUNDED),
+    **dict.fromkeys(["logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"], BOUNDED),
     **dict.fromkeys(
         [
             *("max_unpool1d", "max_unpool2d", "max_unpool3d", "mode", "searchsorted", "bucketize"),
         ],
-        _INDICES,
+        INDICES,
     ),
     **dict.fromkeys(
         [
@@ -92,4 +90,3 @@ OF_INPUTS = (
     "Leave an input that may be left out (a mask) out of the example, and keep what is fixed (the edges of a graph) as "
     "a buffer of the model, whose values a trace reads"
 )
-GATED, BOUNDED, INDICES, ROUNDED, SPARSE = _GATED, _BOUNDED, _INDICES, _ROUNDED, _SPARSE
