@@ -115,6 +115,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             "--learning-rates is 'fast': give numbers separated by commas",
         ),
         (["compare", "--learning-rates=-1"], "--learning-rates is [-1.0]: give one or more positive numbers"),
+        (["train", "--lr", "1e300"], "--lr is 1e+300: give a positive number, at most 1e+30"),
         (["compare", "--set", "epoch=3"], "Unknown setting 'epoch' in the command line"),
         (["compare", "--set", "epochs"], "write --set NAME=VALUE"),
         (["compare", "--workers", "0"], "--workers is 0"),
@@ -316,14 +317,14 @@ def test_train_reports_one_run(tmp_path: Path) -> None:
     assert "Report: " in result.stdout
     lines = (tmp_path / "curves.csv").read_text().splitlines()
     assert len(lines) == 1 + 8
-    assert lines[1].startswith("path-sgd,rescaled,0.05,3,0,")
+    assert lines[1].startswith("path-sgd,rescaled,0.05,0.0,3,0,")
 
 
 def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--method", "sgd", "--lr", "1e20", "--output", str(tmp_path), "--json"]
     results = [call(*arguments), call("train", "--resume", "--output", str(tmp_path))]
     (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
-    step = row.split(",")[8]
+    step = row.split(",")[9]
     for result in results:
         assert result.exit_code == 1
         said = result.stderr.splitlines()[-1]
@@ -352,9 +353,9 @@ def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path
 def test_a_run_that_is_lost_with_finite_numbers_exits_with_1_too(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--method", "sgd", "--lr", "3", "--quiet"]
     result = call(*arguments, "--output", str(tmp_path))
-    losses = [float(line.split(",")[5]) for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
+    losses = [float(line.split(",")[6]) for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]]
     (row,) = (tmp_path / "runs.csv").read_text().splitlines()[1:]
-    assert row.split(",")[8] == ""  # it did not diverge
+    assert row.split(",")[9] == ""  # it did not diverge
     step = next(step for step, loss in enumerate(losses) if loss > 10 * losses[0])
     assert result.exit_code == 1
     assert (

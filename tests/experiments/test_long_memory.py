@@ -420,6 +420,7 @@ def test_the_recipe_has_the_sizes_that_it_needs() -> None:
         ({"hidden": 64}, "'hidden' in a test is 64: give a list"),
         ({"learning_rates": [0.1, 0.1]}, "give at least one, each once"),
         ({"learning_rates": [-1.0]}, "'learning_rates' has -1.0: give numbers from 0 on"),
+        ({"learning_rates": [1e300]}, "'learning_rates' has 1e.300: give numbers from 0 on, at most 1e.30"),
         ({"seeds": 0}, "'seeds' has 0: give whole numbers from 1 on"),
         ({"warmup": 1.0}, "'warmup' is 1.0: give a part of the run"),
     ],

@@ -89,6 +89,9 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"learning_rates": [0.1, -1]}, "one or more positive numbers"),
         ({"learning_rates": 0.1}, "give a list"),
         ({"learning_rates": ["fast"]}, "one or more positive numbers"),
+        ({"learning_rates": [0.1, 1e300]}, r"'learning_rates' is \[0.1, 1e\+300\]: give at most 1e\+30 each"),
+        ({"weight_decays": [1e300]}, r"at most 1e\+30 each"),
+        ({"damping": 1e300}, r"'damping' is 1e\+300: give at most 1e\+30"),
         ({"methods": ["sgd", "sgd"]}, "each one once"),
         # two runs of one configuration would write to one folder at a time
         ({"learning_rates": [0.1, 0.3, 0.1]}, "each one once"),

@@ -136,6 +136,10 @@ def train(start, name, options, factors, way, steps):
         optimizer.param_groups[0]["lr"] = options["lr"] * (1 - step / steps)
         optimizer.zero_grad()
         outputs.append(model(model.inputs(torch.Generator().manual_seed(step))))
+        if (
+            outputs[-1].abs().max() > 2.0**60
+        ):  # it ran away: soon one member is beyond float32, the other not yet
+            break
         (outputs[-1] - 1).square().mean().sqrt().backward()
         try:
             optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -94,10 +93,13 @@ def train(
     with clear_errors("train") as folders:
         from pathspace.experiments.commands import run_train
         from pathspace.experiments.pool import follow
+        from pathspace.experiments.settings import LARGEST
 
         options = settings.chosen(task=task)
-        if learning_rate is not None and not 0 < learning_rate < math.inf:
-            raise ConfigurationError(f"The option --lr is {learning_rate:g}: give a positive number.")
+        if learning_rate is not None and not 0 < learning_rate <= LARGEST:
+            raise ConfigurationError(
+                f"The option --lr is {learning_rate:g}: give a positive number, at most {LARGEST:g}."
+            )
         around = where.surroundings("train", folders, settings.threads)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")

@@ -19,6 +19,7 @@ from pathspace.experiments.tasks import check_task, preset
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
 MOST_SEEDS = 10_000  # each is a line of config.json
+LARGEST = 1e30  # of a number: float32 ends at 3e38, and some are multiplied
 MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the process
 FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "one standard error", "in turn")
@@ -344,6 +345,8 @@ _NAMES: _Requirement = (lambda names: all(map(_is_text, names))), "names"
 _SOME: _Requirement = (lambda names: len(names) > 0), "at least one"
 _ONCE: _Requirement = (lambda names: len(set(names)) == len(names)), "each one once"
 _FEW: _Requirement = (lambda value: value <= MOST_SEEDS), f"at most {MOST_SEEDS}"
+_HELD: _Requirement = (lambda value: value <= LARGEST), f"at most {LARGEST:g}"
+_ALL_HELD: _Requirement = (lambda values: max(values) <= LARGEST), f"at most {LARGEST:g} each"
 
 # What a setting has to be by itself: checks, each of them after the ones before it, and what to give instead.
 REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
@@ -359,11 +362,16 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
     "verified_seeds": (_whole(0), _FEW),
     **dict.fromkeys(("momentum", "warmup"), (_real(lambda value: 0 <= value < 1, "one in [0, 1)"),)),
     **dict.fromkeys(
-        ("clip_norm", "clip_step", "damping", "target_error"), (_real(lambda value: value >= 0, "0 or more"),)
+        ("clip_norm", "clip_step", "damping", "target_error"),
+        (_real(lambda value: value >= 0, "0 or more"), _HELD),
     ),
     "rescale_factor": (_real(lambda value: value == 0 or value >= 1, "0, or 1 or more"),),
-    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"), _ONCE),
-    "weight_decays": (_reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"), _ONCE),
+    "learning_rates": (_reals(lambda rate: rate > 0, "one or more positive numbers"), _ONCE, _ALL_HELD),
+    "weight_decays": (
+        _reals(lambda decay: decay >= 0, "one or more numbers, 0 or positive"),
+        _ONCE,
+        _ALL_HELD,
+    ),
     **dict.fromkeys(
         ("shared_rates", "plain_rnn"), ((lambda value: isinstance(value, bool), "true or false"),)
     ),

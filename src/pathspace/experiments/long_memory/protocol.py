@@ -8,6 +8,7 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import laid_over
+from pathspace.experiments.settings import LARGEST
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
 METHODS = (
@@ -106,6 +107,8 @@ def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
 
 def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:
     kind = int if whole else (int, float)
-    if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
+    if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= LARGEST:
         numbers = "whole numbers" if whole else "numbers"
-        raise ConfigurationError(f"The setting {name!r} has {value!r}: give {numbers} from {least:g} on.")
+        raise ConfigurationError(
+            f"The setting {name!r} has {value!r}: give {numbers} from {least:g} on, at most {LARGEST:g}."
+        )

@@ -22,9 +22,10 @@ from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 
 PAGE, FIGURE, CLAIM = "report.html", "curves.png", "claim.png"
+_RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
 RUN_COLUMNS = (
-    "method", "start", "learning_rate", "seed", "purpose", "test_error", "validation_error",
-    "validation_loss", "diverged_at", "steps", "seconds", "weight_decay", "step_seconds",
+    *_RUN, "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds",
+    "step_seconds",
 )  # fmt: skip
 
 
@@ -60,21 +61,21 @@ def write_report(
     write_text(
         output / "curves.csv",
         csv_text(
-            ("method", "start", "learning_rate", "seed", "step", "training_loss"),
+            (*_RUN, "step", "training_loss"),
             ((*_names(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
         ),
     )
     write_text(
         output / "validation.csv",
         csv_text(
-            ("method", "start", "learning_rate", "seed", "step", "validation_loss", "validation_error"),
+            (*_RUN, "step", "validation_loss", "validation_error"),
             ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
         ),
     )
     write_text(
         output / "epochs.csv",
         csv_text(
-            ("method", "start", "learning_rate", "seed", "step", "training_error", "test_error"),
+            (*_RUN, "step", "training_error", "test_error"),
             ((*_names(run), e.step, e.training, e.test) for run in final for e in run.epochs),
         ),
     )
@@ -188,7 +189,8 @@ def _final_runs(comparison: Comparison) -> list[RunResult]:
 
 
 def _names(run: RunResult) -> tuple[Any, ...]:
-    return (run.config.method, run.config.start, run.config.learning_rate, run.config.seed)
+    c = run.config
+    return (c.method, c.start, c.learning_rate, c.weight_decay, c.seed)
 
 
 def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[tuple[Any, ...]]:
@@ -204,7 +206,6 @@ def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[t
                 run.diverged_at,
                 len(run.losses),
                 f"{run.seconds:.4f}",
-                run.config.weight_decay,
                 "" if run.step_seconds is None else f"{run.step_seconds:.6f}",
             )
 

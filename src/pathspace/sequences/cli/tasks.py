@@ -53,7 +53,7 @@ def generate_task(
 def baseline(
     training: Annotated[Path, typer.Argument(help="File to learn from.", exists=True, dir_okay=False)],
     file: Annotated[Path, typer.Argument(help="File to score.", exists=True, dir_okay=False)],
-    depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0)] = 8,
+    depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0, max=1000)] = 8,
     states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.", min=0)] = 0,
     iterations: Annotated[int, typer.Option(help="Iterations of the HMM.", min=1)] = 100,
     task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
