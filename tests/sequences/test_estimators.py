@@ -1,6 +1,7 @@
 """The classes a user meets: fit, bits, predict, sample, save, load, merge, resume, restarts."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +198,17 @@ def test_scikit_learn_can_clone_and_set(fitted):
     with pytest.raises(ValueError, match="no argument 'width'"):
         copy.set_params(width=3)
     assert sklearn.base.clone(RNN(units=4)).get_params()["units"] == 4
+
+
+def test_numbers_of_numpy_are_kept_in_files(tmp_path):
+    grid: Any = {"units": np.int64(3), "passes": np.int64(4), "restarts": np.int64(2), "seed": np.int64(1)}
+    grid |= {"rate": np.float32(0.25), "damping": np.float32(0.5), "grow": np.bool_(False)}
+    model = PCNN(**grid).fit(TEXT, 0.1, checkpoint=tmp_path)
+    model.save(tmp_path / "m")
+    plain = PCNN(**{name: value.item() for name, value in grid.items()}).fit(TEXT, 0.1)
+    loaded = sequences.load(tmp_path / "m")
+    assert loaded.bits(TEXT) == plain.bits(TEXT)
+    assert repr(loaded) == repr(plain)
 
 
 @pytest.mark.parametrize(

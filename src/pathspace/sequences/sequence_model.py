@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from . import storage
@@ -104,19 +105,20 @@ class SequenceModel(Reader):
         return f"{type(self).__name__}({shown})"
 
     def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
-        return Settings(
-            metric=self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
-            writing=self.writing,
-            damping=self.damping,
-            reach=self.reach,
-            prior_writing=self.prior_writing,
-            prior_transition=self.prior_transition,
-            passes=self.passes if passes is None else passes,
-            seconds=self.seconds if seconds is None else seconds,
-            patience=self.patience,
-            validate_every=self.validate_every,
-            grow=self.grow,
-        )
+        settings = {
+            "metric": self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
+            "writing": self.writing,
+            "damping": self.damping,
+            "reach": self.reach,
+            "prior_writing": self.prior_writing,
+            "prior_transition": self.prior_transition,
+            "passes": self.passes if passes is None else passes,
+            "seconds": self.seconds if seconds is None else seconds,
+            "patience": self.patience,
+            "validate_every": self.validate_every,
+            "grow": self.grow,
+        }
+        return Settings(**_plain(settings))
 
     def fit(
         self,
@@ -172,7 +174,9 @@ class SequenceModel(Reader):
                 parts = parts + as_list(validation)
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
-            architecture = Architecture(self.kind, self.units, self.connectivity, self.squash, self.rate)
+            own = _plain(self.get_params())
+            named = {name: own[name] for name in ("units", "connectivity", "squash", "rate")}
+            architecture = Architecture(self.kind, **named)
             seeds = [self.seed + k for k in range(self.restarts)]
             keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
             kept = self._kept(checkpoint, settings, folds)
@@ -189,7 +193,7 @@ class SequenceModel(Reader):
         if folder is None:
             return None
         kept = Checkpoints(Path(folder), self.alphabet_)
-        fit = {**self.get_params(), **asdict(settings), "kind": self.kind}
+        fit = {**_plain(self.get_params()), **asdict(settings), "kind": self.kind}
         del fit["jobs"]  # changes when, not what
         kept.claim(fit, folds, begin)
         return kept
@@ -254,4 +258,9 @@ class SequenceModel(Reader):
 
     def stored(self) -> storage.Stored:
         """Return what a file of the model holds."""
-        return storage.Stored(self._fitted(), self.alphabet_, self._settings(), self.get_params())
+        return storage.Stored(self._fitted(), self.alphabet_, self._settings(), _plain(self.get_params()))
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with Python's numbers for those of NumPy (from a grid, say), which no file of a model holds."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}

@@ -121,7 +121,7 @@ class Training:
     @classmethod
     def begin(cls, model: Parameters, rate: float | None = None) -> Training:
         """Return a training at its beginning; the rates are 1/N unless given."""
-        rate = 1 / model.units if rate is None else rate
+        rate = 1 / model.units if rate is None else float(rate)
         return cls(model, rate, rate)
 
     @property
