@@ -181,6 +181,14 @@ def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):
         fitted.bits("")
 
 
+def test_a_fit_that_fails_leaves_no_network_of_another_alphabet():
+    model = PCNN(units=3, passes=4).fit("abab")
+    with pytest.raises(ValueError, match="each mask"):
+        model.fit("xyz", mask=[True])
+    with pytest.raises(NotFittedError):
+        model.predict("x")
+
+
 def test_unseen_symbols_are_an_error_or_finite_with_a_larger_alphabet(fitted):
     with pytest.raises(UnseenSymbolError, match="'z' at position 2"):
         fitted.bits("a z")

@@ -147,6 +147,24 @@ def test_mistakes_are_named():
     assert Mixed().fit(b"ab", alphabet=b"c").bits(b"abc") > 0
 
 
+def test_a_network_trained_since_is_read_again_before_it_is_saved(tmp_path):
+    model = Mixed(network()).fit(LOG)
+    assert model.model is not None
+    model.model.fit(LOG, passes=model.model.passes + 4, resume=True)
+    with pytest.raises(ValueError, match="read the text again"):
+        model.save(tmp_path / "m")
+    model.read(LOG).save(tmp_path / "m")
+    assert load(tmp_path / "m").bits(LOG) == model.bits(LOG)
+
+
+def test_a_reading_that_fails_leaves_none_of_another_alphabet():
+    model = Mixed().read(b"abab")
+    with pytest.raises(ValueError, match="each mask"):
+        model.read(b"xyz", mask=[True])
+    with pytest.raises(NotFittedError):
+        model.bits(b"xyz")
+
+
 def damaged(content, change):
     """The file with its tensors and description changed, and the checksum made to fit."""
     of_tensors, of_description = change

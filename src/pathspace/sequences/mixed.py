@@ -118,6 +118,7 @@ class Mixed(Reader):
             UnseenSymbolError: if a symbol is not in the alphabet of the network.
             ValueError: if there is no symbol.
         """
+        vars(self).pop("_reading", None)  # what fails here leaves no memory of another alphabet
         if self.model is None:
             parts = as_list(text) + ([] if validation is None else _texts(validation))
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
@@ -169,6 +170,10 @@ class Mixed(Reader):
 
     def _stored(self) -> mixed_storage.StoredMixture:
         memory = self.reading_.memory
+        if self.model is not None and self.model.parameters_ is not self.reading_.model:
+            raise ValueError(
+                "the network has been trained since the mixture read its text: read the text again with it"
+            )
         t = int(self._bounds[-1])
         return mixed_storage.StoredMixture(
             network=None if self.model is None else self.model.stored(),

@@ -56,6 +56,7 @@ class Reader(ABC):
 
         Raises:
             OSError: if it cannot be written; the file that was there before is then untouched.
+            ValueError: if the network of a mixture has been trained since the mixture read its text.
         """
         content = self.content()
         write_atomically(Path(path), lambda file: file.write(content))

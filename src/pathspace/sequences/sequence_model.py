@@ -172,6 +172,7 @@ class SequenceModel(Reader):
             parts = as_list(text)
             if validation is not None and not isinstance(validation, int | float):
                 parts = parts + as_list(validation)
+            vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
             own = _plain(self.get_params())
