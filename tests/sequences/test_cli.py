@@ -140,6 +140,26 @@ def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, m
     run("compress", "m", book, "-o", "/dev/null")
 
 
+def test_no_command_writes_over_what_it_reads(run, book, tmp_path):
+    text = book.read_bytes()
+    (tmp_path / "link").symlink_to(book)
+    for arguments in (
+        (book,),
+        (tmp_path / "link",),
+        ("other", "--validation", book),
+        ("other", "--alphabet", book),
+    ):
+        (tmp_path / "other").write_bytes(text)
+        assert "one that this command reads" in run("fit", *arguments, "-o", book, status=2).output
+    assert book.read_bytes() == text
+    fit(run, book)
+    model = (tmp_path / "m").read_bytes()
+    run("compress", "m", book)
+    for command, file in (("compress", book), ("decompress", "book.txt.psq")):
+        assert "command reads" in run(command, "m", file, "-o", "m", "--force", status=2).output
+    assert (tmp_path / "m").read_bytes() == model
+
+
 @pytest.mark.parametrize(
     "text",
     [

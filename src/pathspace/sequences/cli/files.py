@@ -48,10 +48,17 @@ def read_for(model: SequenceModel | Mixed, path: Path) -> Text:
     return read(path, isinstance(model.alphabet_.symbols, str))
 
 
-def writable(path: Path) -> Path:
-    """Return the path if a file can be written there; asked before the work, not after hours of it."""
+def writable(path: Path, *used: Path | None) -> Path:
+    """Return the path if a file can be written there; asked before the work, not after hours of it.
+
+    Args:
+        path: where.
+        used: files that the command reads, none of which may be lost.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give --output a file name")
+    if path.is_file() and any(one.samefile(path) for one in used if one is not None):
+        raise ValueError(f"the output file {path} is one that this command reads: give another --output")
     try:
         check_writable(path)
     except FileNotFoundError as error:

@@ -153,7 +153,7 @@ def fit(
       pathspace sequence fit xor.txt -o xor.safetensors --after =
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
-        writable(output)
+        writable(output, file, validation, alphabet)
         if resume and not output.exists():
             raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
         if ensemble > restarts:
