@@ -324,6 +324,10 @@ MISTAKES = {
         lambda: checked(adam, made=nn.Linear(4, 2)),
         "0 unit classes.* has no unit class: nothing in it can be rescaled, and every optimizer would pass",
     ),
+    "no factor but one": (
+        lambda: ps.rescaling.check_invariance(model(), X, torch.sum, adam, low=0.9, high=1.1),
+        "is rescaled by nothing: low=0.9, high=1.1 and seed=0 draw no factor but 1, and every optimizer would pass",
+    ),
     "invariance of a network": (
         lambda: checked(adam, made=traced()[1]),
         "check_invariance needs an nn.Module, got Network",

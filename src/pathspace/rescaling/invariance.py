@@ -87,8 +87,8 @@ def check_invariance(
     Raises:
         UntraceableError: the model cannot be traced.
         TypeError: ``make_optimizer`` is no function or returns no optimizer, or the loss is no tensor.
-        ValueError: ``steps`` is less than 1, the network has no unit class to rescale, the optimizer has no parameter
-            of the model that it was given, the loss is not one number, or there is no output to compare.
+        ValueError: ``steps`` is less than 1, no unit class is rescaled by another factor than 1, the optimizer has no
+            parameter of its model, the loss is not one number, or there is no output to compare.
 
     Example:
         >>> import torch, pathspace as ps
@@ -111,11 +111,11 @@ def check_invariance(
     # The copies train: an optimizer that keeps state on the caller's tensors would show here.
     ours, rescaled, plain = (copy_of(model) for _ in range(3))
     networks = [trace(m, example_input, **trace_options) for m in (ours, rescaled)]
-    if not networks[0].num_classes:
-        raise ValueError(
-            f"{networks[0]} has no unit class: nothing in it can be rescaled, and every optimizer would pass"
-        )
     factors = random_rescale_(networks[1], low, high, powers_of_two, torch.Generator().manual_seed(seed))
+    if bool((factors == 1).all()):
+        drawn = f"is rescaled by nothing: low={low}, high={high} and seed={seed} draw no factor but 1"
+        why = drawn if len(factors) else "has no unit class: nothing in it can be rescaled"
+        raise ValueError(f"{networks[0]} {why}, and every optimizer would pass")
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
