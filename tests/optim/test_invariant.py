@@ -244,6 +244,27 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
         ps.optim.Invariant(other.parameters(), trace(case, other), torch.optim.AdamW, metric=metric)
 
 
+@pytest.mark.parametrize("kind", [ps.metrics.Path, ps.metrics.DataDependent])
+def test_the_slower_of_two_rules_with_one_metric_takes_no_old_one(kind, monkeypatch):
+    case, computed = BY_NAME["mlp"], {}
+    model = case.model()
+    network, metric = trace(case, model), kind(refresh_every=1)
+    original = metric._refresh
+    monkeypatch.setattr(
+        metric, "_refresh", lambda names: computed.update(dict.fromkeys(names, step)) or original(names)
+    )
+    fast, slow = (
+        ps.optim.Invariant(layer.parameters(), network, torch.optim.SGD, lr=0.1, metric=metric)
+        for layer in [m for m in model.modules() if isinstance(m, torch.nn.Linear)][:2]
+    )
+    for step in range(12):
+        case.loss(model(case.example(4, seed=step))).backward()
+        fast.step()
+        if step % 4 == 3:
+            slow.step()
+            assert set(computed.values()) == {step}
+
+
 def test_schedule_free_rules_switch_in_coordinates():
     kind, options = OTHERS["AdamWScheduleFree"]
     case = BY_NAME["rnn"]

@@ -116,7 +116,9 @@ class Path:
         self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
-        self._ahead: set[str] = set()  # computed for another optimizer, whose step has not come yet
+        self._ahead: dict[
+            str, str
+        ] = {}  # computed for another optimizer's step to come, by that of this parameter
         self._gauges: dict[str, Gauge] = {}
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._rescalings = 0
@@ -184,15 +186,16 @@ class Path:
         """
         self.state.update(states)
         self._check_network(states)
+        first, others = next(iter(states)), list[str]()
         if any(self.is_due(name) for name in states):
             # what another optimizer of the same metric is about to ask for
-            others = [n for n in self.state if n not in states and n not in self._ahead and self.is_due(n)]
-            one = self.network.parameters[next(iter(states))]
-            expect_values(one)
-            with full_precision(one):
+            others += [n for n in self.state if n not in states and self.is_due(n)]
+            expect_values(self.network.parameters[first])
+            with full_precision(self.network.parameters[first]):
                 self._refresh([*states, *others])
-            self._ahead.update(others)
-        self._ahead.difference_update(states)
+        # what was computed before the last step of this optimizer is old by now
+        kept = {n: by for n, by in self._ahead.items() if n not in states and by not in states}
+        self._ahead = kept | dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
         return {name: state["factor"] for name, state in states.items()}
@@ -220,10 +223,9 @@ class Path:
 
     def near_parameters(self) -> dict[str, Tensor] | None:
         """The parameters of the member near balance; None for a network that is not far."""
-        scales = self._far()
+        scales, network = self._far(), self.network
         if scales is None:
             return None
-        network = self.network
         return near_member(network, {name: powers(network, name, scales) for name in network.parameters})
 
     def reset(self, states: Mapping[str, dict[str, Any]]) -> None:
