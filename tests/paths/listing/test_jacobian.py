@@ -136,6 +136,27 @@ def test_dead_channels_of_a_convolution():
     assert dead.sum() < network.num_classes
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_derivatives_are_taken_where_gradients_are_off(mode):
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    network = ps.trace(model, torch.zeros(1, 2, dtype=torch.float64))
+    given = {name: torch.ones_like(p) for name, p in network.parameters.items()}
+
+    def found():
+        x = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
+        whole = ps.paths.natural_gradient(network, x, given)
+        return (
+            ps.paths.degrees_of_freedom(network, x),
+            ps.paths.dead_units(network, x),
+            ps.paths.fisher(network, x),
+            whole,
+        )
+
+    expected = found()
+    with mode():
+        torch.testing.assert_close(found(), expected)
+
+
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="form of the example input"):

@@ -69,8 +69,7 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
     """
     check_output(output)
     current_values(network)
-    edges = reduction_graph(network).num_edges
-    total = torch.zeros(edges, edges, dtype=torch.float64)
+    total = torch.zeros((reduction_graph(network).num_edges,) * 2, dtype=torch.float64)
     count = 0
     for example in derivatives(network, data, dim):
         count += 1
@@ -86,6 +85,8 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
 
 
 @with_tables_on_the_cpu
+@torch.inference_mode(False)
+@torch.enable_grad()
 def natural_gradient(
     network: Network,
     data: Any,
@@ -128,14 +129,8 @@ def natural_gradient(
     current_values(network)
     graph = reduction_graph(network)
     kappas = graph.flatten({name: k.double().cpu() for name, k in kappa(network).items()})
-    g = graph.flatten(
-        {
-            name: gradients[name].detach().double().cpu()
-            if name in gradients
-            else torch.zeros(p.shape, dtype=torch.float64)
-            for name, p in network.parameters.items()
-        }
-    )
+    given = {name: gradients.get(name, torch.zeros_like(p)) for name, p in network.parameters.items()}
+    g = graph.flatten({name: t.detach().double().cpu() for name, t in given.items()})
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
     product = _fisher_product(network, data, output, dim)
 

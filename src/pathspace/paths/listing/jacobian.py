@@ -153,6 +153,8 @@ def degrees_of_freedom(
 
 
 @with_tables_on_the_cpu
+@torch.inference_mode(False)
+@torch.enable_grad()
 def dead_units(network: Network, data: Any) -> Tensor:
     """Unit classes through which nothing flows to an output on any of the examples.
 
@@ -200,6 +202,8 @@ def check_output(output: str) -> None:
         raise ValueError(f"output must be 'gaussian' or 'softmax', got {output!r}")
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Outputs and their derivative in the weights, example by example.
 
@@ -236,7 +240,7 @@ def outputs_on(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Ten
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
     data = pytree.tree_map_only(
-        Tensor, lambda t: t.detach().to("cpu", torch.float64 if t.is_floating_point() else None), data
+        Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )
     args = () if isinstance(data, dict) else data if isinstance(data, (tuple, list)) else (data,)
     parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
