@@ -242,6 +242,9 @@ def test_one_metric_serves_two_rules_with_one_refresh(monkeypatch):
     other = case.model()
     with pytest.raises(ValueError, match="belongs to another network"):
         ps.optim.Invariant(other.parameters(), trace(case, other), torch.optim.AdamW, metric=metric)
+    with pytest.raises(ValueError, match=r"belongs to another rule for '.*weight'"):  # which works with 1 / D
+        ps.optim.PathSGD(matrices, network, lr=0.01, metric=metric)
+    ps.optim.Invariant(matrices, network, torch.optim.Muon, lr=0.01, metric=metric)
 
 
 @pytest.mark.parametrize("kind", [ps.metrics.Path, ps.metrics.DataDependent])
@@ -263,6 +266,40 @@ def test_the_slower_of_two_rules_with_one_metric_takes_no_old_one(kind, monkeypa
         if step % 4 == 3:
             slow.step()
             assert set(computed.values()) == {step}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_two_rules_with_one_metric_go_on_bit_by_bit(steps):
+    case = BY_NAME["mlp"]
+
+    def made(model, states):
+        network, metric = trace(case, model), ps.metrics.Path()
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        vectors = [p for p in model.parameters() if p.dim() != 2]
+        rules = [
+            ps.optim.Invariant(part, network, torch.optim.AdamW, lr=0.01, metric=metric)
+            for part in (matrices, vectors)
+        ]
+        for rule, state in zip(rules, states, strict=False):
+            rule.load_state_dict(state)
+        return rules
+
+    def train(model, rules, first, last):
+        for step in range(first, last):
+            model.zero_grad()
+            case.loss(model(case.example(4, seed=step))).backward()
+            for rule in rules:
+                rule.step()
+
+    model = case.model()
+    rules = made(model, [])
+    train(model, rules, 0, steps)
+    again = copy.deepcopy(model)
+    others = made(again, copy.deepcopy([rule.state_dict() for rule in rules]))
+    train(model, rules, steps, steps + 12)
+    train(again, others, steps, steps + 12)
+    for mine, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_schedule_free_rules_switch_in_coordinates():

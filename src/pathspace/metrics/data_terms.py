@@ -99,7 +99,7 @@ class DataTerms(Path):
         self._source: torch.Generator | None = None
         self._latest: LatestBatch | None = None
 
-    def bind(self, network: Network, names: Iterable[str], form: Form) -> None:
+    def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
         """Let an optimizer ask for the metric of some parameters; see :meth:`Path.bind`."""
         super().bind(network, names, form)
         if self._latest is None:

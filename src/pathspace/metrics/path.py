@@ -41,7 +41,6 @@ _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
 _FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
 _KEPT = ("age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "factor")
 
-
 DAMPING = 0.1
 """No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
 kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0 PathAdam did on MNIST rows
@@ -142,19 +141,19 @@ class Path:
             raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
         return self._network
 
-    def bind(self, network: Network, names: Iterable[str], form: Form) -> None:
+    def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
         """Let an optimizer ask for the metric of some parameters.
 
         Raises:
-            ValueError: the metric belongs to another network, or another optimizer has one of the parameters.
+            ValueError: the metric belongs to another network, or gives another form to one of the parameters.
         """
         expect_network(network)
-        if self._network is not None and self._network is not network:
-            raise ValueError(
-                f"this {type(self).__name__} metric belongs to another network: give each network a metric of its own"
-            )
         if self._network is None:
             self._network, self._rescalings = network, network.rescalings["done"]
+        taken = next((name for name in names if self._forms.get(name, form) != form), None)
+        if taken or self._network is not network:
+            whose = f"another rule for '{taken}'" if self._network is network else "another network"
+            raise ValueError(f"this {type(self).__name__} metric belongs to {whose}: give each its own")
         for name in names:
             self._forms[name] = form
 
@@ -188,8 +187,9 @@ class Path:
         self._check_network(states)
         first, others = next(iter(states)), list[str]()
         if any(self.is_due(name) for name in states):
-            # what another optimizer of the same metric is about to ask for
-            others += [n for n in self.state if n not in states and self.is_due(n)]
+            # what another optimizer of the same metric is about to ask for, if it has not just taken a first step too
+            if "factor" in states[first]:
+                others += [n for n in self.state if n not in states and self.is_due(n)]
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
                 self._refresh([*states, *others])
@@ -288,10 +288,8 @@ class Path:
 
     def _ran_away(self) -> bool:
         """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
-        near = self.near_parameters()
-        wide = {
-            n: p.detach().double() for n, p in (self.network.parameters if near is None else near).items()
-        }
+        near = self.near_parameters() or self.network.parameters
+        wide = {name: p.detach().double() for name, p in near.items()}
         bad = [1.0 - torch.isfinite(local(p)).all().double() for p in wide.values()]
         if float(totals(torch.stack(bad), wide.values()).sum()):
             return False
