@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathspace.sequences import PCNN, CorruptedError, compress, decompress
+from pathspace.sequences import PCNN, CorruptedError, NotFittedError, compress, decompress
 from pathspace.sequences.tasks import TASKS
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
@@ -49,6 +49,15 @@ def test_any_characters_survive_the_round_trip(text):
 def test_data_that_is_no_text_is_refused_by_a_model_of_characters():
     with pytest.raises(ValueError, match="not UTF-8"):
         compress(PCNN(units=3, passes=4).fit("ab"), b"\xff\xfe")
+
+
+def test_what_cannot_be_compressed_is_named():
+    model = PCNN(units=3, passes=2).fit("abc")
+    with pytest.raises(TypeError, match="takes bytes, got str: of a str, give"):
+        compress(model, "abc")
+    with pytest.raises(NotFittedError, match="call fit first"):
+        compress(PCNN(), b"abc")
+    assert decompress(model, compress(model, bytearray(b"abcx"))) == b"abcx"
 
 
 def test_every_flipped_bit_and_every_cut_is_refused(model):

@@ -101,6 +101,9 @@ class _Reader:
 
 
 def _text(alphabet: Alphabet, data: bytes) -> Text:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"compress takes bytes, got {type(data).__name__}: of a str, give text.encode()")
+    data = bytes(data)
     if isinstance(alphabet.symbols, bytes):
         return data
     try:
@@ -209,6 +212,8 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
         progress: called with the symbols done and their number.
 
     Raises:
+        NotFittedError: if the model has not been fitted.
+        TypeError: if the data are not bytes.
         ValueError: if the model reads characters and the data is not UTF-8.
 
     Example:
@@ -217,6 +222,7 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
         >>> decompress(model, compress(model, b"abbx"))
         b'abbx'
     """
+    fingerprint = _fingerprint(model)
     text = _text(model.alphabet_, data)
     known = model.alphabet_.known(text)
     head = _varint(2 * len(text) + (not known.all()))
@@ -227,7 +233,7 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
         text = "".join(map(str, kept)) if isinstance(text, str) else bytes(map(int, kept))
     # one symbol of the alphabet alone carries no information, and no coder can code it
     code = b"" if len(model.alphabet_) == 1 else _encode(model, model.alphabet_.encode(text), progress)
-    front = _MAGIC + _fingerprint(model) + crc_hqx(data, 0).to_bytes(2, "little")
+    front = _MAGIC + fingerprint + crc_hqx(data, 0).to_bytes(2, "little")
     return front + crc_hqx(front + head + code, 0).to_bytes(2, "little") + head + code
 
 
