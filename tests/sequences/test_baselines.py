@@ -124,3 +124,9 @@ def test_hidden_markov_models_agree_with_a_sum_over_paths():
     assert model.bits(short[:upto]) == pytest.approx(expected, rel=1e-10)
     assert math.isfinite(model.bits(short))
     assert model.bits(x) < 300
+
+
+def test_a_hidden_markov_model_of_one_symbol_has_transitions():
+    hidden = HiddenMarkov(2).fit(np.array([0]), 2)
+    assert np.allclose(hidden.transition_.sum(axis=1), 1)
+    assert hidden.bits(np.zeros(40, int)) < 6

@@ -59,6 +59,8 @@ class HiddenMarkov:
         model.fit(np.asarray(x).reshape(-1, 1))
         self.start_: Array = np.ascontiguousarray(model.startprob_)
         self.transition_: Array = np.ascontiguousarray(model.transmat_)
+        # a text of one symbol shows no transition, and hmmlearn leaves zeros: any state may follow
+        self.transition_[~self.transition_.any(axis=1)] = 1 / self.states
         self.emission_: Array = np.ascontiguousarray(model.emissionprob_)
         return self
 
