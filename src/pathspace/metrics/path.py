@@ -115,9 +115,8 @@ class Path:
         self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
-        self._ahead: dict[
-            str, str
-        ] = {}  # computed for another optimizer's step to come, by that of this parameter
+        # computed for another optimizer's step to come -> a parameter of the one that computed it
+        self._ahead: dict[str, str] = {}
         self._gauges: dict[str, Gauge] = {}
         self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._rescalings = 0
@@ -185,11 +184,11 @@ class Path:
         """
         self.state.update(states)
         self._check_network(states)
-        first, others = next(iter(states)), list[str]()
+        first, others = next(iter(states)), []
         if any(self.is_due(name) for name in states):
-            # what another optimizer of the same metric is about to ask for, if it has not just taken a first step too
+            # what another optimizer of this metric is about to ask for; at the first step of this one it has just asked
             if "factor" in states[first]:
-                others += [n for n in self.state if n not in states and self.is_due(n)]
+                others = [n for n in self.state if n not in states and self.is_due(n)]
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
                 self._refresh([*states, *others])
