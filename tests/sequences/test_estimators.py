@@ -149,6 +149,8 @@ def test_several_texts_masks_and_a_share_for_validation():
     model = PCNN(units=4, passes=30).fit(texts, validation=0.25)
     assert model.bits(texts) == pytest.approx(sum(model.bits(text) for text in texts), rel=1e-12)
     assert model.training_.best_bits < math.inf
+    same = PCNN(units=4, passes=30).fit(texts, validation=np.float32(0.25))
+    assert np.array_equal(same.parameters_.w, model.parameters_.w)
     mask = [t % 2 == 1 for t in range(40)]
     masked = PCNN(units=4, passes=30).fit(texts[0], mask=mask)
     assert masked.bits(texts[0], mask=mask) < 10
@@ -160,6 +162,8 @@ def test_several_texts_masks_and_a_share_for_validation():
         PCNN().fit("abc", validation=0.1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         PCNN().fit("abc", validation=1.5)
+    with pytest.raises(TypeError, match="generator is read only once"):
+        PCNN().fit(text for text in texts)
 
 
 def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):

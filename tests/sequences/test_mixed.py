@@ -144,6 +144,8 @@ def test_mistakes_are_named():
         Mixed().fit(b"")
     with pytest.raises(TypeError, match=r"merge the networks, mixed\.model"):
         merge([Mixed().fit(b"ab")])
+    with pytest.raises(TypeError, match="a PCNN, CNN or RNN, or None"):
+        Mixed(Mixed())
     assert Mixed().fit(b"ab", alphabet=b"c").bits(b"abc") > 0
 
 

@@ -6,8 +6,9 @@ predicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real  # what numpy numbers are, too
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,21 @@ class Fold:
 
 
 def as_list(text: Texts) -> list[Text]:
-    """Return the texts of one or several."""
+    """Return the texts of one or several.
+
+    Raises:
+        TypeError: if they can be read only once.
+    """
+    if isinstance(text, Iterator):
+        raise TypeError(
+            f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once"
+        )
     return [text] if isinstance(text, str | bytes) else list(text)
+
+
+def held_back(validation: Texts | float | None) -> list[Text]:
+    """Return the texts for validation that are given beside the training text: none if it is a share of that."""
+    return [] if validation is None or isinstance(validation, int | float | Real) else as_list(validation)
 
 
 def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
@@ -50,9 +64,9 @@ def fold_of(
     encoded, masks, A = [alphabet.encode(part) for part in as_list(text)], as_masks(mask, text), len(alphabet)
     if validation is None or validation == 0:
         return Fold(Corpus.of(encoded, A, masks))
-    if isinstance(validation, int | float):
+    if isinstance(validation, int | float | Real):
         return keep_back(encoded, masks, float(validation), A)
-    held = [alphabet.encode(part) for part in as_list(validation)]
+    held = [alphabet.encode(part) for part in held_back(validation)]
     return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, validation)))
 
 

@@ -12,10 +12,10 @@ from threadpoolctl import threadpool_limits
 
 from . import mixed_storage
 from .decisions import tree
-from .folds import Fold
+from .folds import Fold, Texts, as_list, fold_of, held_back
 from .mixing import Progress, Reading, blank
 from .reader import Reader
-from .sequence_model import NotFittedError, SequenceModel, Texts, as_list, fold_of
+from .sequence_model import NotFittedError, SequenceModel
 from .text import Alphabet, Corpus, Text
 
 
@@ -39,6 +39,9 @@ class Mixed(Reader):
     Args:
         model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.
 
+    Raises:
+        TypeError: it is no network.
+
     Attributes:
         alphabet_: the symbols.
         bits_: code length of the training text while it was read, symbol for symbol before each was learned. The
@@ -56,6 +59,8 @@ class Mixed(Reader):
     """
 
     def __init__(self, model: SequenceModel | None = None) -> None:
+        if not (model is None or isinstance(model, SequenceModel)):
+            raise TypeError(f"the network of a mixture is a PCNN, CNN or RNN, or None, got {model!r}")
         self.model = model
         self.validation_bits_: float | None = None
 
@@ -120,7 +125,7 @@ class Mixed(Reader):
         """
         vars(self).pop("_reading", None)  # what fails here leaves no memory of another alphabet
         if self.model is None:
-            parts = as_list(text) + ([] if validation is None else _texts(validation))
+            parts = as_list(text) + held_back(validation)
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
         else:
             self.alphabet_ = _fitted(self.model).alphabet_
@@ -205,7 +210,3 @@ class Mixed(Reader):
 def _fitted(model: SequenceModel) -> SequenceModel:
     _ = model.parameters_  # raises NotFittedError
     return model
-
-
-def _texts(validation: Texts | float) -> list[Text]:
-    return [] if isinstance(validation, int | float) else as_list(validation)

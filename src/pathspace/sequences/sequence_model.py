@@ -17,7 +17,7 @@ from . import storage
 from .checkpoints import Checkpoints
 from .ensembles import merge_folds
 from .evaluation import code_length
-from .folds import Fold, Texts, as_list, as_masks, deal, fold_of
+from .folds import Fold, Texts, as_list, as_masks, deal, fold_of, held_back
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
 from .reader import Reader
@@ -169,9 +169,7 @@ class SequenceModel(Reader):
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
         else:
-            parts = as_list(text)
-            if validation is not None and not isinstance(validation, int | float):
-                parts = parts + as_list(validation)
+            parts = as_list(text) + held_back(validation)
             vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
