@@ -29,10 +29,9 @@ class PathAdam(Invariant):
         p = (1 - eta weight_decay) p - eta d / sqrt(D)
 
     It is :class:`Invariant` with ``torch.optim.AdamW``. D is kappa over its mean in the balanced frame, plus the
-    damping,
-    to a power; see :class:`pathspace.metrics.Path`. Two networks that differ by a node-wise rescaling stay so, step by
-    step: bitwise, if the factors are powers of two. With power = 0 the rule is Adam on the network balanced once, at
-    the first step.
+    damping, to a power; see :class:`pathspace.metrics.Path`. Two networks that differ by a node-wise rescaling stay so,
+    step by step: bitwise, if the factors are powers of two. With power = 0 the rule is Adam on the network balanced
+    once, at the first step.
 
     Parameters that do not belong to the network take AdamW's rule, D = 1, with the same options.
 
