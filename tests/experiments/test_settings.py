@@ -56,6 +56,15 @@ def test_a_method_may_have_options_of_its_own() -> None:
     assert settings.model_of("lstm-adam") == ("lstm", {"hidden": 3, "start": "orthogonal"})
 
 
+def test_grids_of_methods_that_do_not_run_may_have_any_number_of_rates() -> None:
+    own = {"path-sgd-published": [1e-9, 1e-8], "adam": [0.1, 0.2, 0.3]}
+    options = {"methods": ["sgd", "adam"], "learning_rates": [0.1, 0.2, 0.3], "method_rates": own}
+    settings = settings_from(("a test", options))
+    assert settings.rates_of("adam") == (0.1, 0.2, 0.3)
+    with pytest.raises(ConfigurationError, match="give 3 rates for 'path-sgd-published', as learning_rates"):
+        settings_from(("a test", {**options, "methods": ["sgd", "path-sgd-published"]}))
+
+
 @pytest.mark.parametrize("size", ["paper-ptb", "paper-text8"])
 def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
     settings = settings_from(*load_recipe("char-lm").layers(size))
@@ -72,8 +81,8 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
         ({"method_rates": {"lstm": [0.1]}}, "Unknown method 'lstm' in the setting 'method_rates'"),
         (
-            {"method_rates": {"adam": [0.1]}},
-            r"'method_rates' is \[0.1\]: give \d+ rates for 'adam', as learning_rates",
+            {"method_rates": {"sgd": [0.1]}},
+            r"'method_rates' is \[0.1\]: give \d+ rates for 'sgd', as learning_rates",
         ),
         (
             {"learning_rates": [0.1], "method_rates": {"adam": [-1]}},

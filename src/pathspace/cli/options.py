@@ -37,7 +37,10 @@ MethodsOption = Annotated[
     typer.Option("--methods", help="Names separated by commas; `pathspace compare --list` has all."),
 ]
 RatesOption = Annotated[
-    str | None, typer.Option("--learning-rates", help="The grid for every method, separated by commas.")
+    str | None,
+    typer.Option(
+        "--learning-rates", help="The grid, separated by commas, of all methods but those of method_rates."
+    ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
 PlainOption = Annotated[

@@ -157,8 +157,9 @@ class Settings:
 
     def _check_rates_of(self, name: str) -> None:
         rates = self.method_rates[name]
-        # every method gets the same number of tuning runs
-        if not isinstance(rates, list | tuple) or len(rates) != len(self.learning_rates):
+        # every method that runs gets the same number of tuning runs
+        alike = len(self.learning_rates) if name in self.methods else None
+        if not isinstance(rates, list | tuple) or alike not in (None, len(rates)):
             raise _wrong(
                 "method_rates", rates, f"{len(self.learning_rates)} rates for {name!r}, as learning_rates has"
             )
