@@ -500,11 +500,28 @@ def test_resumes_with_the_saved_rate(entry):
     assert resumed(run, entry, through_file=True).optimizer.param_groups[0]["lr"] == 0.0123
 
 
-@MOST
+@pytest.mark.parametrize("entry", [e for e in REGISTRY if e in MANY or e.kind == "Invariant"], ids=str)
 def test_resumes_before_the_first_step(entry):
+    """Adagrad has a state by then."""
     case = BY_NAME["mlp"]
     fresh = resumed(start(entry, case), entry, through_file=True).advance(3)
     assert_close(fresh.weights(), start(entry, case).advance(3).weights(), rtol=0, atol=0)
+
+
+@EACH
+def test_resumes_exactly_after_a_step_without_a_gradient(entry):
+    """A frozen parameter, or one that a batch does not use; when its metric is due, too."""
+    entry = brief(entry)
+
+    def with_a_gap():
+        run = start(entry, BY_NAME["mlp"]).advance(3)
+        run.gradients()
+        next(run.model.parameters()).grad = None
+        run.optimizer.step()
+        return run
+
+    whole, rest = with_a_gap(), resumed(with_a_gap(), entry, through_file=True)
+    assert_close(rest.advance(5).weights(), whole.advance(5).weights(), rtol=0, atol=0)
 
 
 # --- awkward parameters --------------------------------------------------------------------------------

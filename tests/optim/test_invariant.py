@@ -302,6 +302,25 @@ def test_two_rules_with_one_metric_go_on_bit_by_bit(steps):
         assert torch.equal(mine, other)
 
 
+def test_points_follow_a_metric_that_another_rule_has_computed():
+    """The mean of weights that stand still is where they are, whatever becomes of the coordinates."""
+    case = BY_NAME["mlp"]
+    model = case.model()
+    network, metric = trace(case, model), ps.metrics.Path(refresh_every=1)
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() == 2) is two] for two in (True, False))
+    moving = ps.optim.Invariant(matrices, network, torch.optim.SGD, lr=0.1, metric=metric)
+    still = ps.optim.Invariant(vectors, network, torch.optim.ASGD, lr=0.0, t0=0, metric=metric)
+    for step in range(6):
+        model.zero_grad()
+        case.loss(model(case.example(4, seed=step))).backward()
+        moving.step()
+        if step % 2 == 0:
+            still.step()
+        for p in vectors:
+            mean = still.rule.state[still._shadows[p]]["ax"] * still.state[p]["factor"]
+            assert_close(mean, p.detach())
+
+
 def test_schedule_free_rules_switch_in_coordinates():
     kind, options = OTHERS["AdamWScheduleFree"]
     case = BY_NAME["rnn"]

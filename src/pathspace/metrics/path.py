@@ -169,35 +169,38 @@ class Path:
 
     # -- steps ------------------------------------------------------------------------------------------------
 
-    def advance(self, states: Mapping[str, dict[str, Any]]) -> dict[str, Tensor]:
-        """What a step of some parameters works with, in the form that was asked for; computed anew if that is due.
+    def advance(self, states: Mapping[str, dict[str, Any]], own: Sequence[str]) -> None:
+        """Put what a step works with into the states, as "factor", in the form that was asked for; anew if that is due.
 
         Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that of the weights.
 
         Args:
             states: by parameter name, what the optimizer keeps of it, where the metric keeps its own, too.
+            own: the names of all of the optimizer's parameters, also of those without a gradient.
 
         Raises:
             RuntimeError: the network was rescaled after the first step, or moved to another device.
             FloatingPointError: kappa is not finite; nothing is changed then. But after the first step, where kappa of
                 finite weights is beyond float64, the metric is that of the balanced network, with a warning.
         """
+        for name in states.keys() & self._ahead.keys():
+            states[name].update(self.state[name])
         self.state.update(states)
         self._check_network(states)
         first, others = next(iter(states)), []
         if any(self.is_due(name) for name in states):
             # what another optimizer of this metric is about to ask for; at the first step of this one it has just asked
             if "factor" in states[first]:
-                others = [n for n in self.state if n not in states and self.is_due(n)]
+                others = [n for n in self.state if n not in own and self.is_due(n)]
+                self.state |= {n: dict(self.state[n]) for n in others}  # until its step
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
                 self._refresh([*states, *others])
         # what was computed before the last step of this optimizer is old by now
-        kept = {n: by for n, by in self._ahead.items() if n not in states and by not in states}
+        kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
         self._ahead = kept | dict.fromkeys(others, first)
         for state in states.values():
             state["age"] += 1
-        return {name: state["factor"] for name, state in states.items()}
 
     def is_due(self, name: str) -> bool:
         """Whether the next step of a parameter needs a new metric."""

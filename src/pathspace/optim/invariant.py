@@ -375,11 +375,11 @@ class Invariant(MetricOptimizer):
             ours[index] = {k.removeprefix(_OURS): v for k, v in kept.items() if k.startswith(_OURS)}
             rules[index] = {k: v for k, v in kept.items() if not k.startswith(_OURS)}
         # a rule's own state without a metric's is that of another optimizer, in other coordinates
-        self._check_loaded(state_dict, {index: ours[index] or rules[index] for index in ours})
+        begun = {i: ours[i] or kept for i, kept in rules.items() if ours[i] or kept.get("step") != 0}
+        saved, parameters = self._check_loaded(state_dict, begun)
         self._has_stepped = False
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
-            saved = [index for group in state_dict["param_groups"] for index in group["params"]]
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
                 for key, value in rules.get(index, {}).items():
@@ -387,7 +387,7 @@ class Invariant(MetricOptimizer):
                     if isinstance(value, Tensor) and not value.dim():
                         rule.state[shadow][key] = value.to(rule.state[shadow][key].device, copy=True)
         self.state.clear()
-        for index, p in zip(saved, self._all_parameters(), strict=True):
+        for index, p in zip(saved, parameters, strict=True):
             if ours.get(index):
                 self.state[p] = {
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()

@@ -99,11 +99,12 @@ class MetricOptimizer(NetworkOptimizer):
         if self._in_parts:
             for step in steps:
                 step.p, step.g = local(step.p), local(step.g)
-        inside = {step.name: step for step in steps if step.name is not None}
+        inside = {step.name: step.state for step in steps if step.name is not None}
         if inside:
-            factors = self.metric.advance({name: step.state for name, step in inside.items()})
-            for name, step in inside.items():
-                step.factor = factors[name]
+            own = [names[id(p)] for p in self._all_parameters() if id(p) in names]
+            self.metric.advance(inside, own)
+        for step in steps:
+            step.factor = step.state.get("factor")
         return steps
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
