@@ -295,6 +295,32 @@ def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     assert_close(found, squares, **TIGHT)
 
 
+class Placed(nn.Module):
+    """What is learned of every place, of one example or of none in particular."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.p, self.into, self.out = nn.Parameter(torch.zeros(shape)), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.into(x) + self.p))
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("estimator", ["exact", "signs"])
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_a_parameter_of_one_example_is_that_of_none(alpha, estimator, statistic):
+    torch.manual_seed(0)
+    one, none = Placed(1, 5, 4).double(), Placed(5, 4).double()
+    one.p.data = torch.randn(1, 5, 4, dtype=torch.float64)
+    none.load_state_dict({**one.state_dict(), "p": one.p.data[0]})
+    x = torch.randn(6, 5, 3, dtype=torch.float64)
+    options = {"alpha": alpha, "estimator": estimator, "statistic": statistic}
+    found = ps.paths.data_dependent_kappa(ps.trace(one, x), x, **options)
+    expected = ps.paths.data_dependent_kappa(ps.trace(none, x), x, **options)
+    assert_close(found, {**expected, "p": expected["p"][None]}, **TIGHT)
+
+
 class Bag(nn.Module):
     """An EmbeddingBag, or the same by the rows of an embedding."""
 

@@ -69,7 +69,7 @@ def _of_examples(
     elif _has_rows(use, weight):
         J = _by_masks(use, weight, delta, examples)
     else:
-        J = _by_operation(use, weight, delta, examples)
+        J = _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
     return J if minuend is None else minuend.sub_(J)
 
 

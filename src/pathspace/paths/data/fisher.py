@@ -49,7 +49,7 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
 
     Returns:
         ``[E, E]`` in float64 on the CPU; weights in the order of :func:`reduction_graph`. Its diagonal for a Gaussian
-        is :func:`data_dependent_kappa` at alpha = 1.
+        is :func:`data_dependent_kappa` at alpha = 1, if nothing is cut.
 
     Raises:
         ValueError: there is no such ``output``, the data are not of the form of the example input, or the outputs on
