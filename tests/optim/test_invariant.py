@@ -133,6 +133,39 @@ def test_without_freedom_it_is_the_rule():
         assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
 
 
+def test_every_evaluation_is_clipped_and_moves_what_it_used():
+    """One linear layer with its bias: clipping is torch's, and what was frozen since the gradients before it stays."""
+    x, found = torch.randn(9, 4, dtype=torch.float64), []
+    start = nn.Linear(4, 3).double()
+    for ours in (True, False):
+        model, options = copy.deepcopy(start), {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5}
+        if ours:
+            options |= {"metric": ps.metrics.Balanced(), "points": (), "clip_norm": 0.05}
+            optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, x[:1]), po.SAM, **options)
+        else:
+            optimizer = po.SAM(model.parameters(), **options)
+
+        def closure(model=model, optimizer=optimizer, ours=ours):
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            if not ours:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            return loss
+
+        for step in range(4):
+            model.bias.requires_grad_(True)
+            closure()
+            model.bias.requires_grad_(step != 2)
+            before = model.bias.detach().clone()
+            optimizer.step(closure)
+            assert torch.equal(model.bias, before) == (step == 2)
+        found.append(model.weight.detach())
+    assert_close(*found, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="LBFGS takes no clip_norm"):
+        ps.optim.Invariant(model.parameters(), ps.trace(model, x[:1]), torch.optim.LBFGS, clip_norm=1.0)
+
+
 @pytest.mark.parametrize(
     "kind", [torch.optim.AdamW, torch.optim.Adafactor, po.Lion], ids=lambda k: k.__name__
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
 
 from pathspace.metrics import Path
 from pathspace.metrics.path import PathOptions
@@ -37,7 +37,6 @@ from pathspace.optim.base.coordinates import (
     moved_back,
     seen_from_zero,
     step_gathered,
-    through,
     type_of_shadow,
 )
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
@@ -123,6 +122,8 @@ class Invariant(MetricOptimizer):
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = _in_few_passes(rule, groups, options)
+        if clip_norm is not None and isinstance(self.rule, LBFGS):
+            raise ValueError("LBFGS takes no clip_norm: it reads curvature off differences of gradients")
         expect_unread(self.rule)
         self._points = points_of(self.rule, points)
         if self._points is None:
@@ -232,11 +233,46 @@ class Invariant(MetricOptimizer):
         with full_precision(entries[0].p), self._rule_at_work() as rule:
             for entry in entries:
                 entry.put()
-                entry.read_gradient(masked=False)  # SAM begins with what was computed before
-            loss = rule.step(through(entries, closure, self._rule_at_rest))
+            self._read(entries)  # SAM begins with what was computed before
+            loss = rule.step(self._through(entries, closure))
             for entry in entries:
                 entry.map_back(None)
         return loss
+
+    def _through(self, entries: Sequence[Entry], closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure for the rule, which evaluates the user's where the rule has put the coordinates."""
+        start = [e.p.clone() for e in entries]
+
+        def evaluate() -> Any:
+            for entry, w in zip(entries, start, strict=True):
+                entry.move_to(w)
+            try:
+                with self._rule_at_rest():  # the closure clears the gradients of the model's parameters
+                    loss = evaluated(closure)
+            finally:
+                for entry, w in zip(entries, start, strict=True):
+                    entry.p.copy_(w)  # the step is mapped back from here
+            self._read(entries)
+            return loss
+
+        return torch.no_grad()(evaluate)
+
+    def _read(self, entries: Sequence[Entry]) -> None:
+        """Let all h be what an evaluation of the loss found."""
+        factor = self._clipping(entries, masked=False)
+        for entry in entries:
+            entry.read_gradient(masked=False, factor=factor)
+
+    def _clipping(self, entries: Sequence[Entry], *, masked: bool) -> float:
+        """What all h are multiplied with; they are read for it, for each part takes the memory of the one before."""
+        if self.clip_norm is None:
+            return 1.0
+        squares = []
+        for entry in entries:
+            entry.read_gradient(masked=masked)
+            squares.append(entry.squared_norm())
+        norm = totals(torch.stack(squares), [entry.parameter for entry in entries])
+        return clip_factor(float(norm.sum()), self.clip_norm)
 
     def _steps(self) -> list[Descent]:
         if not self._points:
@@ -253,10 +289,8 @@ class Invariant(MetricOptimizer):
     def _advance(self, steps: list[Descent]) -> None:
         entries = self._entries([(step.parameter, step.factor) for step in steps])
         with full_precision(entries[0].p), self._rule_at_work() as rule, seen_from_zero(rule) as decay:
-            masked, factor = type(rule).__name__ in _SIGNS, 1.0
-            parts = in_turn(rule, entries)
-            if self.clip_norm is not None:
-                factor = clip_factor(_squared_norm(parts, masked=masked), self.clip_norm)
+            masked, parts = type(rule).__name__ in _SIGNS, in_turn(rule, entries)
+            factor = self._clipping(entries, masked=masked)
             with moved_back(rule, parts[:-1], keep=not self._has_stepped):
                 self._has_stepped = False
                 for part in parts:
@@ -399,17 +433,6 @@ class Invariant(MetricOptimizer):
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         of_rule = self._gathers and not key.startswith(_OURS)
         return dealt(value, p) if of_rule else super()._own_part(key, value, p)
-
-
-def _squared_norm(parts: Sequence[Sequence[Entry]], *, masked: bool) -> float:
-    """The squared norm of all h, which are read for it, for each part takes the memory of the one before."""
-    squares, parameters = [], []
-    for part in parts:
-        for entry in part:
-            entry.read_gradient(masked=masked)
-            squares.append(entry.squared_norm())
-            parameters.append(entry.parameter)
-    return float(totals(torch.stack(squares), parameters).sum())
 
 
 _OURS = "metric_"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from pathspace.optim.base.network_optimizer import evaluated
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
@@ -144,8 +143,12 @@ class Entry:
             masked: what is nothing beside the largest becomes zero.
             factor: what clips all gradients.
         """
-        assert self.parameter.grad is not None
-        g, r, h = local(self.parameter.grad), self.r, self._h
+        r, h = self.r, self._h
+        if self.parameter.grad is None:  # of an evaluation that did not use the parameter
+            self.shadow.grad = None
+            h.zero_()
+            return
+        g = local(self.parameter.grad)
         if r is None:
             h.copy_(g)
         elif r.dtype == g.dtype == h.dtype:
@@ -326,32 +329,3 @@ def moved_back(rule: Optimizer, parts: Sequence[Sequence[Entry]], *, keep: bool)
 def _size(parameters: Sequence[Tensor]) -> int:
     """Elements, with each parameter at the start of a line of the cache."""
     return sum(-(-local(p).numel() // _ALIGNED) * _ALIGNED for p in parameters)
-
-
-def through(
-    entries: Sequence[Entry], closure: Callable[[], Any], at_rest: Callable[[], AbstractContextManager[None]]
-) -> Callable[[], Any]:
-    """A closure for the rule, which evaluates the user's where the rule has put the coordinates.
-
-    Args:
-        entries: all parameters of the step.
-        closure: the user's.
-        at_rest: what it is evaluated in, with the model's parameters in the groups: it clears their gradients.
-    """
-    start = [e.p.clone() for e in entries]
-
-    def evaluate() -> Any:
-        for entry, w in zip(entries, start, strict=True):
-            entry.move_to(w)
-        try:
-            with at_rest():
-                loss = evaluated(closure)
-        finally:
-            for entry, w in zip(entries, start, strict=True):
-                entry.p.copy_(w)  # the step is mapped back from here
-        for entry in entries:
-            if entry.parameter.grad is not None:
-                entry.read_gradient(masked=False)
-        return loss
-
-    return torch.no_grad()(evaluate)
