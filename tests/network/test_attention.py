@@ -283,6 +283,20 @@ def test_without_a_batch_it_is_a_cut():
     assert "attention.in_proj_weight" in network.outside
 
 
+def test_steps_that_come_first_are_no_batch():
+    """As torch's layers have it by default."""
+    first = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True)
+    second = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0)
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(3, 5, WIDTH)
+    found = [ps.trace(layer, t) for layer, t in ((first, x), (second, x.transpose(0, 1)))]
+    assert [network.call.batch_dim for network in found] == [0, 1]
+    assert found[0].num_classes == found[1].num_classes
+    torch.testing.assert_close(*map(ps.paths.kappa, found), rtol=1e-5, atol=0)
+    with pytest.raises(ps.UntraceableError, match="dimension 0 of the example input cannot be the batch"):
+        ps.trace(second, x.transpose(0, 1), batch_dim=0)
+
+
 def test_torchs_encoder_is_traced_in_evaluation_form_with_a_mask_of_padding():
     """Its fast path asks what the mask holds, which no trace knows."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True)

@@ -38,6 +38,8 @@ def attention(
     """
     del func, dropout_p, is_causal
     traced = [recorder.lookup(t) for t in (query, key, value)]
+    if any(v is not None and v.batch is not None and v.batch >= v.labels.dim() - 2 for v in traced):
+        recorder.wrong_batch(name)  # examples would attend to each other
     learned = attn_mask is not None and recorder.is_learned(attn_mask)
     if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
         recorder.no_rule(name, REASONS[name])
