@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,7 @@ class Operation:
         results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in;
             for ``"cut"``, of every tensor argument, -1 where that is no output of the network.
         batch: the dimension of the (first) result that holds the batch.
+        shapes: of every tensor argument and of the (first) result, for one example.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Operation:
     arguments: tuple[int | None, ...]
     results: tuple[int, ...]
     batch: int | None
+    shapes: tuple[torch.Size, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,12 @@ class Matched:
         self.position += 1
         return call
 
-    def batch_of(self, tensor: Tensor, traced: int | None) -> int | None:
-        """The batch dimension; that of a constant made for all examples is the inputs' own."""
-        if traced is None and self.batch is not None:
-            place = self.batch
-            if tensor.dim() > place and tensor.shape[place] == self.count:
-                return place
-        return traced
+    def batch_of(self, tensor: Tensor, traced: int | None, one: torch.Size | None) -> int | None:
+        """The batch dimension; that of a constant made for all examples is the inputs' own, of size 1 for ``one``."""
+        place = self.batch if traced is None else None
+        if place is None or tensor.dim() <= place or (one is not None and one[place] != 1):
+            return traced
+        return place if tensor.shape[place] == self.count else None
 
     def note_use(
         self,
@@ -112,7 +111,7 @@ class Matched:
         result: Tensor,
     ) -> None:
         """Remember where parameters are used."""
-        batch = self.batch_of(result, call.batch)
+        batch = self.batch_of(result, call.batch, call.shapes[-1])
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError(
                 f"'{name}' in '{call.module}' makes a value that is the same for all examples, so what each of them "
@@ -124,8 +123,8 @@ class Matched:
                 "traced: the number of steps must be the traced one; trace the model with such an input"
             )
         batches = {}
-        for t, traced in zip(tensors, call.arguments, strict=True):
-            place = None if self.is_weight(t) else self.batch_of(t, traced)
+        for t, traced, one in zip(tensors, call.arguments, call.shapes, strict=False):
+            place = None if self.is_weight(t) else self.batch_of(t, traced, one)
             if place is not None:
                 batches[id(t)] = place
         function = _OUT_OF_PLACE.get(name, func)
@@ -149,7 +148,8 @@ class Matched:
         """Remember a node, by its first value: a ReLU in place would overwrite it."""
         if key in self.nodes or key[0] not in self.live:
             return
-        batch = self.batch_of(tensor, traced)
+        labels = self.program.nodes.get(key[0]) if len(key) == 1 else None
+        batch = self.batch_of(tensor, traced, None if labels is None else labels.shape)
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError("a node of the network has the same value for all examples")
         value, result = tensor if self.differentiable else tensor.detach(), None

@@ -89,7 +89,7 @@ def normalization(
     result = affine(normal, weight, bias) if result is None else result
     weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
     if weights:
-        batch = follower.batch_of(result, call.batch)
+        batch = follower.batch_of(result, call.batch, call.shapes[-1])
         kept = normal.detach()
         batches = {} if batch is None else {id(kept): batch}
         edge = get_gradient_edge(result)
@@ -135,10 +135,12 @@ def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, .
     if not follower.is_weight(item) or follower.was_weight(x) or follower.position >= len(operations):
         return args
     call = operations[follower.position]
-    batch = follower.batch_of(x, call.arguments[0] if call.arguments else None)
+    if call.name != name:
+        return args
+    batch = follower.batch_of(x, call.arguments[0], call.shapes[0])
     index = args[1] if name == "__setitem__" else ...
     by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
-    if call.name != name or batch is None or by_data:
+    if batch is None or by_data:
         return args  # refused when the operation is noted
 
     def spread(like: Tensor, w: Tensor) -> Tensor:

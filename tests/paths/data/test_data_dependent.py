@@ -321,6 +321,37 @@ def test_a_parameter_of_one_example_is_that_of_none(alpha, estimator, statistic)
     assert_close(found, {**expected, "p": expected["p"][None]}, **TIGHT)
 
 
+class Masked(nn.Module):
+    """Some of five steps are learned, or are a function of what is the same for all examples."""
+
+    def __init__(self, *, computed):
+        super().__init__()
+        self.p, self.into, self.out = nn.Parameter(torch.randn(4)), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.steps, self.computed = nn.Linear(1, 4), computed
+
+    def forward(self, x):
+        if self.computed:
+            return self.out(torch.relu(self.into(x) + self.steps(torch.arange(5.0).double()[:, None])))
+        mask = torch.tensor([True, False, True, False, False])[:, None]
+        return self.out(torch.relu(torch.where(mask, self.into(x), self.p)))
+
+
+@pytest.mark.parametrize("n", [4, 5])  # examples; and steps
+def test_steps_are_no_examples_where_there_are_as_many(n):
+    torch.manual_seed(0)
+    model, x = Masked(computed=False).double(), torch.randn(n, 5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    squares = {name: torch.zeros_like(p) for name, p in network.parameters.items()}
+    for output in model(x).reshape(-1):
+        slopes = torch.autograd.grad(output, list(network.parameters.values()), retain_graph=True)
+        for square, slope in zip(squares.values(), slopes, strict=True):
+            square += slope**2 / n
+    assert_close(ps.paths.data_dependent_kappa(network, x, alpha=1.0), squares, **TIGHT)
+    model = Masked(computed=True).double()
+    with pytest.raises(ps.network.UnmatchedForwardError, match="the same for all examples"):
+        ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=1.0)
+
+
 class Bag(nn.Module):
     """An EmbeddingBag, or the same by the rows of an embedding."""
 

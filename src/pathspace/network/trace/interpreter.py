@@ -102,16 +102,15 @@ class Interpreter(TorchFunctionMode):
             except UntraceableError:  # some of it cannot be followed: cut at all of it
                 del recorder.operations[begun:]
         # now: a rule may rebind its arguments
-        batches = tuple([None if v is None else v.batch for v in traced])
+        given = [(None if v is None else v.batch, t.shape) for v, t in zip(traced, tensors, strict=True)]
+        result = statistic = None
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, name, args, kwargs)
-            if result is not None:
-                self._note_operation(name, batches, result, args)
-                return result
-        if name not in root_mean_square.STEPS:
-            return self._followed(name, func, args, kwargs, traced, values, batches)
-        statistic = root_mean_square.statistic_of(name, args, kwargs, values)
-        result = self._followed(name, func, args, kwargs, traced, values, batches)
+        if result is None:
+            if name in root_mean_square.STEPS:
+                statistic = root_mean_square.statistic_of(name, args, kwargs, values)
+            result = self._followed(name, func, args, kwargs, traced, values)
+        self._note_operation(name, given, result, args)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
@@ -124,14 +123,11 @@ class Interpreter(TorchFunctionMode):
         kwargs: Any,
         traced: list[Value | None],
         values: list[Value],
-        batches: tuple[int | None, ...],
     ) -> Any:
         """The result of a function of tensors that have values."""
         recorder, kinds = self.recorder, {v.kind for v in values}
         if kinds & {"tail", "indices"}:
-            result = self._after_the_end(name, func, args, kwargs, values)
-            self._note_operation(name, batches, result, args)
-            return result
+            return self._after_the_end(name, func, args, kwargs, values)
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
         if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
@@ -142,7 +138,6 @@ class Interpreter(TorchFunctionMode):
             result = self._by_rule(name, func, args, kwargs, kinds, traced)
         except NoRule as refusal:
             result = self._without_rule(name, func, args, kwargs, kinds, refusal)
-        self._note_operation(name, batches, result, args)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
             recorder.real.update(
@@ -199,7 +194,7 @@ class Interpreter(TorchFunctionMode):
         return boundary.cut(recorder, name, func, args, kwargs, refusal)
 
     def _note_operation(
-        self, name: str, batches: tuple[int | None, ...], result: Any, args: tuple[Any, ...]
+        self, name: str, given: list[tuple[int | None, torch.Size]], result: Any, args: tuple[Any, ...]
     ) -> None:
         """Remember an operation whose result depends on a parameter, for a replay on data."""
         if isinstance(result, Tensor):
@@ -211,8 +206,9 @@ class Interpreter(TorchFunctionMode):
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
             slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
+            batches, shapes = tuple([b for b, _ in given]), (*[s for _, s in given], first.shape)
             self.recorder.operations.append(
-                Operation(name, self.recorder.path, first.kind, batches, slots, first.batch)
+                Operation(name, self.recorder.path, first.kind, batches, slots, first.batch, shapes)
             )
 
     def _after_the_end(
