@@ -135,9 +135,7 @@ def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, .
     if not follower.is_weight(item) or follower.was_weight(x) or follower.position >= len(operations):
         return args
     call = operations[follower.position]
-    if call.name != name:
-        return args
-    batch = follower.batch_of(x, call.arguments[0], call.shapes[0])
+    batch = follower.batch_of(x, call.arguments[0], call.shapes[0]) if call.name == name else None
     index = args[1] if name == "__setitem__" else ...
     by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
     if batch is None or by_data:

@@ -316,6 +316,12 @@ class Reading(nn.Module):
         x.mul_(2)
         return self.out(h) + self.b(x)
 
+    def gained(self, x):
+        h = x.new_zeros(len(x), 3)
+        for _ in range(3):
+            h = (self.b(x) + self.a.bias * h).relu()
+        return self.out(h)
+
     def returned_to_the_input(self, x):
         x = x.clone()
         x[:, :1] = self.hidden(x)[:, :1]
@@ -335,6 +341,15 @@ READINGS = {
     "a row of ones, filled": lambda m, x: m.filled(x, x.new_ones),
     "a padded input": lambda m, x: m.wide(nn.functional.pad(x, [0, 1])) + m.b(x)[:, :2],
     "a constant beside the input": lambda m, x: m.wide(torch.cat([x, x.new_full((len(x), 1), 3.0)], 1)),
+    "a choice with a learned value": lambda m, x: m.out(torch.where(x > 0, m.b(x), m.a.bias).relu()),
+    "a learned value masked": lambda m, x: m.out(
+        (m.b(x) + m.a.bias.expand(len(x), 3).masked_fill(x > 0, 0.0)).relu()
+    ),
+    "learned values in an order": lambda m, x: m.out(
+        (m.b(x) + m.a.bias.expand(len(x), 3).gather(1, x.argsort(1))).relu()
+    ),
+    "learned rows": lambda m, x: m.out((m.b(x) + m.a.weight.index_select(0, (x[:, 0] > 0).long())).relu()),
+    "a gain of zeros, then of units": Reading.gained,
     "an input doubled in place": Reading.doubled,
     "an activation written to the input": Reading.returned_to_the_input,
 }

@@ -132,7 +132,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if name == "__getitem__" and data and self._weight(args[0]):
             return self._embedding(functional.embedding, (args[1], args[0]), {})
         gate = gated(name, func, args, kwargs)
-        if gate is None and (data or name in REDUCED) and not weights:
+        if gate is None and (data or name in REDUCED) and (not weights or name in _PICKS):
             gate = gated_by_data(name, func, args, kwargs, self._units, self._data)
         if gate is not None:
             return self._gated(gate, func, args, kwargs)
@@ -304,8 +304,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
     def _terms(self, operation: Operation, values: list[Tensor], operands: int) -> Terms:
         """The terms of an operation; found once for all steps of a loop."""
-        form = operation.form()
-        if form is None:
+        form = operation.form(), operands
+        if form[0] is None:
             return terms_of(operation, values, operands)
         if form not in self._terms_by_form:
             self._terms_by_form[form] = terms_of(operation, values, operands), operation
@@ -347,6 +347,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
 
 _NORMALIZATIONS = frozenset(["layer_norm", "rms_norm", "group_norm"])  # others may be in evaluation form
+_PICKS = ("where", "masked_fill", "masked_fill_", "gather", "index_select")  # also of what is learned
 
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]
