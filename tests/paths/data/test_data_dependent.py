@@ -281,7 +281,11 @@ class Repeated(nn.Module):
         return self.out(torch.cat([h, rows], 1))
 
 
-@pytest.mark.parametrize("use", [torch.add, torch.mul])
+def beside(h, rows):
+    return torch.stack([h, rows], 1).sum(1)
+
+
+@pytest.mark.parametrize("use", [torch.add, torch.mul, beside])
 def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     torch.manual_seed(0)
     model, x = Repeated(use).double(), torch.randn(4, 3, dtype=torch.float64)  # as many examples as units

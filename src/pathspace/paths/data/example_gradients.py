@@ -79,7 +79,7 @@ def _has_rows(use: Use, weight: Tensor) -> bool:
     It may only look so, where a dimension is as long as the batch: that costs time, except for convolutions memory.
     """
     place = use.batch
-    if place is None or use.name.startswith("conv") or weight.dim() != len(use.shape):
+    if place is None or use.name.startswith("conv") or weight.dim() != len(use.shape) - (use.name == "stack"):
         return False
     return weight.shape[place] == use.shape[place] > 1
 
