@@ -103,6 +103,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--set", "seeds=0"], "The setting 'seeds' is 0: give a whole number from 1 on"),
         (["compare", "--batch-size", "0"], "The option --batch-size is 0"),
         (["train", "--epochs", "0"], "The option --epochs is 0"),
+        (
+            ["train", "--epochs", "1", "--set", "epochs=2"],
+            "'epochs' is given by --epochs and by --set: leave",
+        ),
         (["train", "--threads", "0"], "The option --threads is 0"),
         (["train", "--threads", "100000"], "The option --threads is 100000: give at most 1024"),
         (["train", "--clip-step=-1"], "The option --clip-step is -1.0: give 0 or more"),

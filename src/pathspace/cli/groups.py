@@ -88,7 +88,7 @@ class SettingOptions:
         """Return the settings that were given, with more of them by name; None stands for one that was not.
 
         Raises:
-            ConfigurationError: A value is out of its range; says of which option.
+            ConfigurationError: A value is out of its range, or given twice; says of which option.
         """
         from pathspace.experiments.commands import parse_settings
         from pathspace.experiments.settings import check_setting
@@ -96,7 +96,13 @@ class SettingOptions:
         given = {name: value for name, value in (more | self._by_name()).items() if value is not None}
         for name, value in given.items():
             check_setting(name, value, f"--{name.replace('_', '-')}")
-        return {**parse_settings(self.settings or []), **given}
+        by_set = parse_settings(self.settings or [])
+        if twice := sorted(given.keys() & by_set.keys()):
+            option = twice[0].replace("_", "-")
+            raise ConfigurationError(
+                f"{twice[0]!r} is given by --{option} and by --set: leave one of them out."
+            )
+        return {**by_set, **given}
 
 
 @dataclass(frozen=True)
