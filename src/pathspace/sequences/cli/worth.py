@@ -16,17 +16,18 @@ def baseline_bits(held: Text, before: Text) -> dict[str, float]:
     """Return the bits per symbol of a text after another, by bzip2, xz and context tree weighting.
 
     Context trees are left out where the text alone is longer than `LONGEST`, and a compressor where the few symbols of
-    the text make its file, of whole blocks or bytes, no longer.
+    the text make its file, of whole blocks or bytes, shorter.
     """
     content, seen = (part.encode() if isinstance(part, str) else part for part in (held, before))
-    compressed = {name: baselines.compressed_bits(name, content, seen) for name in baselines.COMPRESSORS}
-    rows: dict[str, float] = {name: bits for name, bits in compressed.items() if bits > 0}
+    rows: dict[str, float] = {
+        name: baselines.compressed_bits(name, content, seen) for name in baselines.COMPRESSORS
+    }
     if len(held) <= LONGEST:
         recent = before[max(0, len(before) - (LONGEST - len(held))) :]
         alphabet = Alphabet.of([recent, held])
         coded, history = alphabet.encode(held), alphabet.encode(recent)
         rows["context trees"] = baselines.context_tree_bits(coded, len(alphabet), DEPTH, history)
-    return {name: per_symbol(bits, len(held)) for name, bits in rows.items()}
+    return {name: per_symbol(bits, len(held)) for name, bits in rows.items() if bits >= 0}
 
 
 def verdict(model: float, others: dict[str, float], mixing_tried: bool) -> list[str]:
