@@ -26,7 +26,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 # Documented commands take minutes; a test runs them in full with a budget of seconds.
 TINY = ["--epochs", "1"]
-TINY_COMPARISON = [*TINY, "--seeds", "1", "--set", "learning_rates=[0.01]", "--workers", "1"]
+TINY_COMPARISON = [*TINY, "--seeds", "1", "--learning-rates", "0.01", "--workers", "1"]
 TINY_TASKS = {
     "pathspace compare": {
         "model_options.hidden": 8,
@@ -57,8 +57,9 @@ TINY_TASKS = {
         "task_options.test_size": 50,
         "task_options.length": 5,
     },
+    "long-400": {"method_rates.path-sgd-published": [1e-9]},
     "char-lm": {
-        "task_options.train_size": 1000,
+        "task_options.train_size": 2000,
         "task_options.validation_size": 200,
         "task_options.test_size": 200,
         "model_options.hidden": 8,
@@ -218,9 +219,10 @@ def test_commands_on_a_page_run(line, tmp_path, monkeypatch, request):
         words += TINY_MEMORY
     elif command in ("compare", "sweep") or (command == "reproduce" and len(words) > 1):
         words += TINY_COMPARISON
-        for name, changes in TINY_TASKS.items():
-            if name in line:
-                words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        tiny = [item for name, changes in TINY_TASKS.items() if name in line for item in changes.items()]
+        for key, value in tiny:
+            if not ("--methods" in words and key in ("methods", "baselines")):
+                words += ["--set", f"{key}={value}"]
         words += TINY_WINNER if "winner" in line else []
     elif command == "check-invariance":
         words += ["--steps", "2"]
