@@ -123,7 +123,7 @@ class Matched:
                 "traced: the number of steps must be the traced one; trace the model with such an input"
             )
         batches = {}
-        for t, traced, one in zip(tensors, call.arguments, call.shapes, strict=False):
+        for t, traced, one in zip(tensors, call.arguments, call.shapes[:-1], strict=True):
             place = None if self.is_weight(t) else self.batch_of(t, traced, one)
             if place is not None:
                 batches[id(t)] = place
