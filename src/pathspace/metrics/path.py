@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -169,7 +169,7 @@ class Path:
 
     # -- steps ------------------------------------------------------------------------------------------------
 
-    def advance(self, states: Mapping[str, dict[str, Any]], own: Sequence[str]) -> None:
+    def advance(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
         """Put what a step works with into the states, as "factor", in the form that was asked for; anew if that is due.
 
         Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that of the weights.

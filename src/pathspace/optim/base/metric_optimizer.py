@@ -101,7 +101,7 @@ class MetricOptimizer(NetworkOptimizer):
                 step.p, step.g = local(step.p), local(step.g)
         inside = {step.name: step.state for step in steps if step.name is not None}
         if inside:
-            own = [names[id(p)] for p in self._all_parameters() if id(p) in names]
+            own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
             self.metric.advance(inside, own)
         for step in steps:
             step.factor = step.state.get("factor")
