@@ -79,7 +79,7 @@ class Invariant(MetricOptimizer):
         metric: the metric; None: ``pathspace.metrics.Path()``. One object may serve several optimizers of parameters
             of one network, with one computation.
         clip_norm: largest norm of h over all parameters; longer gradients are scaled down to it. The norm does not
-            depend on the scaling of the weights, as that of ``torch.nn.utils.clip_grad_norm_`` does.
+            depend on the scaling of the weights, as that of ``torch.nn.utils.clip_grad_norm_`` does. LBFGS takes none.
         points: names in the rule's state of tensors that are points, not gradients, where the library does not know
             the rule. If it does not and nothing is given, the metric of the first step is kept for good.
         options: those of the rule.
@@ -123,7 +123,7 @@ class Invariant(MetricOptimizer):
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = _in_few_passes(rule, groups, options)
         if clip_norm is not None and isinstance(self.rule, LBFGS):
-            raise ValueError("LBFGS takes no clip_norm: it reads curvature off differences of gradients")
+            raise ValueError("LBFGS takes no clip_norm, as it reads curvature off gradients: leave it out")
         expect_unread(self.rule)
         self._points = points_of(self.rule, points)
         if self._points is None:
