@@ -157,9 +157,8 @@ class Settings:
 
     def _check_rates_of(self, name: str) -> None:
         rates = self.method_rates[name]
-        # every method that runs gets the same number of tuning runs
-        alike = len(self.learning_rates) if name in self.methods else None
-        if not isinstance(rates, list | tuple) or alike not in (None, len(rates)):
+        runs = name in self.methods  # which all get the same number of tuning runs
+        if not isinstance(rates, list | tuple) or (runs and len(rates) != len(self.learning_rates)):
             raise _wrong(
                 "method_rates", rates, f"{len(self.learning_rates)} rates for {name!r}, as learning_rates has"
             )

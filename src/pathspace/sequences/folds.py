@@ -66,7 +66,7 @@ def fold_of(
         return Fold(Corpus.of(encoded, A, masks))
     if isinstance(validation, int | float | Real):
         return keep_back(encoded, masks, float(validation), A)
-    held = [alphabet.encode(part) for part in held_back(validation)]
+    held = [alphabet.encode(part) for part in as_list(validation)]
     return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, validation)))
 
 
