@@ -127,13 +127,17 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         (["compare", "--set", "model_options.hidden=0"], "'hidden' of the model 'relu-rnn' is 0"),
         (["compare", "--set", "schedule=[1]"], "'schedule' is [1]: give a name"),
         (["compare", "--set", "methods=[[1]]"], "'methods' is [[1]]: give names"),
-        (["compare", "--seeds", "3000000000"], "--seeds is 3000000000: give at most 10000"),
+        (["compare", "--seeds", "3000000000"], "--seeds is 3000000000: give at most 1000"),
         (
             ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],
             "Unknown dataset '[1]'",
         ),
         (["compare", "--resume", "--fresh"], "--resume and --fresh contradict each other"),
         (["compare", "--resume"], "There is nothing to resume in"),
+        (
+            ["train", "--set", 'methods=["adam"]'],
+            "A single run has no setting 'methods': leave it out, and choose by --method, --start, --lr and --seed",
+        ),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
         (
             ["train", "--start", "nowhere"],

@@ -11,6 +11,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from pathspace.cli import app
+from pathspace.experiments import commands
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.live import Silent
 from pathspace.experiments.report.claim import as_json, best_baseline, claim_table, standings
@@ -31,6 +32,7 @@ def test_the_interval_is_students() -> None:
     assert five.half == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=1e-3)
     assert t_interval([0.0, 2.0]).half == pytest.approx(12.706 * math.sqrt(2) / math.sqrt(2), rel=1e-3)
     assert t_interval([4.0]).half == math.inf
+    assert t_interval([1e200, 3e200]).half == pytest.approx(12.706e200, rel=1e-3)  # perplexities
     values = [1.3, 0.2, 5.0, 2.2]
     low, high = stats.t.interval(0.9, 3, loc=sum(values) / 4, scale=stats.sem(values))
     found = t_interval(values, 0.9)
@@ -254,11 +256,41 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
     (output / "report.html").unlink()
     refused = CliRunner().invoke(app, [*command, "--epochs", "2"])
     assert refused.exit_code == 2
-    assert "holds finished runs with other settings" in refused.stderr
+    assert "holds unfinished runs with other settings" in refused.stderr
     # the whole is done: the same command starts over
     assert CliRunner().invoke(app, command).exit_code == 0
     assert CliRunner().invoke(app, command).exit_code == 0
     assert all(path.stat().st_mtime_ns > when for path, when in done.items())
+
+
+def test_parts_are_resumed_with_the_settings_that_were_given(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
+    output, execute = recipes / "runs", commands._execute
+
+    def stopped(asked: Any, around: Any, **given: Any) -> Any:
+        if asked.recipe == "other":
+            raise KeyboardInterrupt
+        return execute(asked, around, **given)
+
+    command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(commands, "_execute", stopped)
+        assert CliRunner().invoke(app, [*command, "--epochs", "2"]).exit_code == 130
+    refused = CliRunner().invoke(app, [*command, "--resume", "--epochs", "3"])
+    assert "holds unfinished runs with other settings" in refused.stderr
+    assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
+    stored = [json.loads((output / part / "config.json").read_text()) for part in ("one", "other")]
+    assert [content["settings"]["epochs"] for content in stored] == [2, 2]
+
+
+def test_what_one_part_refuses_is_refused_before_another_begins(recipes: Path) -> None:
+    command = ["reproduce", "both", "--size", "paper", "--output", str(recipes / "runs")]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert "Unknown size 'paper'" in refused.stderr
+    assert not (recipes / "runs").exists()
 
 
 def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
@@ -270,4 +302,6 @@ def test_nothing_to_resume_is_said_so(recipes: Path) -> None:
 def test_one_method_alone_is_compared_with_nothing(comparison: Comparison) -> None:
     settings = replace(comparison.settings, methods=("sgd",), baselines=("sgd",))
     alone = replace(comparison, settings=settings, rows=comparison.rows[:1])
+    none = replace(alone, settings=replace(settings, baselines=()))
+    assert "no baseline was run" in " ".join(claim_table(none).notes)
     assert "nothing to compare it with" in " ".join(claim_table(alone).notes)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import pathspace
+from command_line import call
 from pathspace.experiments import methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
@@ -27,6 +30,27 @@ SETTINGS: dict[str, Any] = {
     "epochs": 1,
     "batch_size": 16,
 }
+
+
+TIMED = """
+title = "One that is timed"
+[settings]
+task = "adding"
+task_options = { length = 6, train_size = 64, validation_size = 32, test_size = 32 }
+model_options = { hidden = 6 }
+starts = ["default"]
+methods = ["sgd"]
+learning_rates = [0.01]
+seeds = 1
+epochs = 1
+batch_size = 16
+[sizes.small]
+[study]
+name = "cost" # what is tested
+[study.small]
+rounds = 1 # the least
+steps = 1 # the least
+"""
 
 
 @pytest.fixture
@@ -69,6 +93,48 @@ def test_a_slow_method_is_seen(
     assert slowed["ratio"] > 2
     # 4 steps an epoch, each of at least the pause
     assert slowed["seconds"] > 4 * 0.02
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_recurrent_layers_are_those_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    settings = settings_from(("a test", {**SETTINGS, "methods": ["sgd"], "plain_rnn": plain}))
+    comparison = compare(settings, tmp_path / "runs", Silent())
+    layers, build = [], methods.METHODS["sgd"].build
+
+    def noted(model: Any, *others: Any) -> Any:
+        layers.append(type(model.rnn))
+        return build(model, *others)
+
+    monkeypatch.setitem(methods.METHODS, "sgd", replace(methods.METHODS["sgd"], build=noted))
+    run_study("cost", {"rounds": 1, "steps": 1}, comparison, tmp_path, None)
+    assert layers == [torch.nn.RNN if plain else pathspace.nn.RNN]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_study_that_was_stopped_is_done_without_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "package" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "timed.toml").write_text(TIMED)
+    monkeypatch.setattr("pathspace.experiments.recipes.files", lambda _: folder.parent)
+    command = ["reproduce", "timed", "--workers", "1", "--output", str(tmp_path / "out")]
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("pathspace.experiments.commands.run_study", stopped)
+        assert call(*command).exit_code == 130
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("runs/*/result.json")}
+    assert done
+    result = call(*command)
+    assert result.exit_code == 0, result.output
+    assert "Continuing the unfinished runs" in result.stderr
+    assert "Cost of an epoch" in result.stdout
+    assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 1.5}])

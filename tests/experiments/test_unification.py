@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.engine import run
-from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.live import Silent
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.recipes import load_recipe
@@ -85,10 +85,19 @@ def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path)
     assert (tmp_path / "unification.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_comparison_of_other_methods_is_refused(tiny_settings: Callable[..., Any], tmp_path: Path) -> None:
+def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Comparison) -> None:
+    alone = replace(comparison, rows=tuple(replace(row, difference=None) for row in comparison.rows))
+    assert {(entry.same_curve, entry.difference) for entry in entries(alone)} == {(None, None)}
+    assert [entry.same_curve for entry in entries(comparison) if entry.method == "path-sgd"] == [True]
+
+
+def test_a_comparison_of_other_methods_has_no_table(
+    tiny_settings: Callable[..., Any], tmp_path: Path
+) -> None:
     other = compare(tiny_settings(methods=["adam"], epochs=1), tmp_path / "runs", Silent())
-    with pytest.raises(ConfigurationError, match="arranges some of these methods: sgd, path-norm"):
-        run_study("unification", {}, other, tmp_path, None)
+    (sentence,) = run_study("unification", {}, other, tmp_path, None)
+    assert "arranges the methods sgd, path-norm" in str(sentence)
+    assert not (tmp_path / "unification.json").exists()
 
 
 def test_the_measures_of_data_alone_are_always_damped(

@@ -83,6 +83,8 @@ def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_coun
         assert "Report: runs/train/report.html" in call(*(resume and ["train"]) or TINY, *resume).stdout
         assert {path.name for path in runs.iterdir()} == {"train", "train-2"}
 
+    (runs / "train-2" / "runs" / ".DS_Store").write_bytes(b"\0")
+    assert "Report: " in call(*TINY, "--fresh", "--output", "runs/train-2").stdout
     assert "Report: runs/train-3/report.html" in call(*TINY, "--fresh").stdout
     assert (runs / "train" / "curves.csv").read_bytes() == before[str(runs / "train" / "curves.csv")]
 

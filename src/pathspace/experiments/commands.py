@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from pathspace.experiments import configuration as configurations
 from pathspace.experiments import folders, invariance
@@ -57,7 +58,7 @@ class Surroundings:
         data_dir: Where tasks look for data sets.
         resume: Continue what is in `output`, with its settings.
         fresh: Start over, whatever is in `output`.
-        processes: Runs at a time; None: as many as a cluster has room for.
+        processes: Runs at a time; None: as many as Ray has room for.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
         quiet: Show no progress.
@@ -104,11 +105,12 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Done:
-    """A comparison, what it was asked for, and the folder of its report."""
+    """A comparison, what it was asked for, the folder of its report, and what a study of it found."""
 
     comparison: Comparison
     configuration: Configuration
     folder: Path
+    found: Sequence[RenderableType] = ()
 
 
 def run_compare(options: Layer, around: Surroundings) -> Comparison:
@@ -131,10 +133,11 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)
-    done = _execute(_asked(recipe, size, options), around, given=bool(size or options[1]))
+    done = _execute(_asked(recipe, size, options), around, given=bool(size or options[1]), studied=recipe)
     _print([done], around)
-    if recipe.study:
-        _study(recipe, done, around)
+    console = Console(stderr=True) if around.as_json else output_console()
+    for part in done.found:
+        console.print(part, highlight=False)
     return {name: done.comparison}
 
 
@@ -156,64 +159,66 @@ def _reproduce_parts(
 
     Parts that are done are not done again until the whole is, so the same command continues what was stopped.
     """
+    # all of them: a setting that one refuses is refused before hours of another
+    asked = {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
+    given = bool(size or options[1])
 
-    def begun_parts(output: Path) -> set[str]:
-        return {part for part in recipe.parts if folders.is_own(output / part)}
+    def is_begun(output: Path) -> bool:
+        return any(folders.is_own(output / part) for part in recipe.parts)
 
-    def unfinished(output: Path) -> bool:
-        return bool(begun_parts(output)) and not (output / PAGE).exists()
+    def goes_on(output: Path) -> bool:
+        if not is_begun(output) or (output / PAGE).exists():
+            return False
+        try:
+            return (around.resume and not given) or configurations.are_same(
+                configurations.read_parts(output), asked
+            )
+        except ConfigurationError:
+            return False
 
-    output = _place(around, unfinished)
-    if around.resume and not begun_parts(output):
+    output = _place(around, goes_on)
+    if around.resume and not is_begun(output):
         raise folders.nothing_to_resume(output)
-    given = bool(size or options[1]) or not around.resume
-    if around.resume and not size:
-        size = configurations.read(output / min(begun_parts(output))).size
     make_folder(output)
     with folders.alone_in(output):
-        goes_on = around.resume or not (around.fresh or (output / PAGE).exists())
-        known = begun_parts(output)
+        unfinished = not (output / PAGE).exists()
+        if not around.fresh and is_begun(output):
+            stored = configurations.read_parts(output)
+            if around.resume and not given:
+                asked = stored
+            elif not configurations.are_same(stored, asked):
+                raise _other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
+        resumes = not around.fresh and (around.resume or unfinished)
+        known = {part for part in recipe.parts if folders.is_own(output / part)}
         (output / PAGE).unlink(missing_ok=True)
-        content = {
-            "command": "reproduce",
-            "title": recipe.title,
-            "recipe": recipe.name,
-            "versions": configurations.versions(),
-        }
+        content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
         write_json(output / folders.FILE, content)
         around.chosen(output)
         done = {}
-        for part in recipe.parts:
+        for part, configuration in asked.items():
             here = replace(
-                around, output=output / part, resume=goes_on and part in known, chosen=lambda _folder: None
+                around, output=output / part, resume=resumes and part in known, chosen=lambda _folder: None
             )
-            done[part] = _execute(_asked(load_recipe(part), size, options), here, given=given)
+            done[part] = _execute(configuration, here, given=True)
             if not around.as_json:
                 _print([done[part]], here)
         comparisons = {part: each.comparison for part, each in done.items()}
-        content["parts"] = {part: each.configuration.as_dict() for part, each in done.items()}
         page = write_parts(comparisons, output, title=recipe.title, configuration=content)
     if around.as_json:
         _print(list(done.values()), around)
     else:
-        output_console().print(f"All parts: {page}", highlight=False, soft_wrap=True)
+        output_console().print(f"All parts: {page}", highlight=False, soft_wrap=True, markup=False)
     return comparisons
 
 
-def _study(recipe: Recipe, done: Done, around: Surroundings) -> None:
-    console = Console(stderr=True) if around.as_json else output_console()
+def _study(
+    recipe: Recipe, comparison: Comparison, size: str, output: Path, around: Surroundings
+) -> list[RenderableType]:
     if chosen_device(around.device) != "cpu":
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
-    with Console(stderr=True, quiet=around.quiet).status(f"Studying the {recipe.study['name']}"):
-        found = run_study(
-            recipe.study["name"],
-            recipe.study_options(done.configuration.size),
-            done.comparison,
-            done.folder,
-            around.data_dir,
-        )
-    for part in found:
-        console.print(part, highlight=False)
+    name = recipe.study["name"]
+    with Console(stderr=True, quiet=around.quiet).status(f"Studying the {name}"):
+        return run_study(name, recipe.study_options(size), comparison, output, around.data_dir)
 
 
 def run_train(
@@ -235,6 +240,10 @@ def run_train(
         "seeds": 1,
         "tuning_seeds": 1,
     }
+    for name in one.keys() & values.keys():
+        raise ConfigurationError(
+            f"A single run has no setting {name!r}: leave it out, and choose by --method, --start, --lr and --seed."
+        )
     settings = settings_from((where, {**values, **one}))
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
     done = _execute(asked, around, given=given or bool(values))
@@ -279,10 +288,18 @@ def run_check_invariance(
     return not any(verdict.broken for verdict in verdicts)
 
 
-def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done:
-    """Do all runs and write the report."""
+def _execute(
+    asked: Configuration, around: Surroundings, *, given: bool, studied: Recipe | None = None
+) -> Done:
+    """Do all runs, and the study of a recipe that has one, and write the report."""
     with begun(asked, around, given=given) as (configuration, output, resume):
         comparison = _runs(configuration, output, around, resume=resume)
+        found = (
+            _study(studied, comparison, configuration.size, output, around)
+            if studied and studied.study
+            else []
+        )
+        # last: without it the same command goes on here
         write_report(
             comparison,
             output,
@@ -290,7 +307,7 @@ def _execute(asked: Configuration, around: Surroundings, *, given: bool) -> Done
             configuration=configuration.as_dict(),
             published=_published(configuration),
         )
-    return Done(comparison, configuration, output)
+    return Done(comparison, configuration, output, found)
 
 
 @contextmanager
@@ -378,17 +395,21 @@ def _settle(
     is_its_own = stored.command == asked.command and (bool(asked.sweep) or stored.recipe == asked.recipe)
     if around.resume and not given and is_its_own:
         return stored, True
-    if json.dumps(stored.as_dict()) == json.dumps(asked.as_dict()):
+    if stored.is_same(asked):
         return stored, around.resume or unfinished
+    raise _other_settings(output, (stored.command, stored.recipe), unfinished=unfinished)
+
+
+def _other_settings(output: Path, command: Sequence[str], *, unfinished: bool) -> ConfigurationError:
     if not unfinished:
-        raise ConfigurationError(
+        return ConfigurationError(
             f"The folder {str(output)!r} holds finished runs with other settings: give another --output, or start "
             "over with --fresh."
         )
-    raise ConfigurationError(
+    words = ["pathspace", *filter(None, command), "--resume", "--output", str(output)]
+    return ConfigurationError(
         f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
-        f"`pathspace {' '.join(filter(None, (stored.command, stored.recipe)))} --resume --output "
-        f"{output}`, give another --output, or start over with --fresh."
+        f"`{shlex.join(words)}`, give another --output, or start over with --fresh."
     )
 
 
@@ -415,7 +436,7 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
             print_table(build_table(comparison, published), console, published)
             for sentence in conclusion(comparison):
                 console.print(sentence, highlight=False, markup=False)
-        console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True, markup=False)
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -64,8 +64,9 @@ class Row:
         mean = self.mean_test_error
         if mean is None or len(self.runs) < 2:
             return None
-        squares = [(run.test_error - mean) ** 2 for run in self.runs if run.test_error is not None]
-        return math.sqrt(math.fsum(squares) / (len(squares) - 1))
+        # perplexities may be so large that their squares are not finite
+        apart = [run.test_error - mean for run in self.runs if run.test_error is not None]
+        return math.hypot(*apart) / math.sqrt(len(apart) - 1)
 
     @property
     def mean_seconds(self) -> float:

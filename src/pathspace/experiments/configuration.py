@@ -64,6 +64,25 @@ class Configuration:
             "versions": versions(),
         }
 
+    def is_same(self, other: Configuration) -> bool:
+        """Say whether another command was asked for the same, in whatever order."""
+        return _as_text(self.as_dict()) == _as_text(other.as_dict())
+
+
+def _as_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True)
+
+
+def parts_as_dict(recipe: str, title: str, parts: Mapping[str, Configuration]) -> dict[str, Any]:
+    """Return what `config.json` holds of a recipe of several parts, each in a folder of its own."""
+    return {
+        "command": "reproduce",
+        "title": title,
+        "recipe": recipe,
+        "parts": {name: part.as_dict() for name, part in parts.items()},
+        "versions": versions(),
+    }
+
 
 def versions() -> dict[str, str]:
     """Return the versions that results depend on."""
@@ -90,9 +109,44 @@ def read(output: Path) -> Configuration:
         ConfigurationError: There is none, it is broken, or it was written by other versions, whose results
             differ.
     """
-    path = output / FILE
+    return _parsed(output, _content(output))
+
+
+def read_parts(output: Path) -> dict[str, Configuration]:
+    """Read the parts of a recipe in `config.json`.
+
+    Raises:
+        ConfigurationError: As of `read`.
+    """
+    parts = _content(output).get("parts")
+    if not isinstance(parts, dict):
+        raise _unreadable(output, "it names no parts")
+    return {name: _parsed(output, content) for name, content in parts.items()}
+
+
+def are_same(parts: Mapping[str, Configuration], asked: Mapping[str, Configuration]) -> bool:
+    """Say whether the parts of a recipe are those that were asked for."""
+    return parts.keys() == asked.keys() and all(parts[name].is_same(asked[name]) for name in asked)
+
+
+def _content(output: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads((output / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise nothing_to_resume(output) from error
+    except (RecursionError, ValueError) as error:
+        raise _unreadable(output, error) from error
+    if not isinstance(content, dict):
+        raise _unreadable(output, "it is no object")
+    return content
+
+
+def _unreadable(output: Path, why: object) -> ConfigurationError:
+    return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start the command again.")
+
+
+def _parsed(output: Path, content: Any) -> Configuration:
+    try:
         stored = dict(content["versions"])
         for name in ("command", "title", "recipe", "size"):
             if not isinstance(content[name], str):
@@ -102,20 +156,16 @@ def read(output: Path) -> Configuration:
         configuration = Configuration(
             command=content["command"],
             title=content["title"],
-            settings=settings_from((str(path), content["settings"])),
+            settings=settings_from((str(output / FILE), content["settings"])),
             recipe=content["recipe"],
             size=content["size"],
             seed=content["seed"],
             sweep=dict(content.get("sweep", {})),
         )
-    except FileNotFoundError as error:
-        raise nothing_to_resume(output) from error
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(
-            f"{str(path)!r} cannot be read ({error}): start the command again."
-        ) from error
+        raise _unreadable(output, error) from error
     for name, version in versions().items():
         if stored.get(name) != version:
             raise ConfigurationError(
@@ -141,7 +191,7 @@ def unfinished(output: Path, report: str) -> bool:
 def is_same(output: Path, asked: Configuration) -> bool:
     """Say whether the runs in `output` are those that were asked for, of this version."""
     try:
-        return json.dumps(read(output).as_dict()) == json.dumps(asked.as_dict())
+        return read(output).is_same(asked)
     except ConfigurationError:
         return False
 
@@ -150,7 +200,7 @@ def clear(output: Path, report: str) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
     for name in (report, JOURNAL):
         (output / name).unlink(missing_ok=True)
-    for folder in sorted((output / RUNS).glob("*")):
+    for folder in sorted((output / RUNS).glob("*/")):
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)
         if not any(folder.iterdir()):

@@ -32,6 +32,7 @@ from pathspace.experiments.streams import STREAMS_AT_A_TIME, contiguous_order
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Split, Task
 
+_CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
 
 
@@ -86,7 +87,7 @@ def run(
     stored = folder is not None and resume and checkpoint.exists(folder)
     stored = processes.from_first(stored)
     with _isolated(config, torch.device(device)):
-        state = _initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
+        state = initial_state(config, task, chosen, fresh=not stored, device=torch.device(device))
         state.processes, state.counts = processes, [processes.count]
         if processes.rank:  # in dropout; all else is the same in every process
             torch.manual_seed(config.seed + processes.rank)
@@ -146,14 +147,14 @@ def run(
         seconds=state.seconds,
         step_seconds=statistics.median(state.durations) if state.durations else None,
         device=", then ".join(state.devices),
-        kernel=_kernel(state.model),
+        kernel=kernel_of(state.model),
         processes=tuple(state.counts),
         epochs=tuple(state.epochs),
     )
 
 
-def _kernel(model: torch.nn.Module) -> str | None:
-    """What the recurrent layers of a model ran, each kind once; None if it has none that could choose."""
+def kernel_of(model: torch.nn.Module) -> str | None:
+    """Return what the recurrent layers of a model ran, each kind once; None if it has none that could choose."""
     from pathspace.nn import RNN
 
     kernels = dict.fromkeys(layer.kernel for layer in model.modules() if isinstance(layer, RNN))
@@ -199,9 +200,10 @@ def total_steps(config: RunConfig, task: Task) -> int:
     return config.epochs * steps_per_epoch(config.batch_size, task)
 
 
-def _initial_state(
-    config: RunConfig, task: Task, chosen: Method, *, fresh: bool, device: torch.device
+def initial_state(
+    config: RunConfig, task: Task, chosen: Method, *, fresh: bool = True, device: torch.device = _CPU
 ) -> RunState:
+    """Return the model and the optimizer of a run before its first step; `fresh`: not to be loaded over."""
     import pathspace
 
     model = build_model(config.model, task.input_size, task.output_size, config.model_options)

@@ -19,7 +19,7 @@ def executor_for(
 
     Args:
         engine: A name in `ENGINES`.
-        processes: Runs at a time; None: one here, and as many as a cluster has room for.
+        processes: Runs at a time; None: one here, and as many as Ray has room for.
         address: Of a Ray cluster; empty: Ray is started here, and ends with the command.
         threads: Of a run, by which Ray counts processors.
         device: Where runs compute; one that needs a GPU gets one of the cluster's for itself.

@@ -18,10 +18,10 @@ from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
 # selected.
-MOST_SEEDS = 10_000  # each is a line of config.json
+FIRST_TUNING_SEED = 1000
+MOST_SEEDS = FIRST_TUNING_SEED
 LARGEST = 1e30  # of a number: float32 ends at 3e38, and some are multiplied
 MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the process
-FIRST_TUNING_SEED = 1000
 TUNINGS = ("grid", "one standard error", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)

@@ -251,6 +251,8 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
 
 def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> str:
     best = next((s.against for s in here if s.against), None)
+    if not baselines:
+        return f"From the {start} start no baseline was run."
     if all(s.failure for s in here if s.row.method in baselines):
         return f"From the {start} start every baseline has a run that failed."
     if best is None:

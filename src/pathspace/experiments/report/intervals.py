@@ -47,5 +47,5 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     mean = math.fsum(values) / count
     if count == 1:
         return Interval(mean, math.inf)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(count - 1)
     return Interval(mean, float(stdtrit(count - 1, (1 + level) / 2)) * deviation / math.sqrt(count))

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 from rich import box
 from rich.table import Table as RichTable
+from torch import nn
 
-import pathspace
 from pathspace.experiments.compare import Comparison
-from pathspace.experiments.engine import steps_per_epoch
+from pathspace.experiments.engine import initial_state, steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.methods import METHODS, Hyperparameters
-from pathspace.experiments.models import RESCALABLE, build_model
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_json, write_text
 from pathspace.experiments.tasks import build_task
@@ -122,19 +121,12 @@ def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cos
 
 
 def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[], float]:
-    """Return a function that takes `steps` training steps and returns the seconds they took."""
+    """Return a function that takes `steps` training steps, as runs do, and returns the seconds they took."""
     torch.manual_seed(0)
-    kind, options = settings.model_of(name)
-    model = build_model(kind, task.input_size, task.output_size, options)
-    network = pathspace.trace(model, task.train.inputs[:2]) if kind in RESCALABLE else None
-    hyper = Hyperparameters(
-        learning_rate=SMALL_RATE,
-        momentum=settings.momentum,
-        clip_norm=settings.clip_norm or None,
-        refresh_every=settings.refresh_every,
-        damping=settings.damping,
-    )
-    optimizer = METHODS[name].build(model, network, hyper)
+    config = settings.run_config(name, settings.starts[0], SMALL_RATE, 0, evaluate_test=False)
+    state = initial_state(config, task, METHODS[name])
+    model, optimizer = state.model, state.optimizer
+    clip_norm = None if METHODS[name].clips_itself else config.clip_norm
     inputs, targets = (t[: settings.batch_size] for t in (task.train.inputs, task.train.targets))
 
     clock = time.thread_time if settings.threads == 1 else time.perf_counter
@@ -144,6 +136,8 @@ def _turn(settings: Settings, task: Task, name: str, steps: int) -> Callable[[],
         for _ in range(steps):
             optimizer.zero_grad()
             task.loss(model(inputs), targets).backward()
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
         return clock() - began
 

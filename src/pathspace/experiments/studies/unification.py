@@ -23,7 +23,6 @@ from rich import box
 from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
-from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.table import NOTHING, error_label
 from pathspace.experiments.storage import write_atomically, write_json, write_text
@@ -55,8 +54,10 @@ class Entry:
         method: A name in `methods.METHODS`.
         errors: By start, the mean test error at the rate chosen from it; None where a run diverged.
         labels: The same in words, with the deviation.
-        difference: The largest difference of two training curves from different starts at one rate; None if one
-            of them diverged and the other did not.
+        same_curve: Whether two training curves from different starts at one rate are the same to the last bit; None
+            where none were compared.
+        difference: The largest difference of two such curves; None if one of them diverged and the other did not, or
+            none were compared.
         milliseconds: The median time of a step.
     """
 
@@ -65,6 +66,7 @@ class Entry:
     method: str
     errors: dict[str, float | None]
     labels: dict[str, str]
+    same_curve: bool | None
     difference: float | None
     milliseconds: float
 
@@ -77,14 +79,16 @@ def study(comparison: Comparison, output: Path, *, data_dir: Path | None = None)
         output: Gets `unification.json`, `unification.csv` and `unification.png`.
         data_dir: Not needed.
 
-    Raises:
-        ConfigurationError: The comparison has none of the methods.
+    Returns:
+        The table and a note; a note alone if the comparison has none of the methods.
     """
     del data_dir
     found = entries(comparison)
     if not found:
         known = ", ".join(name for pair in MEASURES.values() for name in pair if name)
-        raise ConfigurationError(f"The study 'unification' arranges some of these methods: {known}. Add one.")
+        return [
+            f"No table by measure and use: it arranges the methods {known}, and none of them was compared."
+        ]
     starts = comparison.settings.starts
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -116,7 +120,7 @@ def entries(comparison: Comparison) -> list[Entry]:
             rows = [row for row in comparison.rows if row.method == method]
             best = {start: _at_own_rate(rows, start) for start in comparison.settings.starts}
             differences = [row.difference for row in rows if row.difference is not None]
-            largest = max(differences, default=0.0)
+            largest = max(differences, default=math.inf)
             steps = [run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None]
             found.append(
                 Entry(
@@ -125,6 +129,7 @@ def entries(comparison: Comparison) -> list[Entry]:
                     method,
                     {start: row.mean_test_error for start, row in best.items()},
                     {start: error_label(comparison, row) for start, row in best.items()},
+                    largest == 0.0 if differences else None,
                     largest if math.isfinite(largest) else None,
                     round(1e3 * statistics.median(steps), 3) if steps else 0.0,
                 )
@@ -154,7 +159,7 @@ def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
         text.add_section()
         text.add_row(f"[bold]{use}[/]")
         for entry in of_use:
-            same = NOTHING if len(starts) < 2 else ("yes" if entry.difference == 0.0 else "no")
+            same = NOTHING if entry.same_curve is None else ("yes" if entry.same_curve else "no")
             text.add_row(
                 entry.measure,
                 METHODS[entry.method].label,

@@ -57,7 +57,7 @@ class Point:
         mean, errors = self.error, self.errors
         if mean is None or len(errors) < 2:
             return None
-        return math.sqrt(math.fsum((e - mean) ** 2 for e in errors) / (len(errors) - 1))
+        return math.hypot(*(e - mean for e in errors)) / math.sqrt(len(errors) - 1)
 
     def count(self, state: str) -> int:
         """How many runs ended so."""
