@@ -18,6 +18,7 @@ pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace
 import command_line
 import pathspace
 from command_line import call
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.live import Silent
 from pathspace.experiments.pool import RESULT
@@ -268,6 +269,55 @@ def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_
     assert not list((tmp_path / "pruned").glob("runs/*/checkpoint*"))
     again = swept(settings, plan_from(settings, search, prune="median"), tmp_path / "pruned")
     assert numbers(again) == numbers(pruned)
+
+
+def test_a_pruned_point_that_is_drawn_again_is_not_run_again(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    good = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.11, 0.12]
+    bad = [1e-7, 2e-7, 3e-7, 4e-7, 5e-7, 6e-7]
+    rates = ",".join(f"{rate:g}" for rate in (*good, *bad))
+    plan = plan_from(settings, [f"learning_rate={rates}"], "random", 60, "median")
+    monitor = StopsAfter(-1)
+    found = swept(settings, plan, tmp_path, monitor)
+    drawn = [[t for t in found.trials if t.point["learning_rate"] == rate] for rate in bad]
+    assert any(len(trials) > 1 and trials[0].state == "pruned" for trials in drawn)
+    for trials in drawn:  # those that came before five others had come through are complete
+        assert len({(t.state, t.pruned_at, t.error) for t in trials}) <= 1
+    assert len(set(monitor.begun)) == len(monitor.begun) <= len(good + bad)
+    again = StopsAfter(-1)
+    assert numbers(swept(settings, plan, tmp_path, again)) == numbers(found)
+    assert again.begun == []
+
+
+def test_the_median_counts_what_runs_of_repeated_points_told(tiny_settings: Make, tmp_path: Path) -> None:
+    methods = ["sgd", "path-sgd"]
+    settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    # SGD's step has no bound: each rate is one run of it, and two points
+    search = ["learning_rate=0.1,0.09,0.08,0.07,0.06,0.05,1e-7", "clip_step=1.0,2.0"]
+    monitor = StopsAfter(-1)
+    found = swept(settings, plan_from(settings, search, prune="median"), tmp_path, monitor)
+    assert len([key for key in monitor.begun if key.startswith("sgd")]) == 7
+    states = {(t.point["learning_rate"], t.state) for t in found.trials if t.method == "sgd"}
+    assert {(0.1, "complete"), (1e-7, "pruned")} <= states
+    assert not {(0.1, "pruned"), (1e-7, "complete")} & states
+
+
+def test_searched_epochs_are_those_of_the_runs(tiny_settings: Make) -> None:
+    settings = tiny_settings(methods=["sgd"], tuning_epochs=3, learning_rates=[0.1])
+    points = plan_from(settings, ["epochs=1,2"]).grid()
+    assert [config_of(settings, ("sgd", "balanced"), point, 0).epochs for point in points] == [1, 2]
+    other = plan_from(settings, ["momentum=0.0,0.5"]).grid()
+    assert {config_of(settings, ("sgd", "balanced"), point, 0).epochs for point in other} == {3}
+
+
+def test_a_grid_of_one_method_is_not_that_of_others(tiny_settings: Make) -> None:
+    rates = {"learning_rates": [0.1, 0.3], "method_rates": {"g-sgd-published": [1e-9, 1e-7]}}
+    one = tiny_settings(methods=["g-sgd-published"], starts=["default"], **rates)
+    assert [point["learning_rate"] for point in plan_from(one).grid()] == [1e-9, 1e-7]
+    both = tiny_settings(methods=["sgd", "g-sgd-published"], starts=["default"], **rates)
+    with pytest.raises(ConfigurationError, match="gives g-sgd-published a grid of its own"):
+        plan_from(both)
+    assert len(plan_from(both, ["learning_rate=0.1,0.2"]).grid()) == 2
 
 
 def test_a_hard_seed_is_not_taken_for_a_bad_point(tmp_path: Path) -> None:

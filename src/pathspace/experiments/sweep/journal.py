@@ -158,10 +158,9 @@ class Journal:
         trial.set_user_attr(REASON, reason)
         self._studies[asked.study].tell(trial, state=TrialState.FAIL)
 
-    def prune(self, asked: Asked) -> Asked:
-        """End an open trial with what it has reported, and return it."""
+    def prune(self, asked: Asked) -> None:
+        """End an open trial with what it has reported."""
         self._studies[asked.study].tell(self._open.pop((asked.study, asked.number)), state=TrialState.PRUNED)
-        return self._asked(asked.study, self._begun(asked.study)[asked.number])
 
 
 def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:

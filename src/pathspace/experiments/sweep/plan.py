@@ -135,7 +135,14 @@ def plan_from(
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"--search names {name!r} twice: give it once.")
-    grids = {RATE: settings.learning_rates, DECAY: settings.weight_decays}
+    rates = {name: settings.rates_of(name) for name in settings.methods}
+    if RATE not in names and len(set(rates.values())) > 1:
+        apart = ", ".join(sorted(settings.method_rates.keys() & rates.keys()))
+        raise ConfigurationError(
+            f"The setting 'method_rates' gives {apart} a grid of its own, and a sweep has one for all methods: leave "
+            f"some out by --methods, or name rates for all by --search {RATE}=..."
+        )
+    grids = {RATE: rates[settings.methods[0]], DECAY: settings.weight_decays}
     for name, values in reversed(grids.items()):
         if name not in names and (name == RATE or len(values) > 1):
             drawn = sampler != "grid" and name == RATE and len(values) > 1
@@ -256,5 +263,5 @@ def config_of(settings: Settings, study: tuple[str, str], point: Mapping[str, An
         FIRST_TUNING_SEED + seed,
         evaluate_test=False,
         weight_decay=point.get(DECAY),
-        epochs=there.tuning_epochs,
+        epochs=there.epochs if "epochs" in point else there.tuning_epochs,
     )

@@ -130,6 +130,9 @@ class _Trials:
         self._settings, self._plan, self._journal = settings, plan, journal
         self._place, self._monitor, self._executor = place, monitor, executor
         self._running: dict[str, list[Asked]] = {}  # by key of the run; a point may be drawn twice
+        self._told: dict[
+            str, dict[int, float]
+        ] = {}  # by key: the validation errors of runs in progress, and pruned
         self._pruned: set[str] = set()
         self.done: list[tuple[Asked, Trial]] = []
         self.stage, self.finished, self.unfinished = monitor.stage, monitor.finished, monitor.unfinished
@@ -142,34 +145,45 @@ class _Trials:
 
     def _open(self, trials: Any) -> Iterator[PlacedRun]:
         for asked in trials:
-            if asked.state in ("failed", "pruned"):
-                self._note(asked, asked.reason or ("no reason was kept" if asked.state == "failed" else ""))
+            if asked.state == "failed":
+                self._fail(asked, asked.reason or "no reason was kept")
                 continue
             try:
                 config = config_of(self._settings, asked.study, asked.point, asked.seed)
             except ConfigurationError as error:
                 self._fail(asked, str(error))
                 continue
+            if asked.state == "pruned":
+                self._pruned.add(config.key)
+                self._told[config.key] = dict(asked.reported)
+                self._prune(asked, config)
+                continue
             job = PlacedRun(config, self._place)
             result = job.stored()
             if result is not None:
                 self._complete(asked, result)
+            elif config.key in self._pruned and config.key not in self._running:  # drawn again
+                self._prune(asked, config)
             elif config.key in self._running:
                 self._running[config.key].append(asked)
             else:
-                self._running[config.key] = [asked]
+                self._running[config.key], self._told[config.key] = [asked], dict(asked.reported)
                 yield job
 
     def validated(self, config: RunConfig, validation: Validation) -> None:
         """See `monitor.Listener`; asks the pruner."""
         self._monitor.validated(config, validation)
-        first = self._running[config.key][0]
-        if self._plan.prune == "none" or first.state != "open":
+        if not self._is_asked(validation):
             return
-        told = validation.step > 0 and math.isfinite(validation.error)
-        if told and self._journal.report(first, validation.step, validation.error):
+        self._told[config.key][validation.step] = validation.error
+        first = self._running[config.key][0]
+        if first.state == "open" and self._journal.report(first, validation.step, validation.error):
             self._pruned.add(config.key)
             self._executor.stop(config)
+
+    def _is_asked(self, validation: Validation) -> bool:
+        """Whether the pruner looks at a validation."""
+        return self._plan.prune != "none" and validation.step > 0 and math.isfinite(validation.error)
 
     def end(self, ended: Ended) -> None:
         """Take in how a run ended."""
@@ -181,33 +195,37 @@ class _Trials:
                 self._complete(asked, ended.result)
             elif isinstance(error, InterruptedRunError) and ended.config.key in self._pruned:
                 checkpoint.remove(self._place.folder / ended.config.key)
-                self._note(self._journal.prune(asked))
+                self._prune(asked, ended.config)
             else:
                 kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-                self._fail(asked, kind + " ".join(str(error).split()))
+                self._fail(asked, kind + " ".join(str(error).split()), ended.config)
 
     def _complete(self, asked: Asked, result: RunResult) -> None:
         score, _ = result.validation_score
         if asked.state == "open":
+            for validation in filter(self._is_asked, result.validations):  # of a point that was drawn before
+                self._journal.report(asked, validation.step, validation.error)
             self._journal.complete(asked, score)
         self._monitor.finished(result)
         self._keep(asked, result=result, error=score if math.isfinite(score) else None, reason=_lost(result))
 
-    def _fail(self, asked: Asked, reason: str) -> None:
+    def _fail(self, asked: Asked, reason: str, config: RunConfig | None = None) -> None:
         if asked.state == "open":
             self._journal.fail(asked, reason)
-        self._note(asked, reason)
+        self._keep(asked, reason=reason)
+        self._monitor.unfinished(config or config_of_shown(self._settings, asked), f"failed: {reason}")
 
-    def _note(self, asked: Asked, reason: str = "") -> None:
-        """Take in a trial without a result: one that failed, for a reason, or was pruned."""
-        if reason:
-            self._keep(asked, reason=reason)
-            words = f"failed: {reason}"
-        else:
-            step, error = max(asked.reported.items())
-            words = f"pruned at step {step}"
-            self._keep(asked, pruned_at=step, error=error, reason=f"{words}: worse than the median there")
-        self._monitor.unfinished(config_of_shown(self._settings, asked), words)
+    def _prune(self, asked: Asked, config: RunConfig) -> None:
+        """End a trial with what its run told before it was ended."""
+        told = self._told[config.key]
+        if asked.state == "open":
+            for step, error in told.items():
+                self._journal.report(asked, step, error)
+            self._journal.prune(asked)
+        step, error = max(told.items())
+        words = f"pruned at step {step}"
+        self._keep(asked, pruned_at=step, error=error, reason=f"{words}: worse than the median there")
+        self._monitor.unfinished(config, words)
 
     def _keep(self, asked: Asked, **how: Any) -> None:
         self.done.append((asked, Trial(*asked.study, asked.point, FIRST_TUNING_SEED + asked.seed, **how)))
