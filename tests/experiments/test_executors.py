@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,6 +93,19 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_no
     assert isinstance(lost.error, WorkerDiedError)
     with pytest.raises(ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"):
         lost.value()
+
+
+def test_a_process_that_died_between_two_stages_is_replaced(tiny_config: Configs, tmp_path: Path) -> None:
+    with Copies(2) as workers:
+        for seed in range(2):
+            (ended,) = workers.run([PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Silent())
+            assert ended.result is not None
+            for worker in workers._idle:
+                for process in worker.pool._processes.values():
+                    process.kill()
+                    process.join()
+                with pytest.raises(BrokenProcessPool):  # known to the pool, too
+                    worker.pool.submit(os.getpid).result(60)
 
 
 class Stops(Notes):

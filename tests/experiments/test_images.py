@@ -70,7 +70,7 @@ def test_validation_does_not_depend_on_the_training_size(archives):
         ({"data": "cifar11"}, "cifar100"),
         ({"pool": 3}, "divisor of 32"),
         ({"train_size": 9}, "together at most 12"),
-        ({"test_size": 7}, "give 1 to 6"),
+        ({"test_size": 7}, "give at most 6, the number of test images"),
     ],
 )
 def test_impossible_options(archives, options, message):

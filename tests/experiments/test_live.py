@@ -40,6 +40,8 @@ def test_pipes_get_a_line_now_and_then_with_the_time_left(
     watcher.stage("Training", 4)
     watcher.started(first, 100)
     watcher.started(second, 100)
+    for config in (first, second):
+        watcher.advanced(config, 1, 0.5)
     now[0] += 1
     watcher.advanced(first, 10, 0.5)
     assert stream.getvalue() == "Training: 4 runs\n"
@@ -48,6 +50,19 @@ def test_pipes_get_a_line_now_and_then_with_the_time_left(
     assert stream.getvalue().splitlines()[1:] == [
         "  0/4  sgd, balanced, rate 2, seed 3: step 10/100, loss 0.25; all runs, 5 %, 0:10 so far, about 3:10 left"
     ]
+
+
+def test_steps_of_a_checkpoint_took_no_time(tiny_settings: Callable[..., Settings]) -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    watcher = PlainLines(Console(file=stream, width=60), clock=lambda: now[0])
+    config = tiny_settings().run_config("sgd", "balanced", 0.01, 3, evaluate_test=True)
+    watcher.stage("Training", 1)
+    watcher.started(config, 10_000)
+    watcher.advanced(config, 9_001, 0.5)
+    now[0] += 10
+    watcher.advanced(config, 9_010, 0.5)  # a second a step
+    assert stream.getvalue().splitlines()[1].endswith("all runs, 90 %, 0:10 so far, about 16:30 left")
 
 
 def test_quiet_monitors_print_what_is_noted_and_nothing_else(tiny_settings: Callable[..., Settings]) -> None:

@@ -30,6 +30,7 @@ from pathspace.experiments.report.switchable import (
     WIDTH,
     _Axis,
     _errors,
+    steps_per_epoch,
     switchable_curves,
 )
 from pathspace.experiments.report.table import (
@@ -39,7 +40,7 @@ from pathspace.experiments.report.table import (
     error_label,
     notes,
 )
-from pathspace.experiments.run import RunResult, Validation
+from pathspace.experiments.run import Epoch, RunResult, Validation
 from pathspace.experiments.settings import Settings
 
 PUBLISHED = Published(
@@ -462,6 +463,15 @@ def test_curves_are_averaged_over_windows_and_stop_where_a_run_diverged(
     assert means[1, 0] == pytest.approx(4.0)  # the geometric mean
     assert np.isnan(means[1, 1:]).all()
     assert steps[0] == 5.0
+
+
+def test_epochs_are_counted_in_their_steps_where_every_run_diverged(comparison: Comparison) -> None:
+    run = comparison.rows[0].runs[0]
+    short = replace(
+        run, losses=(1.0,) * 90, epochs=(Epoch(37, 1.0, 1.0), Epoch(74, 1.0, 1.0)), diverged_at=90
+    )
+    lost = replace(comparison, rows=(replace(comparison.rows[0], runs=(short,)),))
+    assert steps_per_epoch(lost) == 37
 
 
 def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(

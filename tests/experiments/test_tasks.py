@@ -218,6 +218,9 @@ def test_real_mnist(real_data: Path) -> None:
         ("mnist", {"steps": 30}, "give a divisor of 784"),
         ("mnist", {"steps": 28, "pool": 3}, "give a divisor of 28"),
         ("mnist", {"standardize": 1}, "give true or false"),
+        ("mnist", {"permuted": "no"}, "'permuted' of the task 'mnist' is 'no': give true or false"),
+        ("mnist", {"train_size": 1e4}, "'train_size' of the task 'mnist' is 10000.0: give a whole number"),
+        ("images", {"test_size": "all"}, "'test_size' of the task 'images' is 'all': give a whole number"),
         ("mnist", {"data_dir": "x"}, "Unknown option 'data_dir'"),
     ],
 )

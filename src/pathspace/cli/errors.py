@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,4 +50,5 @@ def _continuation(command: str, folders: list[Path], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
     count = started_by_torchrun()
     program = "pathspace" if count == 1 else f"torchrun --nproc-per-node {count} -m pathspace"
-    return "".join(f" {opening} with: {program} {command} --resume --output {folder}" for folder in folders)
+    places = (shlex.quote(str(folder)) for folder in folders)
+    return "".join(f" {opening} with: {program} {command} --resume --output {place}" for place in places)

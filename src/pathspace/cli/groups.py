@@ -166,7 +166,7 @@ class EngineOptions(SurroundingOptions):
         workers = self.workers
         if workers is not None and workers < 1:
             raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
-        if workers is None and not self.address:
+        if workers is None and self.engine != "ray":  # which counts processors
             workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
         around = super().surroundings(name, folders, threads)
         around = replace(around, processes=workers, engine=self.engine, address=self.address)

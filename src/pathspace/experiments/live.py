@@ -57,11 +57,12 @@ class Parts:
         """A run begins that will take so many steps."""
         self._steps[config.key] = (0, steps)
 
-    def advanced(self, config: RunConfig, step: int) -> int:
-        """A run has done so many steps; returns all that it will take."""
-        _, steps = self._steps.get(config.key, (0, step))
+    def advanced(self, config: RunConfig, step: int) -> tuple[int, float]:
+        """A run has done so many steps; returns all of them, and what part of the stage it found done."""
+        before, steps = self._steps.get(config.key, (0, step))
         self._steps[config.key] = (step, steps)
-        return steps
+        found = 0 if before else step - 1  # a run tells its first step
+        return steps, found / max(1, steps) / max(1, self.runs)
 
     def finished(self, config: RunConfig) -> None:
         """A run is over, or its result was there already."""
@@ -124,7 +125,8 @@ class PlainLines(Notes):
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """See `monitor.Monitor`."""
-        steps = self._parts.advanced(config, step)
+        steps, found = self._parts.advanced(config, step)
+        self._lines.skip(found)
         done = f"{self._parts.done}/{self._parts.runs}"
         self._lines.told(
             self._parts.share, f"  {done}  {config.label}: step {step}/{steps}, loss {loss:.4g}; all runs"

@@ -59,10 +59,15 @@ class Workers(Several["_Worker"]):
 
     def begin(self, job: Job, *, again: bool) -> _Worker:
         """See `executor.Several`."""
-        worker = self._idle.pop() if self._idle else _Worker(self._context)
-        self._busy.append(worker)
-        worker.begin(job, again, lambda _: self._bell.send_bytes(b"."))
-        return worker
+        while True:
+            worker = self._idle.pop() if self._idle else _Worker(self._context)
+            try:
+                worker.begin(job, again, lambda _: self._bell.send_bytes(b"."))
+            except BrokenProcessPool:  # killed while it had nothing to do
+                worker.end()
+            else:
+                self._busy.append(worker)
+                return worker
 
     def wait(self, running: Iterable[_Worker], monitor: Monitor) -> list[_Worker]:
         """See `executor.Several`."""
@@ -80,8 +85,7 @@ class Workers(Several["_Worker"]):
         self._busy.remove(handle)
         error = handle.future.exception()
         if isinstance(error, BrokenProcessPool):
-            handle.dismiss()
-            handle.pool.shutdown()
+            handle.end()
             error = WorkerDiedError(
                 f"The process of the run {job.config.label!r} died, perhaps for want of memory: continue with "
                 "--resume --workers 1."
@@ -132,6 +136,11 @@ class _Worker:
         """Ask the run in progress to stop, and listen no longer."""
         self.stopped.set()
         self.messages.close()
+
+    def end(self) -> None:
+        """Let go of a process that died."""
+        self.dismiss()
+        self.pool.shutdown()
 
 
 def _start_worker(sender: Any, stopped: Any) -> None:

@@ -55,7 +55,7 @@ def switchable_curves(comparison: Comparison) -> Curves | None:
         return None
     several = len({row.start for row in rows}) > 1
     switches = tuple(_switch(comparison, row, several) for row in rows)
-    epoch = _steps_per_epoch(comparison)
+    epoch = steps_per_epoch(comparison)
     panels = []
     for kind in sorted(kinds_of_error(comparison), key=("validation", "training", "test").index):
         name = f"{kind} {comparison.metric}"
@@ -78,10 +78,11 @@ def _switch(comparison: Comparison, row: Row, several: bool) -> Switch:
     return Switch(label, COLOURS[method % len(COLOURS)], DASHES[own.index(row) % len(DASHES)])
 
 
-def _steps_per_epoch(comparison: Comparison) -> float:
-    """Steps of the longest run per epoch of the settings: whoever diverged ran for fewer."""
-    longest = max(len(run.losses) for row in comparison.rows for run in row.runs)
-    return max(1.0, longest / comparison.settings.epochs)
+def steps_per_epoch(comparison: Comparison) -> float:
+    """Where the first epoch of a run ended; where none did, all steps of the longest one over the epochs asked for."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    ends = [run.epochs[0].step for run in runs if run.epochs]
+    return max(1.0, ends[0] if ends else max(len(run.losses) for run in runs) / comparison.settings.epochs)
 
 
 def _errors(row: Row, kind: str) -> Curve:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.tasks.task import Split, Task, regression
+from pathspace.experiments.tasks.task import Split, Task, expect_whole, regression
 
 PRESET: dict[str, Any] = {
     # A few minutes on two cores. From PyTorch's initialisation, which forgets fast, 50 steps would take far longer.
@@ -52,11 +51,8 @@ def build(
         ConfigurationError: The length is below 2 or a size below 1.
     """
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    for name, value, least in (("length", length, 2), *((name, size, 1) for name, size in sizes.items())):
-        if not isinstance(value, int) or value < least:
-            raise ConfigurationError(
-                f"The option {name!r} of the task 'adding' is {value!r}: give a whole number from {least} on."
-            )
+    expect_whole("adding", 2, length=length)
+    expect_whole("adding", 1, **sizes)
     # One seed per split, so that a longer training set leaves the test set as it is.
     train, validation, test = (sequences(size, length, seed) for seed, size in enumerate(sizes.values()))
     return regression(

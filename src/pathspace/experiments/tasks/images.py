@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import image_files, mnist
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.task import Split, Task, classification, expect_whole
 
 PRESET: dict[str, Any] = {
     # Minutes on two cores: small images, few maps, a thirtieth of the images.
@@ -57,23 +57,24 @@ def build(
     """
     if data not in DATA:
         raise unknown_name("data set", str(data), DATA, "the option 'data' of the task 'images'")
+    expect_whole("images", 1, train_size=train_size, validation_size=validation_size, test_size=test_size)
     images, labels = _load(data, "train", data_dir)
     side = images.shape[-1]
     if not isinstance(pool, int) or isinstance(pool, bool) or pool < 1 or side % pool:
         raise ConfigurationError(
             f"The option 'pool' of the task 'images' is {pool!r}: give a divisor of {side}, the width of an image."
         )
-    if min(train_size, validation_size) < 1 or train_size + validation_size > len(images):
+    if train_size + validation_size > len(images):
         raise ConfigurationError(
             f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
-            f"'images' must be at least 1 and together at most {len(images)}, the number of training images of "
+            f"'images' must be together at most {len(images)}, the number of training images of "
             f"{TITLES[data]} at hand."
         )
     test_images, test_labels = _load(data, "test", data_dir)
-    if not 1 <= test_size <= len(test_images):
+    if test_size > len(test_images):
         raise ConfigurationError(
-            f"The option 'test_size' of the task 'images' is {test_size}: give 1 to {len(test_images)}, the number of "
-            f"test images of {TITLES[data]}."
+            f"The option 'test_size' of the task 'images' is {test_size}: give at most {len(test_images)}, the "
+            f"number of test images of {TITLES[data]}."
         )
     order, test = _mixed(len(images)), _mixed(len(test_images))[:test_size]
     held_out, fitted = order[:validation_size], order[len(order) - train_size :]

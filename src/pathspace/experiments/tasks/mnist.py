@@ -17,7 +17,7 @@ from torch import Tensor
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.corpora import data_folder
 from pathspace.experiments.tasks.idx import read_idx
-from pathspace.experiments.tasks.task import Split, Task, classification
+from pathspace.experiments.tasks.task import Split, Task, classification, expect_true_or_false, expect_whole
 
 PRESET: dict[str, Any] = {
     # A few minutes on two cores: a third of the images, twice.
@@ -77,15 +77,13 @@ def build(
             f"The option 'pool' of the task 'mnist' is {pool!r}: give a divisor of {PIXELS // steps}, the number of "
             "pixels in a step."
         )
-    if not isinstance(standardize, bool):
-        raise ConfigurationError(
-            f"The option 'standardize' of the task 'mnist' is {standardize!r}: give true or false."
-        )
+    expect_true_or_false("mnist", permuted=permuted, standardize=standardize)
+    expect_whole("mnist", 1, train_size=train_size, validation_size=validation_size)
     images, labels = load("train", data_dir)
-    if min(train_size, validation_size) < 1 or train_size + validation_size > len(images):
+    if train_size + validation_size > len(images):
         raise ConfigurationError(
             f"The options 'train_size' ({train_size}) and 'validation_size' ({validation_size}) of the task "
-            f"'mnist' must be at least 1 and together at most {len(images)}, the number of training images."
+            f"'mnist' must be together at most {len(images)}, the number of training images."
         )
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
     held_out, fitted = order[:validation_size], order[len(order) - train_size :]

@@ -9,7 +9,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.tasks.task import Split, Task, prediction, windows
+from pathspace.experiments.tasks.task import (
+    Split,
+    Task,
+    expect_true_or_false,
+    expect_whole,
+    prediction,
+    windows,
+)
 
 
 @dataclass(frozen=True)
@@ -75,16 +82,9 @@ def next_symbol(
 
 
 def _check(cutting: Cutting, task: str) -> None:
-    for name, least in (("length", 1), ("context", 0)):
-        value: Any = getattr(cutting, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigurationError(
-                f"The option {name!r} of the task {task!r} is {value!r}: give a whole number from {least} on."
-            )
-    if not isinstance(cutting.stream, bool):
-        raise ConfigurationError(
-            f"The option 'stream' of the task {task!r} is {cutting.stream!r}: give true or false."
-        )
+    expect_whole(task, 1, length=cutting.length)
+    expect_whole(task, 0, context=cutting.context)
+    expect_true_or_false(task, stream=cutting.stream)
 
 
 def _shortened(text: Tensor, size: Any, name: str, *, least: int, task: str) -> Tensor:

@@ -78,6 +78,24 @@ class Task:
     stream: bool = False
 
 
+def expect_whole(task: str, least: int, **options: object) -> None:
+    """Raise a `ConfigurationError` unless options of a task are whole numbers, `least` at least."""
+    for name, value in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigurationError(
+                f"The option {name!r} of the task {task!r} is {value!r}: give a whole number from {least} on."
+            )
+
+
+def expect_true_or_false(task: str, **options: object) -> None:
+    """Raise a `ConfigurationError` unless options of a task are true or false."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f"The option {name!r} of the task {task!r} is {value!r}: give true or false."
+            )
+
+
 def classification(
     name: str, description: str, train: Split, validation: Split, test: Split, *, classes: int
 ) -> Task:
