@@ -107,7 +107,7 @@ def biases(network: Network, seen: Replay) -> dict[str, str]:
                 bias_of[weight] = match
     # a second bias of a unit is a weight on a constant input
     for use in seen.uses:
-        extra = [name_of.get(id(w)) for w in use.weights[1:]]
+        extra = [name_of.get(id(w)) for w in use.weights if w is not use.args[0]][1:]
         for name in extra[1:]:
             if use.name == "linear" and name is not None and extra[0] is not None:
                 bias_of.setdefault(name, extra[0])

@@ -299,6 +299,41 @@ def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     assert_close(found, squares, **TIGHT)
 
 
+class Started(nn.Module):
+    """A loop by hand from a start that is learned, and repeated for every sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.read, self.step = nn.Parameter(torch.rand(2)), nn.Linear(3, 2), nn.Linear(2, 2)
+        self.out = nn.Linear(2, 2)
+
+    def forward(self, x):
+        h = self.start.expand(len(x), 2)
+        for t in range(x.shape[1]):
+            h = torch.relu(self.read(x[:, t]) + self.step(h))
+        return self.out(h)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])  # two is the number of units, too
+def test_a_learned_start_of_a_loop_has_its_squared_jacobian(n):
+    torch.manual_seed(3)
+    model, x = Started().double(), torch.randn(n, 3, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    products = torch.zeros_like(model.step.weight)
+    for output in model(x).reshape(-1):
+        slopes = torch.autograd.grad(output, list(model.parameters()), retain_graph=True)
+        slopes = dict(zip(squares, slopes, strict=True))
+        for name, slope in slopes.items():
+            squares[name] += slope**2 / n
+        products += slopes["step.weight"] * slopes["step.bias"][:, None] / n
+    assert_close(ps.paths.data_dependent_kappa(network, x, alpha=1.0), squares, **TIGHT)
+    metric = ps.metrics.quasi_diagonal_metric(network, x)
+    assert_close(dict(metric.diagonal), squares, **TIGHT)
+    assert metric.bias_of["step.weight"] == "step.bias"
+    assert_close(metric.cross["step.weight"], products, **TIGHT)
+
+
 class Placed(nn.Module):
     """What is learned of every place, of one example or of none in particular."""
 

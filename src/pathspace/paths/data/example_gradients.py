@@ -66,22 +66,23 @@ def _of_examples(
         if weight is use.args[1]:
             J = J * some(use.args[0], examples)
         J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
-    elif _has_rows(use, weight):
+    elif _has_rows(use):
         J = _by_masks(use, weight, delta, examples)
     else:
         J = _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
     return J if minuend is None else minuend.sub_(J)
 
 
-def _has_rows(use: Use, weight: Tensor) -> bool:
-    """Whether the argument repeats its parameter for every example, as ``p.expand(len(x), -1)`` does.
+def _has_rows(use: Use) -> bool:
+    """Whether an argument repeats its parameter for every example, as ``p.expand(len(x), -1)`` does.
 
     It may only look so, where a dimension is as long as the batch: that costs time, except for convolutions memory.
     """
     place = use.batch
-    if place is None or use.name.startswith("conv") or weight.dim() != len(use.shape) - (use.name == "stack"):
+    if place is None or use.name.startswith("conv"):
         return False
-    return weight.shape[place] == use.shape[place] > 1
+    dims = len(use.shape) - (use.name == "stack")
+    return any(w.dim() == dims and w.shape[place] == use.shape[place] > 1 for w in use.weights)
 
 
 def of_argument(
