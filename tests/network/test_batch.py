@@ -95,6 +95,23 @@ def test_a_dimension_that_is_named_and_is_none_of_a_batch_is_refused():
         ps.trace(model, torch.zeros(3, 4, **DOUBLE), batch_dim=0)
 
 
+def test_one_example_that_is_a_vector_has_no_batch():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(3, **DOUBLE)
+    network = ps.trace(model, x)
+    assert network.call.batch_dim is None
+    one = ps.paths.data_dependent_kappa(ps.trace(model, x[None]), x[None])
+    torch.testing.assert_close(ps.paths.data_dependent_kappa(network, x), one)
+    assert ps.paths.degrees_of_freedom(network, x) == ps.paths.degrees_of_freedom(network, x) <= 2
+    before = model(x)
+    ps.rescaling.balance_(network, x, criterion="activations", calibration=x)
+    torch.testing.assert_close(model(x), before)
+    with pytest.raises(
+        ValueError, match="batch_dim=1, but the first tensor of the example input has 1 dimensions"
+    ):
+        ps.trace(model, x, batch_dim=1)
+
+
 KEPT = {
     "steps merged with the batch": (lambda m, h, x: m.out(h.view(-1, 6)).view(len(x), -1, 2), STEPS, 0),
     "time first": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)).view(

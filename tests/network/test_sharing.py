@@ -194,6 +194,13 @@ def test_replaced_parameters_are_noticed():
             use(network)
 
 
+def test_a_parameter_whose_elements_lie_in_the_same_memory_is_refused():
+    model = nn.Sequential(linear(4, 4), nn.ReLU(), linear(4, 3))
+    model[2].weight = nn.Parameter(torch.rand(1, 4).expand(3, 4))
+    with pytest.raises(ValueError, match=r"'2.weight' has one element at several places.*clone"):
+        ps.trace(model, torch.zeros(1, 4))
+
+
 def test_parameters_in_the_same_memory_are_refused():
     """As an autoencoder is tied by data, where to rescale one parameter changes the other, and the function."""
     model = nn.Sequential(linear(3, 5), nn.ReLU(), linear(5, 3))

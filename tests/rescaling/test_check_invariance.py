@@ -136,6 +136,25 @@ def test_follows_its_seed():
     assert differences(1) != differences(2)
 
 
+def test_a_parameter_without_elements_is_equal_to_itself():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+            self.none = torch.nn.Parameter(torch.empty(0))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    report = ps.rescaling.check_invariance(
+        Model(),
+        torch.randn(3, 3),
+        lambda y: y.square().mean(),
+        lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.1),
+    )
+    assert report.passed
+
+
 def test_report_is_frozen():
     report = check(BY_NAME["mlp"], path_sgd, steps=1)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -110,5 +110,5 @@ def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tens
 
 def _size(x: Tensor, channels: int, statistic: Statistic) -> Tensor:
     """By channel, over all other dimensions."""
-    rows = x.detach().abs().movedim(channels, -1).flatten(0, -2)
+    rows = x.detach().abs().movedim(channels, -1).unsqueeze(0).flatten(0, -2)
     return rows.mean(0) if statistic == "mean" else rows.amax(0)

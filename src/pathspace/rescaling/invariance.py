@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -141,8 +142,7 @@ def check_invariance(
         ours_flat, rescaled_flat = outputs
         finite = finite and bool(torch.isfinite(ours_flat).all() and torch.isfinite(rescaled_flat).all())
         equal = equal and torch.equal(ours_flat, rescaled_flat)
-        difference = (ours_flat - rescaled_flat).abs().max() / ours_flat.abs().max().clamp_min(1e-300)
-        output_difference = max(output_difference, float(difference.nan_to_num(float("inf"), float("inf"))))
+        output_difference = max(output_difference, _relative_difference(ours_flat, rescaled_flat))
 
     weight_difference, weights_equal = 0.0, True
     for name, parameter in ours.named_parameters():
@@ -153,9 +153,7 @@ def check_invariance(
             other = other / networks[1].edge_factors(traced, factors.to(other.device))
         mine = parameter.detach().double()
         weights_equal = weights_equal and torch.equal(mine, other)
-        largest = mine.abs().max().clamp_min(1e-300)
-        difference = float(((mine - other).abs().max() / largest).nan_to_num(float("inf"), float("inf")))
-        weight_difference = max(weight_difference, difference)
+        weight_difference = max(weight_difference, _relative_difference(mine, other))
 
     return InvarianceReport(
         steps=steps,
@@ -167,6 +165,13 @@ def check_invariance(
         differs_from_sgd=_differs_from_sgd(ours, plain, by_name, example_input, loss, seed, steps),
         finite=finite and _is_finite(ours) and _is_finite(rescaled),
     )
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference beside the largest entry of a; infinite where it is no number."""
+    if not a.numel():
+        return 0.0
+    return float(((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).nan_to_num(math.inf, math.inf))
 
 
 def _is_finite(model: nn.Module) -> bool:

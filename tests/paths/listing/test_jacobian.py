@@ -136,6 +136,33 @@ def test_dead_channels_of_a_convolution():
     assert dead.sum() < network.num_classes
 
 
+def test_directions_of_weight_normalization_are_alive_with_their_units():
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
+    model = nn.Sequential(normed, nn.ReLU(), nn.Linear(3, 2)).double()
+    x = torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    network = ps.trace(model, x)
+    assert network.num_classes == 6  # units, and directions
+    assert not ps.paths.dead_units(network, x).any()
+    with torch.no_grad():
+        model[0].bias[1] = -1e3
+    assert ps.paths.dead_units(network, x).sum() == 2
+
+
+def test_a_number_is_an_output_too():
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+        def forward(self, x):
+            return self.layers(x).mean()
+
+    model, x = Mean().double(), torch.randn(4, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert ps.paths.degrees_of_freedom(network, x) == 1
+    assert ps.paths.fisher(network, x).shape == (13, 13)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_derivatives_are_taken_where_gradients_are_off(mode):
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()

@@ -103,27 +103,24 @@ def arguments_for(
     first = next((t for t in leaves if isinstance(t, Tensor)), None)
     if first is None:
         raise ValueError("example_input holds no tensor")
-    if batch_dim is not None and batch_dim > max(1, first.dim() - 1):  # 1 is tried unasked
+    if batch_dim is not None and batch_dim >= first.dim():
         raise ValueError(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
         )
-    places = (
-        list(inputs)
-        if isinstance(inputs, dict)
-        else list(range(1 if isinstance(inputs, Tensor) else len(inputs)))
+    places = list(
+        inputs if isinstance(inputs, dict) else range(1 if isinstance(inputs, Tensor) else len(inputs))
     )
     if not states.issubset(places):
         raise ValueError(
             f"states={sorted(states, key=str)} names no argument of the example input; its arguments are {places}"
         )
-    examples = first.shape[batch_dim] if batch_dim is not None and batch_dim < first.dim() else None
 
     def empty(tensor: Tensor) -> tuple[Tensor, int | None]:
         shape, batch = list(tensor.shape), None
-        if examples is not None and batch_dim is not None:
+        if batch_dim is not None:
             # other arguments may hold the batch elsewhere, as the states of nn.RNN do
-            places = [d for d in (batch_dim, *range(len(shape))) if d < len(shape) and shape[d] == examples]
-            batch = places[0] if places else None
+            places = (batch_dim, *range(len(shape)))
+            batch = next((d for d in places if shape[d : d + 1] == [first.shape[batch_dim]]), None)
         if batch is not None:
             shape[batch] = size
         return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch

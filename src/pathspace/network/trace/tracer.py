@@ -156,7 +156,7 @@ class _Plan:
         """The network with the first dimension as the batch that can be, or without one."""
         problem: Exception | None = None
         mixed: MixedExamples | None = None
-        for candidate in (0, 1, None):
+        for candidate in (*range(min(2, len(self._shape))), None):
             try:
                 if candidate is not None:
                     return self._checked(candidate)
@@ -164,7 +164,7 @@ class _Plan:
                     raise mixed.refusal
                 return self._trace(None).network
             except MixedExamples as error:
-                if error.certain and self._size(0) == 1:  # a batch of one
+                if error.certain and self._shape[:1] == (1,):  # a batch of one
                     raise error.refusal from None
                 mixed = mixed or error
             except (WrongBatchDimension, RuntimeError, IndexError) as error:
@@ -206,7 +206,7 @@ class _Plan:
         except MixedExamples:
             raise
         except WrongBatchDimension as error:
-            if examples.merged or self._size(batch_dim) == 1:
+            if examples.merged or self._shape[batch_dim] == 1:
                 raise MixedExamples(error.operation, error.module, certain=False) from None
             raise
         if one.used != two.used:
@@ -215,10 +215,10 @@ class _Plan:
             raise MixedExamples("forward")
         return one.network
 
-    def _size(self, dim: int) -> int:
-        """The size of the example input along a dimension."""
-        first = next(t for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
-        return first.shape[dim] if dim < first.dim() else 0
+    @property
+    def _shape(self) -> torch.Size:
+        """That of the first tensor of the example input."""
+        return next(t.shape for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
 
     @with_tables_on_the_cpu
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
@@ -295,6 +295,10 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
     for name, p in model.named_parameters():
         if type(p) is not nn.Parameter or p.is_meta or not p.numel() or name.startswith(left):
             continue
+        if any(step == 0 and n > 1 for step, n in zip(p.stride(), p.shape, strict=True)):
+            raise ValueError(
+                f"parameter '{name}' has one element at several places, which cannot be changed in place: clone() it"
+            )
         if (other := places.setdefault((p.device, p.data_ptr()), name)) != name:
             raise ValueError(
                 f"parameters '{other}' and '{name}' lie in the same memory, so to rescale one would change the other: "

@@ -186,10 +186,15 @@ def dead_units(network: Network, data: Any) -> Tensor:
     total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
     gradients = torch.autograd.grad(torch.as_tensor(total), list(parameters.values()), materialize_grads=True)
     flows = graph.flatten(dict(zip(parameters, gradients, strict=True))) != 0
-    alive = torch.zeros(graph.num_classes + 1, dtype=torch.bool)
-    leaving = torch.cat([graph.factors(graph.source[flows]), graph.factors(-graph.target[flows])], -1)
-    alive[leaving.clamp(min=0)] = True
-    return ~alive[1:]
+
+    def classes(sources: Tensor, targets: Tensor) -> Tensor:
+        found = torch.zeros(graph.num_classes + 1, dtype=torch.bool)
+        found[torch.cat([graph.factors(sources), graph.factors(-targets)], -1).clamp(min=0)] = True
+        return found[1:]
+
+    # a direction of weight normalization is left by no edge
+    left, sources, targets = classes(graph.source, graph.target), graph.source[flows], graph.target[flows]
+    return ~torch.where(left, classes(sources, targets), classes(targets, sources))
 
 
 def check_output(output: str) -> None:
@@ -222,7 +227,7 @@ def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tup
         weights = list(parameters.values())
         result = []
         for tensor in outputs:
-            f = tensor.movedim(dim, -1)
+            f = tensor.movedim(dim, -1) if tensor.dim() else tensor.reshape(1)
             rows = []
             for value in f.reshape(-1).unbind():
                 gradients = torch.autograd.grad(value, weights, retain_graph=True, materialize_grads=True)
