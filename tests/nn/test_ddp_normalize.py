@@ -279,6 +279,15 @@ def test_path_normalization_has_unit_path_measure_and_needs_no_batch():
     assert not torch.allclose(plain(x), model(x))
 
 
+def test_fold_leaves_frozen_what_was_frozen():
+    model, x = mlp(3, 5, 4, 2), torch.randn(9, 3, dtype=torch.float64)
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    plain = ps.nn.fold(ps.nn.ddp_normalize(model, ps.trace(model, x)))
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert {name: p.requires_grad for name, p in plain.named_parameters()} == trained
+
+
 def test_model_is_left_alone_and_the_copy_is_an_ordinary_module():
     model, x = mlp(3, 5, 2), torch.randn(9, 3, dtype=torch.float64)
     state = copy.deepcopy(model.state_dict())

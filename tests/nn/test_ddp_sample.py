@@ -94,6 +94,14 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="examples in the first dimension"):
         ps.nn.measured_on(First(), x, sample)
     assert normal[0]._sample is None  # nothing stays behind
+
+    class TimeFirst(First):
+        def forward(self, x):
+            return self.layers(x.transpose(0, 1)).transpose(0, 1)
+
+    sequences = [torch.randn(n, 6, x.shape[1], dtype=x.dtype) for n in (3, 2)]
+    with pytest.raises(ValueError, match="reads 6 rows, and there are 5 examples"):
+        ps.nn.measured_on(TimeFirst(), *sequences)
     variance = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=1.0, statistic="covariance")
     with pytest.raises(ValueError, match="at least 2 values"):
         ps.nn.measured_on(variance, x, sample[:1])

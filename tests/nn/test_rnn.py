@@ -261,6 +261,21 @@ def test_numbers_that_are_negated_when_they_are_read():
     torch.testing.assert_close(fast(negated), plain(-x))
 
 
+@pytest.mark.parametrize("place", [0, 1])  # all states, or the last ones
+def test_gradients_that_are_negated_when_they_are_read(place):
+    fast, plain = pair(3, 1)  # one number is contiguous in any case
+    slopes = []
+    for layer in (fast, plain):
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.fill_(0.5)
+        h = layer(torch.ones(1, 1, 3))[place]
+        torch.complex(torch.zeros_like(h), h).conj().imag.sum().backward()
+        slopes.append(layer.weight_ih_l0.grad)
+    torch.testing.assert_close(*slopes)
+    assert slopes[1].max() < 0
+
+
 def test_dropout_lies_between_layers():
     fast, plain = pair(3, 8, 2, dropout=0.5)
     x, seen = torch.randn(6, 4, 3), []

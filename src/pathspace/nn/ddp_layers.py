@@ -100,8 +100,8 @@ class _DDPNormalized(_Base):
         examples, last = self._sample
         if n % examples:
             raise ValueError(
-                f"{type(self).__name__} reads {n} rows of {examples} examples: statistics of another sample need the "
-                "examples in the first dimension of whatever a layer reads"
+                f"{type(self).__name__} reads {n} rows, and there are {examples} examples: statistics of another "
+                "sample need the examples in the first dimension of whatever a layer reads"
             )
         return n // examples * last
 
@@ -156,6 +156,8 @@ class DDPLinear(_DDPNormalized, nn.Linear):
 
     def _batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.reshape(-1, x.shape[-1])
+        if self._sample is not None:
+            self._last(len(x))  # rows would not show that the examples are in another dimension
         z, mean, statistic = self._normalized(rows, Product())
         return z.reshape(*x.shape[:-1], -1), mean, statistic
 

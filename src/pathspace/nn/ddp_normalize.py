@@ -148,12 +148,13 @@ def fold(model: _Model) -> _Model:
         with torch.no_grad():
             weight, bias = layer.folded()
         trained = layer.weight.requires_grad
+        biased = trained if layer.bias is None else layer.bias.requires_grad
         for name in ("ddp_measure", "running_mean", "running_statistic", "num_batches_tracked"):
             delattr(layer, name)
         del layer.ddp_rule, layer.momentum
         layer.__class__ = _PLAIN[type(layer)]  # type: ignore[assignment]
         layer.weight = nn.Parameter(weight, requires_grad=trained)
-        layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=trained)
+        layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=biased)
     return plain
 
 

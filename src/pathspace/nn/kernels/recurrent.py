@@ -92,9 +92,10 @@ class _Layer(torch.autograd.Function):
         start = steps.start(h0)
         H, D = w_in.shape[-2:]
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
-        if g_out is not None and g_out.stride(-1) != 1:
-            g_out = g_out.contiguous()
-        g_last = None if g_last is None else g_last.contiguous()
+        # one element is contiguous whatever its sign is, which PyTorch may not have written down
+        if g_out is not None and (g_out.stride(-1) != 1 or g_out.is_neg()):
+            g_out = g_out.contiguous().resolve_neg()
+        g_last = None if g_last is None else g_last.contiguous().resolve_neg()
         g_x = steps.rows_like(x, D) if ctx.needs_input_grad[0] else None
         g_h0 = x.new_empty(h0.shape) if ctx.needs_input_grad[1] else None
         parts = (steps.copies,) if steps.copies else (threads,) if threads > 1 else ()
