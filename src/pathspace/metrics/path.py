@@ -376,11 +376,7 @@ class Path:
             result = kappa.div_(c)
             if added:
                 result.add_(added)
-        if exponent == 1:
-            return result
-        if exponent == -1:
-            return result.reciprocal_()
-        return result.rsqrt_() if exponent == -0.5 else result.pow_(exponent)
+        return result.pow_(exponent)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of parameters whose kappa is zero but not their gradient: the loss is no function of the traced outputs.

@@ -67,10 +67,7 @@ class MuonAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step; returns the closure's loss, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             matrices, others = [p for p in moved if p.dim() == 2], [p for p in moved if p.dim() != 2]

@@ -28,10 +28,7 @@ class RMSprop(optim.RMSprop):
         """Take one step; returns the closure's loss, if there is one."""
         if not all(map(_is_plain, self.param_groups)):
             return super().step(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params: list[Tensor] = []
             gradients: list[Tensor] = []

@@ -57,10 +57,7 @@ class SOAP(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step; returns the closure's loss, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             lr, betas, eps = float(group["lr"]), group["betas"], group["eps"]
             frequency, largest = group["precondition_frequency"], group["max_precondition_size"]
