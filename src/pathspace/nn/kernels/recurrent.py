@@ -92,7 +92,6 @@ class _Layer(torch.autograd.Function):
         start = steps.start(h0)
         H, D = w_in.shape[-2:]
         threads, chunk = steps.threads(), max(1, min(len(steps.rows), TERMS // steps.sequences))
-        # one element is contiguous whatever its sign is, which PyTorch may not have written down
         if g_out is not None and (g_out.stride(-1) != 1 or g_out.is_neg()):
             g_out = g_out.contiguous().resolve_neg()
         g_last = None if g_last is None else g_last.contiguous().resolve_neg()
