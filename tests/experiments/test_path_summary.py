@@ -143,6 +143,21 @@ def test_a_network_without_a_basis_still_has_numbers() -> None:
     assert found["degrees_of_freedom"] > 0
 
 
+def test_multipliers_beyond_all_numbers_are_null(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(
+        "from torch import nn\n"
+        "def long():\n"
+        "    layers = [layer for _ in range(120) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())]\n"
+        "    model = nn.Sequential(*layers, nn.Linear(2, 2))\n"
+        "    for p in model.parameters():\n"
+        "        p.data.fill_(0.02)\n"
+        "    return model\n"
+    )
+    result = call(f"{tmp_path}/deep.py:long", "--input", "2", "--json")
+    assert result.exit_code == 0, result.output
+    assert None in json.loads(result.stdout)["multipliers"]
+
+
 def test_a_model_without_classes_is_drawn() -> None:
     network = ps.trace(nn.Linear(2, 3), torch.zeros(1, 2))
     assert draw_reduction(network, ps.paths.skeleton(network), "one layer").startswith(b"\x89PNG")

@@ -136,6 +136,21 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     assert "holds results with other settings" in refused.stderr
 
 
+def test_what_a_stopped_command_left_is_begun_anew_or_refused(tmp_path: Path) -> None:
+    protocol = protocol_from(("a test", TINY))
+    whole = compute(Cell("published", 5), protocol, tmp_path)
+    looks, network = tmp_path / "published-5.json", tmp_path / "published-5.safetensors"
+    looks.unlink()  # of a folder that was being cleared
+    assert compute(Cell("published", 5), protocol, tmp_path).looks == whole.looks
+    network.write_bytes(network.read_bytes()[:-9] + b"\0" * 9)
+    with pytest.raises(ConfigurationError, match="delete it and start again"):
+        compute(Cell("published", 5), protocol, tmp_path)
+    with pytest.raises(ConfigurationError, match="give whole numbers"):
+        protocol_from(("a test", {**TINY, "seeds": [[1]]}))
+    with pytest.raises(ConfigurationError, match="Unknown name"):
+        protocol_from(("a test", {**TINY, "steps": [["ours"]]}))
+
+
 def test_the_table_counts_what_was_learned() -> None:
     protocol = protocol_from(("a test", {**TINY, "steps": ["ours"]}))
     results = [

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.base
+import torch
 
 from pathspace import sequences
 from pathspace.sequences import CNN, PCNN, RNN, NotFittedError, UnseenSymbolError
@@ -87,6 +88,11 @@ def test_damaged_and_foreign_files_are_refused(fitted, tmp_path):
 
     save_file({"w": np.zeros(3)}, path)
     with pytest.raises(sequences.ModelFileError, match="no pathspace sequence model"):
+        sequences.load(path)
+    from safetensors.torch import save_file as save_torch
+
+    save_torch({"w": torch.zeros(3, dtype=torch.bfloat16)}, path)  # which NumPy has not
+    with pytest.raises(sequences.ModelFileError, match="not a safetensors file of our types"):
         sequences.load(path)
     with pytest.raises(FileNotFoundError):
         sequences.load(tmp_path / "nothing")

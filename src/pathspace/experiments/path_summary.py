@@ -6,6 +6,7 @@ Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the sk
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -280,6 +281,10 @@ def run_paths(
         write_atomically(picture, lambda file: file.write(drawn))
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
+        if summary.multipliers is not None:
+            content["multipliers"] = [
+                value if math.isfinite(value) else None for value in summary.multipliers
+            ]
         print(json.dumps({**content, "picture": picture and str(picture)}, indent=2, allow_nan=False))
         return
     console = output_console()

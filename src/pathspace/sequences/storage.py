@@ -109,9 +109,10 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, TypeError, AttributeError) as error:  # the latter of types that NumPy lacks
         raise ModelFileError(
-            f"{path} is not a safetensors file ({error}): give a model that `pathspace sequence fit` wrote"
+            f"{path} is not a safetensors file of our types ({error}): give a model that `pathspace sequence fit` "
+            "wrote"
         ) from error
 
 

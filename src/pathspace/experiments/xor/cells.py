@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import write_json
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
@@ -112,12 +113,17 @@ def _kept(cell: Cell, protocol: Protocol, network: Path, looks_file: Path) -> tu
     """Return what an earlier command left, or a new network."""
     from pathspace.sequences import PCNN, load
 
-    if not network.exists():
+    if not (network.exists() and looks_file.exists()):
         options = {"metric": "rbp", **STEPS[cell.steps]}
         return PCNN(protocol.units, None, seed=cell.seed, passes=protocol.passes, **options), []
-    model = load(network)
-    assert isinstance(model, PCNN)
-    looks = [Look(**look) for look in json.loads(looks_file.read_text(encoding="utf-8"))]
+    try:
+        model = load(network)
+        assert isinstance(model, PCNN)
+        looks = [Look(**look) for look in json.loads(looks_file.read_text(encoding="utf-8"))]
+    except (AssertionError, OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"What a stopped command left in {str(network)!r} cannot be read ({error}): delete it and start again."
+        ) from error
     # the looks are written first: the last one may be ahead of the network
     return model, [look for look in looks if look.passes <= model.training_.passes]
 

@@ -48,11 +48,11 @@ class Protocol:
 
     def __post_init__(self) -> None:
         for name in self.steps:
-            if name not in STEPS:
+            if not isinstance(name, str) or name not in STEPS:
                 raise unknown_name("name", str(name), STEPS, "the setting 'steps'")
         for name in LISTS:
             values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
+            if not values or any(value in values[:k] for k, value in enumerate(values)):
                 raise ConfigurationError(
                     f"The setting {name!r} is {list(values)!r}: give at least one, each once."
                 )

@@ -48,7 +48,7 @@ class _FitReport:
         self.last = training
         done = training.passes / max(self._passes, 1)
         if self._seconds is not None:
-            done = max(done, training.seconds / self._seconds)
+            done = max(done, training.seconds / self._seconds if self._seconds else 1.0)
         state = f"network {self._number}  " if self._number > 1 else ""
         state += (
             f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
@@ -135,8 +135,9 @@ def fit(
     """Learn a file and write the model; the best by the validation part is kept.
 
     Then the network is mixed with contexts: what followed the last symbols, the word, the longest match. Logs and
-    English text need that; the mixture is kept where it needs fewer bits on the validation part (without one, on the
-    training part). Its file holds the training text, packed; --no-context keeps the network alone.
+    English text need that; the mixture is kept where it needs fewer bits on the validation part, and where there
+    is none, as a network is no measure of itself. Its file holds the training text, packed; --no-context keeps the
+    network alone.
 
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.

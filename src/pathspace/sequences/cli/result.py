@@ -63,8 +63,9 @@ class Result:
                 "contexts": contexts.validation_bits_,
                 "mixed": mixed.validation_bits_,
             }
-        by = held or trained
-        # the network's are undefined before its first pass
+        # a network is no measure of itself on the text it was fitted to, and has no bits before its first pass
+        unseen = self.training.best_bits if self.held_counted else math.inf
+        by = held or {**trained, "network": unseen}
         is_mixed = not by["network"] <= by["mixed"] if context is None else context
         kept = "mixed" if is_mixed else "network"
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
@@ -76,7 +77,8 @@ class Result:
             f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
         ]
         if training.passes:  # before the first one there is no figure
-            lines.append(f"training {each:.4f} bits/symbol")
+            at = "" if training.passes == training.best_pass or not self.held_counted else " at the last pass"
+            lines.append(f"training {each:.4f} bits/symbol{at}")
         figures: dict[str, Any] = {
             "model": str(self.output),
             "passes": training.passes,
@@ -101,9 +103,10 @@ class Result:
                 "network": "the network alone",
                 "mixed": "the mixture, with the training text in its file",
             }
+            fitted = "" if self.held_counted else " (fitted to it)"
             lines.append(
-                f"{part} by network {rows['network']:.4f}, contexts {rows['contexts']:.4f}, mixed {rows['mixed']:.4f} "
-                f"bits/symbol: kept is {named[self.kept]}"
+                f"{part} by network {rows['network']:.4f}{fitted}, contexts {rows['contexts']:.4f}, "
+                f"mixed {rows['mixed']:.4f} bits/symbol: kept is {named[self.kept]}"
             )
         if others:
             figures["baseline_bits_per_symbol"] = others

@@ -39,13 +39,14 @@ def generate_task(
         write(output, text.encode())
         length = TASKS[task].true_bits(text)
     different = len(set(text))
+    part = " of those that follow from others" if TASKS[task].mask else ""
     figures = {
         "output": str(output), "symbols": len(text), "different": different, "true_code_length_bits": length
     }  # fmt: skip
     say(
         as_json,
         figures,
-        f"{output}: {len(text)} symbols, {different} different, true code length {length:.4f} bits",
+        f"{output}: {len(text)} symbols, {different} different, true code length {length:.4f} bits{part}",
         output=output,
     )
 
@@ -84,6 +85,11 @@ def baseline(
         if task is not None:
             if task not in TASKS:
                 raise ValueError(f"unknown task {task!r} in --task, choose from {sorted(TASKS)}")
+            if TASKS[task].mask:
+                raise ValueError(
+                    f"the true code length of the task {task} is that of a few of its symbols, and baselines score "
+                    "all: leave --task out"
+                )
             try:
                 true = TASKS[task].true_bits(text.decode())
             except ValueError as error:

@@ -113,7 +113,7 @@ def compress(
     """  # noqa: D301 (click wants the character, not the letters)
     output = output or file.with_name(file.name + ".psq")
     with errors():
-        writable(output, model)
+        writable(output, model, file)
         may_overwrite(output, force)
         estimator, data = load(model), file.read_bytes()
         with symbols_shown("compress", quiet) as progress:
@@ -145,7 +145,7 @@ def decompress(
       pathspace sequence decompress log.safetensors other.txt.psq -o other.txt
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
-        writable(output, model)
+        writable(output, model, file)
         may_overwrite(output, force)
         estimator, packed = load(model), file.read_bytes()
         with symbols_shown("decompress", quiet) as progress:

@@ -16,7 +16,7 @@ def baseline_bits(held: Text, before: Text) -> dict[str, float]:
     """Return the bits per symbol of a text after another, by bzip2, xz and context tree weighting.
 
     Context trees are left out where the text alone is longer than `LONGEST`, and a compressor where the few symbols of
-    the text make its file, of whole blocks or bytes, shorter.
+    the text make its file, of whole blocks or bytes, no longer.
     """
     content, seen = (part.encode() if isinstance(part, str) else part for part in (held, before))
     rows: dict[str, float] = {
@@ -27,15 +27,20 @@ def baseline_bits(held: Text, before: Text) -> dict[str, float]:
         alphabet = Alphabet.of([recent, held])
         coded, history = alphabet.encode(held), alphabet.encode(recent)
         rows["context trees"] = baselines.context_tree_bits(coded, len(alphabet), DEPTH, history)
-    return {name: per_symbol(bits, len(held)) for name, bits in rows.items() if bits >= 0}
+    return {name: per_symbol(bits, len(held)) for name, bits in rows.items() if bits > 0}
 
 
 def verdict(model: float, others: dict[str, float], mixing_tried: bool) -> list[str]:
     """Return the lines that set the bits per symbol of a model beside those of the baselines."""
     listed = ", ".join(f"{name} {bits:.4f}" for name, bits in others.items())
-    shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] <= model]
+    shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] < model]
     if not shorter:
-        said = "the model needs fewer bits than each of them: worth keeping"
+        fewer = (
+            "fewer bits than each of them"
+            if model < min(others.values())
+            else "no more bits than any of them"
+        )
+        said = f"the model needs {fewer}: worth keeping"
     else:
         more = "fit longer (--seconds, --passes) or with more --units"
         if not mixing_tried:
