@@ -373,9 +373,7 @@ class Path:
                 return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent), out=out)
             result = torch.addr(rows.new_full((), added).expand(kappa.shape), rows, kappa.columns, out=out)
         else:
-            result = kappa.div_(c)
-            if added:
-                result.add_(added)
+            result = kappa.div_(c).add_(added)
         return result.pow_(exponent)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:

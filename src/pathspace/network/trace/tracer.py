@@ -217,8 +217,9 @@ class _Plan:
 
     @property
     def _shape(self) -> torch.Size:
-        """That of the first tensor of the example input."""
-        return next(t.shape for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
+        """That of the first tensor of the example input, if it has one."""
+        shapes = (t.shape for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
+        return next(shapes, torch.Size())
 
     @with_tables_on_the_cpu
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
