@@ -188,3 +188,22 @@ def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="form of the example input"):
         ps.paths.dead_units(network, [torch.zeros(2, 3)])
+
+
+def test_examples_do_not_meet_what_a_call_leaves_in_the_model():
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.out, self.state = nn.Linear(2, 3), nn.Linear(3, 2), None
+            self.register_buffer("gate", torch.ones(3))
+
+        def forward(self, x):
+            y = self.read(x).relu() if self.state is None else 0 * self.state
+            self.state, gated = y.detach(), y * self.gate
+            self.gate = torch.zeros(3)
+            return self.out(gated)
+
+    model = Remembers()
+    network = ps.trace(model, torch.zeros(1, 2))
+    assert model.state is None
+    assert ps.paths.degrees_of_freedom(network, torch.randn(20, 2)) == 14

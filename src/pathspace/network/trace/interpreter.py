@@ -236,7 +236,10 @@ class Interpreter(TorchFunctionMode):
                 )
             return noise(self.recorder, name, func, args, kwargs)
         # the model may have asked an empty tensor for its device
-        args, kwargs = pytree.tree_map_only(torch.device, _real_device, (args, kwargs))
+        real = {torch.device("meta"): torch.device("cpu")}
+        args, kwargs = pytree.tree_map_only(
+            torch.device, lambda device: real.get(device, device), (args, kwargs)
+        )
         result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor._is_view():
@@ -334,10 +337,6 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name.endswith("_like"):
         return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
     return getattr(torch.empty(0), name)(*rest, **kwargs)
-
-
-def _real_device(device: torch.device) -> torch.device:
-    return torch.device("cpu") if device.type == "meta" else device
 
 
 def _not_real(argument: Any) -> bool:

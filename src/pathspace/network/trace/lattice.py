@@ -42,7 +42,7 @@ def solved(equations: Iterable[Sequence[int]]) -> dict[int, Monomial]:
         high = [m for m in result.values() if sum(map(abs, m.values())) > DEGREE]
         if not high:
             return result
-        fixed += [{v: 1} for v in {_most_frequent(m) for m in high}]
+        fixed += [{v: 1} for v in {max(m.items(), key=lambda power: abs(power[1]))[0] for m in high}]
 
 
 def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
@@ -63,10 +63,6 @@ def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
             solved.update((v, {}) for v in later.pop())
         rows = later
     return solved
-
-
-def _most_frequent(monomial: Monomial) -> int:
-    return max(monomial, key=lambda v: abs(monomial[v]))
 
 
 def _substituted(monomial: Monomial, solved: dict[int, Monomial]) -> Monomial:

@@ -49,7 +49,7 @@ def soap_direction(
             if size <= largest:
                 state[f"gram_{side}"] = G.new_zeros(size, size)
         _average_(G, state, betas[1])
-        for side in _sides(state):
+        for side in (side for side in _SIDES if f"gram_{side}" in state):
             state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
         # the moments stand there from the beginning: tools that load a state ask a first step what it will hold
         state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
@@ -115,10 +115,6 @@ def _without_ties(P: Tensor) -> Tensor:
     n = P.shape[0]
     slope = torch.linspace(1.0, 0.5, n, dtype=P.dtype, device=P.device)
     return P + torch.diag(slope * (P.diagonal().mean() * 1e-6))
-
-
-def _sides(state: dict[str, Any]) -> list[str]:
-    return [side for side in _SIDES if f"gram_{side}" in state]
 
 
 def _average_(G: Tensor, state: dict[str, Any], beta: float) -> None:

@@ -31,7 +31,7 @@ from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.kernel.kappa import kappa
-from pathspace.paths.listing.jacobian import Output, check_output, derivatives, outputs_on
+from pathspace.paths.listing.jacobian import Output, check_output, derivatives, in_float64, outputs_on
 from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
 
@@ -144,7 +144,8 @@ def natural_gradient(
 def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Callable[[Tensor], Tensor]:
     """V -> F v."""
     graph = reduction_graph(network)
-    outputs, parameters = outputs_on(network, data)
+    model, parameters = in_float64(network)
+    outputs = outputs_on(network, model, data)
     weights = list(parameters.values())
     n = sum(1 for _ in examples(network.call, data))
     probes = [torch.zeros_like(f, requires_grad=True) for f in outputs]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
@@ -180,7 +180,8 @@ def dead_units(network: Network, data: Any) -> Tensor:
         tensor([ True, False, False])
     """
     graph = reduction_graph(network)
-    outputs, parameters = outputs_on(network, data)
+    model, parameters = in_float64(network)
+    outputs = outputs_on(network, model, data)
     # random weights for the outputs of every example: what flows cancels with probability zero
     generator = torch.Generator().manual_seed(0)
     total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
@@ -222,11 +223,11 @@ def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tup
         ``[P, K, E]``; float64 on the CPU.
     """
     graph = reduction_graph(network)
+    model, parameters = in_float64(network)
+    weights = list(parameters.values())
     for example in examples(network.call, data):  # a backward pass of one example is the cheapest
-        outputs, parameters = outputs_on(network, example)
-        weights = list(parameters.values())
         result = []
-        for tensor in outputs:
+        for tensor in outputs_on(network, model, example):
             f = tensor.movedim(dim, -1) if tensor.dim() else tensor.reshape(1)
             rows = []
             for value in f.reshape(-1).unbind():
@@ -237,25 +238,33 @@ def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tup
         yield result
 
 
-def outputs_on(network: Network, data: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs of a float64 copy of the model in evaluation form, and the copy's parameters."""
+def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A float64 copy of the model in evaluation form, and its parameters."""
     expect_weights(network)
     current_values(network)
+    model = evaluation_form_of(network.model).to("cpu", torch.float64)
+    return model, {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
+
+
+def outputs_on(network: Network, model: nn.Module, data: Any) -> list[Tensor]:
+    """Outputs of a copy of the model, which forgets what the call leaves in its modules."""
     if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
-    model = evaluation_form_of(network.model).to("cpu", torch.float64)
     data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )
     args = () if isinstance(data, dict) else data if isinstance(data, (tuple, list)) else (data,)
-    parameters = {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
+    kept = [(d, dict(d)) for module in model.modules() for d in (vars(module), module._buffers)]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
         result = model(*args, **(data if isinstance(data, dict) else {}))
         outputs = [t for t in network.returned(result) if t.requires_grad]
+    for attributes, before in kept:
+        attributes.clear()
+        attributes.update(before)
     if not sum(t.numel() for t in outputs):
         raise ValueError("the batch is empty: give one example at least")
     if not all(bool(t.isfinite().all()) for t in outputs):
         raise ValueError(
             "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
         )
-    return outputs, parameters
+    return outputs
