@@ -256,6 +256,16 @@ def test_the_training_figure_says_of_which_pass_it_is(run, book):
     assert ("at the last pass" in output) is (at != passes)
 
 
+def test_a_training_that_ends_early_says_so_in_a_line(run, tmp_path):
+    file = tmp_path / "letters.txt"
+    letters = np.random.default_rng(0).choice(list("abcd"), 400)
+    file.write_text("".join(letters) + "abcd" * 50)
+    options = ("--metric", "rutsd", "--damping", "0", "--units", "6", "--passes", "60", "--seed", "3")
+    result = run("fit", str(file), "-o", str(tmp_path / "it"), *options, "--no-context")
+    (line,) = (line for line in result.stderr.splitlines() if "warning" in line)
+    assert line.startswith("warning: the training ended at pass ")
+
+
 def test_a_truth_of_some_symbols_is_no_truth_of_all(run, tmp_path):
     assert "0.0000 bits of those that follow from others" in run("generate-task", "xor", "-o", "t").output
     text = (tmp_path / "t").read_text()[:2000].rsplit("\n", 1)[0] + "\n"

@@ -143,6 +143,40 @@ def test_restarts_in_two_processes_give_the_same():
     assert np.array_equal(serial.parameters_.w, parallel.parameters_.w)
 
 
+def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others():
+    letters = np.random.default_rng(0).choice(list("abcd"), 400)
+    text = "".join(letters) + "abcd" * 50
+    arguments = {"units": 6, "metric": "rutsd", "damping": 0.0, "passes": 60}
+    alone = PCNN(**arguments, seed=2).fit(text, 0.1)
+    with pytest.warns(RuntimeWarning, match=r"ended at pass \d+: .* damping"):
+        breaks = PCNN(**arguments, seed=3).fit(text, 0.1)
+    assert breaks.training_.broke_off
+    assert 0 < breaks.training_.passes < alone.training_.passes == 60
+    assert alone.training_.best_bits < breaks.training_.best_bits
+    for jobs in (1, 2):
+        both = PCNN(**arguments, seed=2, restarts=2, heat=0, jobs=jobs).fit(text, 0.1)
+        assert np.array_equal(both.parameters_.w, alone.parameters_.w)
+        assert not both.training_.broke_off
+
+
+def test_a_mask_without_its_text_is_refused():
+    model, marks = PCNN(units=3, passes=2), [True, False] * 10
+    for validation in (None, 0, 0.5):
+        with pytest.raises(ValueError, match="validation_mask is the mask of a validation text"):
+            model.fit("ab" * 20, validation, validation_mask=marks)
+    with pytest.raises(ValueError, match="folds take turns"):
+        PCNN(units=3, passes=2, folds=2, restarts=2, ensemble=2).fit("ab" * 20, validation_mask=marks)
+
+
+def test_halves_of_surrogate_pairs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="halves of surrogate pairs"):
+        PCNN(units=3, passes=2).fit("\ude00a\ud83d" * 5)
+    text = b"caf\xe9 " * 5  # not UTF-8
+    model = PCNN(units=3, passes=2).fit(text.decode(errors="surrogateescape"))
+    model.save(tmp_path / "model")
+    assert sequences.load(tmp_path / "model").alphabet_ == model.alphabet_
+
+
 def test_heats_drop_restarts_but_not_the_leader():
     model = PCNN(units=5, passes=60, restarts=6, heat=10, seed=1).fit(TEXT)
     single = PCNN(units=5, passes=60, seed=1).fit(TEXT)

@@ -154,11 +154,13 @@ def test_no_time_means_no_pass():
     assert train(training, corpus, Settings(seconds=0.0)).passes == 0
 
 
-def test_a_singular_metric_without_damping_is_reported():
+def test_a_singular_metric_without_damping_ends_a_training():
     training, corpus, _ = some_training()
     model = replace(training.model, w=np.zeros_like(training.model.w))
-    with pytest.raises(FloatingPointError, match="damping"):
-        train(Training.begin(model, 1e-300), corpus, Settings(damping=0.0, passes=9))
+    ended = train(Training.begin(model, 1e-300), corpus, Settings(damping=0.0, passes=9))
+    assert ended.broke_off
+    assert ended.passes == ended.best_pass == 1
+    assert not train(Training.begin(model, 1e-300), corpus, Settings(passes=9)).broke_off
 
 
 @pytest.mark.parametrize(

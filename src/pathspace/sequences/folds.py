@@ -62,6 +62,11 @@ def fold_of(
 ) -> Fold:
     """Return the texts to learn and to stop on, which may be a share of the former, by numbers of an alphabet."""
     encoded, masks, A = [alphabet.encode(part) for part in as_list(text)], as_masks(mask, text), len(alphabet)
+    if validation_mask is not None and not held_back(validation):
+        raise ValueError(
+            "validation_mask is the mask of a validation text, and none is given: a share of the text to learn has its "
+            "part of mask"
+        )
     if validation is None or validation == 0:
         return Fold(Corpus.of(encoded, A, masks))
     if isinstance(validation, int | float | Real):

@@ -5,6 +5,7 @@ Alphabet of this module: K restarts. A restart differs from the others in its ra
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +54,9 @@ class Architecture:
 
 def score(training: Training, has_validation: bool) -> float:
     """Return what the best training has least of: validation bits, or else minus the log-likelihood."""
-    return training.best_bits if has_validation else -training.log_likelihood
+    if has_validation:
+        return training.best_bits
+    return -training.log_likelihood if training.passes else math.inf  # NaN before the first pass
 
 
 def _run(job: tuple[Training, Fold, Settings, Checkpoint | None]) -> Training:

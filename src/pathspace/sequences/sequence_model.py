@@ -6,6 +6,7 @@ Alphabet of this module: N units, A symbols of the alphabet the model was fitted
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -156,7 +157,11 @@ class SequenceModel(Reader):
             ValueError: if there is no symbol, none is to be predicted, an argument is out of range, or ``checkpoint``
                 holds another fit.
             UnseenSymbolError: if, when resuming, a symbol is new.
-            FloatingPointError: if a direction is not finite.
+            FloatingPointError: if the start values do not give the text a finite log-likelihood, or the first direction
+                of all is not finite.
+
+        Warns:
+            RuntimeWarning: the training that was kept ended early, as its next direction was not finite.
         """
         settings = self._settings(passes, seconds)
         if resume:
@@ -183,6 +188,15 @@ class SequenceModel(Reader):
             done = ranked[0]
             if self.ensemble > 1:
                 done = [merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)]
+        if done[0].broke_off:
+            told = "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
+            if not done[0].passes:
+                raise FloatingPointError(f"the first direction is {told}")
+            warnings.warn(
+                f"the training ended at pass {done[0].passes}: the next direction is {told}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.training_ = done[0]
         return self
 
@@ -218,7 +232,7 @@ class SequenceModel(Reader):
                 f"every fold has as many networks as the others: restarts and ensemble must be multiples of folds, "
                 f"got {self.restarts}, {self.ensemble} and folds={self.folds}"
             )
-        if validation is not None:
+        if validation is not None or validation_mask is not None:
             raise ValueError(
                 "folds take turns as the validation text: give all texts for training, and none else"
             )

@@ -40,7 +40,7 @@ class Alphabet:
         """Return the alphabet of all symbols in some texts.
 
         Raises:
-            ValueError: if there is no symbol at all.
+            ValueError: if there is no symbol at all, or two of them are the halves of a surrogate pair.
             TypeError: if str and bytes are mixed.
         """
         texts = list(texts)
@@ -52,7 +52,13 @@ class Alphabet:
             raise ValueError("the text is empty: there is no symbol to learn from")
         if kinds == {bytes}:
             return cls(bytes(sorted({value for text in texts if isinstance(text, bytes) for value in text})))
-        return cls("".join(sorted({value for text in texts if isinstance(text, str) for value in text})))
+        symbols = "".join(sorted({value for text in texts if isinstance(text, str) for value in text}))
+        if symbols.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") != symbols:
+            raise ValueError(
+                "the text holds halves of surrogate pairs as characters of their own, which a model file would join: "
+                "decode it as UTF-16, or give bytes"
+            )
+        return cls(symbols)
 
     def __len__(self) -> int:
         return len(self.symbols)

@@ -103,6 +103,7 @@ class Training:
         best_bits: length of the validation text in bits under them, infinite before the first look.
         best_pass: the pass that made them.
         validation_bits: length of the validation text at the last look, NaN before the first.
+        broke_off: whether it ended there because the next direction is not finite; files do not say so.
     """
 
     model: Parameters
@@ -117,6 +118,7 @@ class Training:
     best_bits: float = math.inf
     best_pass: int = 0
     validation_bits: float = math.nan
+    broke_off: bool = False
 
     @classmethod
     def begin(cls, model: Parameters, rate: float | None = None) -> Training:
@@ -170,9 +172,7 @@ def advance(
         )
         rate = training.rate_tau
     if not direction.is_finite:
-        raise FloatingPointError(
-            f"the direction of pass {training.passes} is not finite: the metric is singular, raise the damping"
-        )
+        raise FloatingPointError(f"the direction of pass {training.passes} is not finite")
     model, tries = training.model, 0
     before = state.log_likelihood - (prior.penalty(model) if prior else 0.0)
     while tries < _TRIES:
@@ -240,7 +240,7 @@ def train(
     validation: Corpus | None = None,
     report: Report | None = None,
 ) -> Training:
-    """Train until the passes, the time or the patience is spent.
+    """Train until the passes, the time or the patience is spent, or a direction is not finite.
 
     Args:
         training: where to begin, or to go on.
@@ -250,8 +250,7 @@ def train(
         report: called after each pass.
 
     Raises:
-        FloatingPointError: if the start values do not give the text a finite log-likelihood, or a direction is
-            not finite.
+        FloatingPointError: if the start values do not give the text a finite log-likelihood.
     """
     _compile(training.model, corpus, settings)
     prior = None
@@ -283,7 +282,7 @@ def _train_on(
     began: float,
 ) -> Training:
     """Train on a text, or a part of one, until the passes, the time or the patience is spent."""
-    memory = _Memory()
+    memory, training = _Memory(), replace(training, broke_off=False)
     state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
     if not math.isfinite(state.log_likelihood):
         raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
@@ -302,7 +301,10 @@ def _train_on(
             and training.passes - training.best_pass >= settings.patience
         ):
             break
-        training, state = advance(training, state, corpus, settings, memory, prior)
+        try:
+            training, state = advance(training, state, corpus, settings, memory, prior)
+        except FloatingPointError:
+            return replace(_look(training, validation, memory), broke_off=True)
         if training.passes % settings.validate_every == 0:
             training = _look(training, validation, memory)
         training = replace(training, seconds=time.perf_counter() - began)

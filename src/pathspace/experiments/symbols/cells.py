@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -231,7 +232,7 @@ class _Fit:
 
     Attributes:
         model: What is trained.
-        broke_off: Whether its gradient was not finite; the model then is what it had last been.
+        broke_off: Whether its gradient was not finite.
         ended: Whether it is not to go on.
     """
 
@@ -257,13 +258,14 @@ class _Fit:
                 raise _SpentError
 
         try:
-            # of the test text, its symbols alone
-            self.model.fit(text, held, alphabet=test, resume=resume, report=remember)
-        except (FloatingPointError, _SpentError) as error:
-            if latest[0] is None:
-                raise
-            self.model.training_ = latest[0]
-            self.ended, self.broke_off = True, isinstance(error, FloatingPointError)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # the table marks what broke off
+                # of the test text, its symbols alone
+                self.model.fit(text, held, alphabet=test, resume=resume, report=remember)
+        except _SpentError:
+            self.model.training_, self.ended = latest[0], True
+        else:
+            self.broke_off = self.ended = self.model.training_.broke_off
 
     def thinned(self) -> tuple[tuple[int, float, float], ...]:
         """Return the looks at the validation text, at most `LOOKS` of them, the last one included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,12 +22,19 @@ console = Console(stderr=True)
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn what a user can mend into one line and exit status 2."""
+    """Turn what a user can mend into one line and exit status 2, and a warning into a line."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RuntimeWarning)
+            warnings.showwarning = _shown_as_a_line
+            yield
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
+
+
+def _shown_as_a_line(message: Warning | str, *_: Any) -> None:
+    console.print(f"[yellow]warning:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
 
 
 def say(as_json: bool, figures: dict[str, Any], *lines: str, output: Path | None = None) -> None:
