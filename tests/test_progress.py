@@ -31,6 +31,8 @@ def test_the_time_left_counts_only_what_took_time() -> None:
     lines = Lines(said.append, bound="at most", clock=lambda: now[0])
     lines.begin(0.5)
     assert lines.left(0.5) == ""
+    now[0] = 10.0
+    assert lines.left(0.500001) == ""  # ten seconds of loading, not of that step
     now[0] = 60.0
     lines.told(0.75, "half of the rest")
     assert said == ["half of the rest, 75 %, 1:00 so far, at most 1:00 left"]

@@ -13,6 +13,9 @@ FIRST, MOST = 5.0, 60.0
 SHARE = 0.1
 """Seconds before the first line and at most between two; in between, a tenth of the time since the beginning."""
 
+LEAST = 1e-4
+"""Part of the work below which nothing is said of the rest: it was preparation that took the time."""
+
 
 class Lines:
     """Says how far some work is, the seldomer the longer it takes.
@@ -59,7 +62,7 @@ class Lines:
     def left(self, part: float, opening: str = "") -> str:
         """Return the time left in words after `opening`; nothing where it is unknown, at the beginning."""
         done = part - self._part
-        if done <= 0:
+        if done < LEAST:
             return ""
         left = (self._clock() - self._begun) * max(0.0, 1 - part) / done
         return f"{opening}{self._bound} {clock_time(left)} left"
