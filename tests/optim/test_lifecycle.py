@@ -94,13 +94,14 @@ def test_channels_last_is_a_matter_of_memory(name):
     assert_close(*ends, rtol=1e-6, atol=1e-9)
 
 
-def test_muon_keeps_its_momentum_where_steps_are_compiled():
+@ALL
+def test_a_compiled_training_step_is_the_same(name):
     """Who compiles a whole training step compiles the optimizer's, too."""
     ends = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own compiler warns of things that are none of ours
         for compiled in (False, True):
-            model, optimizer = build("PathMuon")
+            model, optimizer = build(name)
             step = (
                 torch.compile(lambda o=optimizer: o.step(), backend="eager") if compiled else optimizer.step
             )

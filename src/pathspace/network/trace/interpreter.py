@@ -156,7 +156,8 @@ class Interpreter(TorchFunctionMode):
     ) -> Any:
         """What the rule of an operation makes of it; NoRule where it has none, or none for this."""
         recorder = self.recorder
-        if kinds & {"hidden", "parameter"} and any(map(_not_real, (*args, *kwargs.values()))):
+        types = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        if kinds & {"hidden", "parameter"} and not all(t.is_floating_point for t in types):
             (recorder.refuse if recorder.strict else recorder.no_rule)(name, ROUNDED)
         if name in NORMALIZATIONS and traced[0] is not None and traced[0].kind == "parameter":
             recorder.no_rule(
@@ -337,10 +338,6 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name.endswith("_like"):
         return getattr(torch, name.removesuffix("_like"))(like.shape, *rest, **kwargs)
     return getattr(torch.empty(0), name)(*rest, **kwargs)
-
-
-def _not_real(argument: Any) -> bool:
-    return isinstance(argument, torch.dtype) and not argument.is_floating_point
 
 
 _UNREGISTERED = (

@@ -48,6 +48,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self._of_groups = frozenset(defaults)
         network.check_current(parts=True)
         self._splits = network.splits
+        kind = type(self)
+        if not hasattr(kind.step, "hooked"):  # torch wraps the step of a class once, next
+            # compiled training steps run it as it is: its parts, compiled one by one, would round otherwise
+            kind.step = torch.compiler.disable(kind.step)  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__(params, defaults)
         if not network.parameters:
             raise ValueError("no parameter of the model is in the network, so train it by the plain rule")
