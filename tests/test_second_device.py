@@ -129,6 +129,29 @@ def test_training_on_another_device(name, rule):
     assert_close(there, here, rtol=1e-2 if rule == "PathSOAP" else 1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("Invariant", "clip_norm"), ("GSGD", "clip_norm")],
+)
+def test_a_norm_is_that_of_parameters_on_both_devices(kind, bound, monkeypatch):
+    """Of numbers, which the device lets mix, but a stack does not."""
+    stack = torch.stack
+
+    def strict(tensors, *args, **options):
+        assert len({t.device for t in tensors}) == 1
+        return stack(tensors, *args, **options)
+
+    monkeypatch.setattr(torch, "stack", strict)
+    with on(DEVICE):
+        _, model, x, network = built("mlp", DEVICE)
+        outside = torch.nn.Parameter(torch.ones(3))
+        options = {bound: 1e-3} | ({"rule": torch.optim.SGD} if kind == "Invariant" else {})
+        optimizer = getattr(ps.optim, kind)([*model.parameters(), outside], network, lr=1.0, **options)
+        (model(x).square().mean().cpu() + outside.square().sum()).backward()
+        optimizer.step()
+    assert 0 < float((outside.detach() - 1).norm()) <= 1.001e-3
+
+
 @pytest.mark.parametrize("kind", ["covariance", "second_moment"])
 def test_normalization_on_another_device(kind):
     def compute(device):

@@ -185,6 +185,30 @@ def test_alpha_must_be_positive():
         ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, torch.zeros(1, 2)), alpha=0.0)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
+def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):
+    """Output biases have none by the covariance, and count as zero."""
+    torch.manual_seed(0)
+    model, x = mlp(4, 6, 3).double(), scale * torch.randn(16, 4, dtype=torch.float64)
+    network = ps.trace(model, x)
+    optimizer = ps.optim.QuasiDiagonal(model.parameters(), network, lr=1e-9, statistic=statistic)
+    exact = quasi_diagonal_metric(network, x, alpha=1.0, statistic=statistic)  # at the same weights
+    model(x).square().mean().backward()
+    optimizer.step()
+    gauged = [optimizer.metric.gauge(n).times(k.clone(), 2) for n, k in exact.diagonal.items()]
+    mean = sum(k.sum() for k in gauged) / sum(k.numel() for k in gauged)
+    for state in optimizer.metric.state.values():
+        assert state["normalizer"] == pytest.approx(float(mean), rel=1e-9)
+
+
+def test_it_has_a_metric_of_its_own():
+    model = mlp(4, 6, 3)
+    network = ps.trace(model, torch.zeros(1, 4))
+    with pytest.raises(TypeError, match="metric is no option of QuasiDiagonal"):
+        ps.optim.QuasiDiagonal(model.parameters(), network, metric=ps.metrics.DataDependent())
+
+
 def test_clipping_survives_a_large_gradient():
     torch.manual_seed(0)
     model, x = mlp(3, 8, 2), torch.randn(6, 3)

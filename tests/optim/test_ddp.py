@@ -35,6 +35,20 @@ def train(model, optimizer, x, y, steps):
     return model
 
 
+@pytest.mark.parametrize("kind", [ps.optim.DDPSGD, ps.optim.DDPAdam])
+def test_the_share_of_the_data_is_the_metric_s(kind):
+    model, x, _ = small()
+    network = ps.trace(model, x)
+    assert kind(model.parameters(), network).metric.alpha == 0.5
+    assert kind(model.parameters(), network, alpha=0.9).metric.alpha == 0.9
+    given = kind(model.parameters(), network, metric=ps.metrics.DataDependent(0.1))
+    assert given.metric.alpha == 0.1
+    with pytest.raises(TypeError, match="alpha: give options of the metric to the metric itself"):
+        kind(model.parameters(), network, alpha=0.9, metric=ps.metrics.DataDependent(0.1))
+    with pytest.raises(TypeError, match=r"such as pathspace.metrics.DataDependent\(\)"):
+        kind(model.parameters(), network, metric=ps.metrics.Path())
+
+
 def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 

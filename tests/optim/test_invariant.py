@@ -219,7 +219,7 @@ def test_points_move_with_the_metric():
     moved = {"ax": torch.rand_like(old), "exp_avg": torch.rand_like(old)}
     optimizer.rule.state[optimizer._shadows[weight]].update({k: v.clone() for k, v in moved.items()})
     new = torch.rand_like(old) + 0.1
-    move_points_(optimizer.rule, ("ax",), optimizer._shadows[weight], old, new)
+    move_points_(optimizer.rule, ("ax",), optimizer._shadows[weight], weight, old, new)
     state = optimizer.rule.state[optimizer._shadows[weight]]
     assert_close(new * state["ax"], old * moved["ax"])
     assert torch.equal(state["exp_avg"], moved["exp_avg"])
@@ -301,8 +301,9 @@ def test_the_slower_of_two_rules_with_one_metric_takes_no_old_one(kind, monkeypa
             assert set(computed.values()) == {step}
 
 
+@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("steps", [1, 3, 12])
-def test_two_rules_with_one_metric_go_on_bit_by_bit(steps):
+def test_two_rules_with_one_metric_go_on_bit_by_bit(steps, order):
     case = BY_NAME["mlp"]
 
     def made(model, states):
@@ -313,7 +314,7 @@ def test_two_rules_with_one_metric_go_on_bit_by_bit(steps):
             ps.optim.Invariant(part, network, torch.optim.AdamW, lr=0.01, metric=metric)
             for part in (matrices, vectors)
         ]
-        for rule, state in zip(rules, states, strict=False):
+        for rule, state in list(zip(rules, states, strict=False))[::order]:
             rule.load_state_dict(state)
         return rules
 
@@ -333,6 +334,25 @@ def test_two_rules_with_one_metric_go_on_bit_by_bit(steps):
     train(again, others, steps, steps + 12)
     for mine, other in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("rule", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_metric_that_serves_a_new_optimizer_begins_anew(rule):
+    """After a rescaling, which its old gauge does not know."""
+    case, outputs = BY_NAME["mlp"], []
+    for rescaled in (False, True):
+        model, network = traced(case)
+        metric = ps.metrics.Path()
+        for steps in (5, 12):
+            optimizer = ps.optim.Invariant(model.parameters(), network, rule, lr=0.01, metric=metric)
+            for step in range(steps):
+                optimizer.zero_grad()
+                case.loss(model(case.example(4, seed=step))).backward()
+                optimizer.step()
+            if rescaled:
+                ps.rescaling.rescale_(network, power_of_two_factors(network.num_classes))
+        outputs.append(model(case.example(4)))
+    assert torch.equal(*outputs)
 
 
 def test_points_follow_a_metric_that_another_rule_has_computed():
@@ -467,6 +487,175 @@ def test_wrong_calls_say_what_to_do():
     optimizer = ps.optim.Invariant(parameters, network, torch.optim.AdamW)
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [parameters[0]]})
+
+
+def by_hand(model, network, rule, **options):
+    """Outputs of a few steps on one batch."""
+    optimizer, outputs = ps.optim.Invariant(model.parameters(), network, rule, **options), []
+    x = torch.randn(16, model[0].in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def closure():
+        optimizer.zero_grad()
+        outputs.append(model(x))
+        loss = (outputs[-1] - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(6):
+        closure()
+        optimizer.step(closure)
+    return torch.stack(outputs).detach()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_rules_may_put_other_memory_under_a_parameter(several):
+    class Climbing(torch.optim.SGD):
+        """A step to where the loss is higher, and back; written as many are."""
+
+        def __init__(self, params, lr, assigns):
+            super().__init__(params, lr)
+            self.assigns = assigns
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            params = [p for group in self.param_groups for p in group["params"]]
+            start = [p.data.clone() for p in params]
+            for p in params:
+                p.data = p.data + 0.1 * p.grad if self.assigns else p.data.add_(p.grad, alpha=0.1)
+            if closure is not None:
+                closure()
+            for p, before in zip(params, start, strict=True):
+                if self.assigns:
+                    p.data = before
+                else:
+                    p.data.copy_(before)
+            return super().step()
+
+    # the name says how often a rule evaluates the loss
+    rule, ends = type("SAM" if several else "Climbing", (Climbing,), {}), []
+    for assigns in (False, True):
+        torch.manual_seed(0)
+        model = mlp(4, 6, 2).double()
+        network = ps.trace(model, torch.zeros(1, 4, dtype=torch.float64))
+        ends.append(by_hand(model, network, rule, lr=0.1, assigns=assigns, points=()))
+    assert_close(ends[1], ends[0], rtol=1e-12, atol=0)
+    assert not torch.allclose(ends[0][0], ends[0][-1])
+
+
+@pytest.mark.parametrize(("rule", "point"), [(schedulefree.SGDScheduleFree, "z"), (torch.optim.ASGD, "ax")])
+def test_points_are_where_weights_without_a_metric_stood(rule, point):
+    """Undamped kappa in front of a readout that begins at zero is 0, so that the first step leaves u = 0."""
+    torch.manual_seed(0)
+    model = mlp(4, 6, 2).double()
+    torch.nn.init.zeros_(model[2].weight)
+    network = ps.trace(model, torch.zeros(1, 4, dtype=torch.float64))
+    metric = ps.metrics.Path(damping=0.0, refresh_every=1)
+    optimizer = ps.optim.Invariant(model.parameters(), network, rule, lr=1e-6, metric=metric)
+    optimizer.train()
+    start = model[0].weight.detach().clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4, dtype=torch.float64)) - 1).square().mean().backward()
+        optimizer.step()
+        shadow, factor = optimizer._shadows[model[0].weight], optimizer.state[model[0].weight]["factor"]
+        assert bool((factor == 0).all()) is (step == 0)
+        if step:
+            stands_for = optimizer.rule.state[shadow][point].view_as(factor) * factor
+            assert_close(stands_for, start, rtol=1e-4, atol=1e-4)
+    assert_close(model[0].weight.detach(), start, rtol=1e-4, atol=1e-4)
+
+
+def test_points_stay_where_they_are_through_a_step_that_was_refused():
+    ends = []
+    for refused in (False, True):
+        torch.manual_seed(0)
+        model = mlp(4, 6, 2).double()
+        network = ps.trace(model, torch.zeros(1, 4, dtype=torch.float64))
+        metric = ps.metrics.Path(refresh_every=3)
+        rule = schedulefree.SGDScheduleFree
+        optimizer = ps.optim.Invariant(model.parameters(), network, rule, lr=0.1, metric=metric)
+        optimizer.train()
+        for step in range(12):
+            if refused and step == 6:
+                good = model[0].weight.detach().clone()
+                with torch.no_grad():
+                    model[0].weight[0, 0] = float("inf")
+                with pytest.raises(FloatingPointError):
+                    optimizer.step()
+                with torch.no_grad():
+                    model[0].weight.copy_(good)
+            optimizer.zero_grad()
+            x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+        ends.append(model[0].weight.detach().clone())
+        optimizer.eval()
+        assert not torch.equal(model[0].weight, ends[-1])
+    assert torch.equal(*ends)
+
+
+@pytest.mark.filterwarnings("ignore:it is not known whether Pulled")
+def test_the_metric_that_is_kept_for_good_is_kept_where_a_parameter_joins():
+    class Pulled(torch.optim.Optimizer):
+        """Back to where it began."""
+
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in (p for p in group["params"] if p.grad is not None):
+                    begun = self.state[p].setdefault("begun", p.clone())
+                    p.sub_(group["lr"] * (p.grad + 0.1 * (p - begun)))
+
+    torch.manual_seed(0)
+    model = mlp(4, 6, 2).double()
+    network = ps.trace(model, torch.zeros(1, 4, dtype=torch.float64))
+    optimizer = ps.optim.Invariant(model.parameters(), network, Pulled, lr=0.1)
+    model[2].bias.requires_grad_(False)
+    factors = []
+    for step in range(6):
+        if step == 3:
+            model[2].bias.requires_grad_(True)
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        factors.append(optimizer.state[model[0].weight]["factor"].clone())
+    assert all(torch.equal(factor, factors[0]) for factor in factors)
+
+
+def test_what_a_rule_keeps_of_all_parameters_together_is_saved_and_loaded():
+    class Counting(torch.optim.SGD):
+        def __init__(self, params, lr):
+            super().__init__(params, lr)
+            self.state["taken"], self.state["more"] = 0, {"k": torch.zeros(1)}
+
+        def step(self, closure=None):
+            self.state["taken"] += 1
+            return super().step(closure)
+
+    torch.manual_seed(0)
+    model = mlp(4, 6, 2).double()
+    network = ps.trace(model, torch.zeros(1, 4, dtype=torch.float64))
+    optimizer = ps.optim.Invariant(model.parameters(), network, Counting, lr=0.1)
+    for _ in range(3):
+        model(torch.randn(8, 4, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    other = ps.optim.Invariant(model.parameters(), network, Counting, lr=0.1)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.rule.state["taken"] == 3
+    assert other.rule.state["more"] == {"k": torch.zeros(1)}
+    _, copied = copy.deepcopy((model, other))
+    assert copied.rule.state["taken"] == 3
+
+
+@pytest.mark.parametrize(("option", "value"), [("power", 0.0), ("refresh_every", 3)])
+def test_options_of_the_metric_are_no_options_of_groups(option, value):
+    model, network = traced(BY_NAME["mlp"])
+    groups = [{"params": list(model.parameters()), option: value}]
+    with pytest.raises(ValueError, match=f"'{option}' is an option of Invariant as a whole"):
+        ps.optim.Invariant(groups, network, torch.optim.AdamW, lr=0.01)
 
 
 def test_options_of_the_metric_are_sent_to_the_metric():

@@ -170,6 +170,10 @@ def test_a_model_may_be_converted_from_half_precision_and_back(name):
     model, optimizer = build(name, torch.bfloat16)
     train(model, optimizer)
     train(model.float(), optimizer, first=3)
+    velocities = [
+        state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state
+    ]
+    assert all(velocity.dtype == torch.float32 for velocity in velocities)
     after = train(model.bfloat16(), optimizer, first=6)
     assert all(torch.isfinite(p).all() and p.dtype == torch.bfloat16 for p in after)
 

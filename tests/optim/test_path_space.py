@@ -17,6 +17,57 @@ UNTIED = [case for case in ZOO if case.name != "tied characters"]
 RAW = {"units": "none", "clamp": None}
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("GSGD", {}), ("GSGD", {"momentum": 0.9}), ("GSGD", {"clip_norm": 1.0}), ("GAdam", {})],
+)
+def test_a_batch_with_nan_is_refused_and_leaves_nothing_behind(kind, options):
+    ends = []
+    for refused in (False, True):
+        torch.manual_seed(0)
+        model = mlp(3, 5, 2)
+        optimizer = getattr(ps.optim, kind)(
+            model.parameters(), ps.trace(model, torch.zeros(1, 3)), lr=0.01, **options
+        )
+        for step in range(6):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+            if refused and step == 3:
+                optimizer.zero_grad()
+                model(x / 0).square().mean().backward()
+                with pytest.raises(FloatingPointError, match="not finite"):
+                    optimizer.step()
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *ends))
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "options"),
+    [("GSGD", torch.optim.SGD, {"momentum": 0.9}), ("GAdam", torch.optim.AdamW, {"weight_decay": 0.0})],
+)
+def test_outside_the_network_a_rate_of_zero_is_the_plain_rule_s(kind, plain, options):
+    model = mlp(3, 5, 2).double()
+    network = ps.trace(model, torch.zeros(1, 3, dtype=torch.float64))
+    ours, theirs = (torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    pair = (
+        getattr(ps.optim, kind)([*model.parameters(), ours], network, lr=0.02, **options),
+        plain([theirs], lr=0.02, **options),
+    )
+    schedules = [torch.optim.lr_scheduler.LambdaLR(rule, lambda step: step / 4) for rule in pair]
+    for step in range(4):
+        for rule in pair:
+            rule.zero_grad()
+        (
+            model(torch.randn(4, 3, dtype=torch.float64)).sum() + (ours**2 + theirs**2).sum() / (1 + step)
+        ).backward()
+        for rule, schedule in zip(pair, schedules, strict=True):
+            rule.step()
+            schedule.step()
+    assert_close(ours, theirs, rtol=1e-10, atol=0)
+
+
 # --- known numbers -------------------------------------------------------------------------------------
 
 

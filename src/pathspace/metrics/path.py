@@ -195,7 +195,8 @@ class Path:
                 self.state |= {n: dict(self.state[n]) for n in others}  # until its step
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
-                self._refresh([*states, *others])
+                kept = self.power == 0 or self.frozen
+                self._refresh([*filter(self.is_due, states), *others] if kept else [*states, *others])
         # what was computed before the last step of this optimizer is old by now
         kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
         self._ahead = kept | dict.fromkeys(others, first)
@@ -230,9 +231,9 @@ class Path:
             return None
         return near_member(network, {name: powers(network, name, scales) for name in network.parameters})
 
-    def reset(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Take other states, by parameter name, because they were loaded; they belong to the present weights."""
-        self.state = dict(states)
+    def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
+        """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
+        self.state = {name: state for name, state in self.state.items() if name not in own} | dict(states)
         self._gauges.clear()
         self._ahead.clear()
         self._rescalings = self.network.rescalings["done"]
@@ -309,6 +310,7 @@ class Path:
             if all("gauge_rows" not in state for state in self.state.values()):
                 far = far_scales(network, b)
             for name, gauge in gauges(network, new, b, far).items():
+                self._gauges.pop(name, None)  # of an optimizer that the metric served before
                 kept = {"age": 0, "gauge_rows": gauge.rows, "gauge_columns": gauge.columns}
                 self.state[name].update(kept | ({} if far is None else {"scales": far}))
         return new

@@ -1,8 +1,9 @@
 """The data-dependent metric with the column of the bias, as an optimizer keeps it (O13: Ollivier 2013/2015).
 
-    M'_ii = f_i^2 M_ii / c + damping,   M'_0i = f_0 f_i M_0i / c       (see ``quasi_diagonal``)
+    M'_ii = (f_i^2 M_ii + damping m) / c,   M'_0i = f_0 f_i M_0i / c       (see ``quasi_diagonal``)
 
-c is one number for all parameters, the mean of theirs, because the rule mixes them.
+m is the mean of f^2 M over the parameter, and c one number for all parameters, the mean of theirs, because the rule
+mixes them.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class DataDependentWithBias(DataDependent):
         super()._set_normalizers(kappa, new)
         sizes = [self.network.parameters[name].numel() for name in kappa.values]
         states = [self.state[name] for name in kappa.values]
-        c = sum(s["normalizer"] * n for s, n in zip(states, sizes, strict=True)) / max(1, sum(sizes))
+        sums = (0 if s["empty"] else s["normalizer"] * n for s, n in zip(states, sizes, strict=True))
+        c = sum(sums) / max(1, sum(sizes))
         for state in states:
-            state["normalizer"] = c
+            state["normalizer"] = c or 1.0
 
     def cross(self, name: str) -> tuple[str, Tensor] | None:
         """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""

@@ -6,7 +6,6 @@ parameter, kappa the metric, c its normalizer.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from pathspace.metrics import DataDependent
@@ -36,7 +35,7 @@ class DDPAdam(DataOptimizer, PathAdam):
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.
         amsgrad: divide by the largest second moment so far.
-        alpha: share of the data, in [0, 1].
+        alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
         options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
             :class:`pathspace.metrics.DataDependent`.
 
@@ -63,7 +62,7 @@ class DDPAdam(DataOptimizer, PathAdam):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
-        alpha: float = 0.5,
+        alpha: float | None = None,
         **options: Unpack[SharedDataOptions],
     ) -> None:
         super().__init__(
@@ -74,5 +73,5 @@ class DDPAdam(DataOptimizer, PathAdam):
             eps,
             weight_decay,
             amsgrad,
-            **with_metric(options, partial(DataDependent, alpha)),
+            **with_metric({"alpha": alpha, **options}, DataDependent),
         )

@@ -6,7 +6,6 @@ parameter, g = dL/dp, kappa the metric, c its normalizer, v velocity, eta lr.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from pathspace.metrics import DataDependent
@@ -39,7 +38,7 @@ class DDPSGD(DataOptimizer, PathSGD):
         network: the traced network; its parameters must be those of ``params``.
         lr: learning rate eta. With a normalizer it has about the size that SGD's has on a balanced network.
         momentum: factor of the velocity v, which is kept on d.
-        alpha: share of the data, in [0, 1].
+        alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
         path_decay: lambda; adds lambda kappa1 p to the gradient, the gradient of (lambda / 2) gamma_net^2 at alpha = 0.
@@ -67,7 +66,7 @@ class DDPSGD(DataOptimizer, PathSGD):
         lr: float = 0.1,
         momentum: float = 0.0,
         *,
-        alpha: float = 0.5,
+        alpha: float | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         path_decay: float = 0.0,
@@ -83,5 +82,5 @@ class DDPSGD(DataOptimizer, PathSGD):
             weight_decay=weight_decay,
             path_decay=path_decay,
             clip_step=clip_step,
-            **with_metric(options, partial(DataDependent, alpha)),
+            **with_metric({"alpha": alpha, **options}, DataDependent),
         )

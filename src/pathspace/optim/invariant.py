@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
 
 from pathspace.metrics import Path
@@ -40,7 +41,7 @@ from pathspace.optim.base.coordinates import (
     type_of_shadow,
 )
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Parameters, evaluated
+from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated
 from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
@@ -114,7 +115,9 @@ class Invariant(MetricOptimizer):
         points: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        _expect_options_of(rule, options)
+        if of_metric := options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters):
+            given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
+            raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
         self.rule: Optimizer | None = None
         self._shadows: dict[Tensor, nn.Parameter] = {}
         self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
@@ -186,24 +189,23 @@ class Invariant(MetricOptimizer):
                 group["params"] = self._shadows_of(group["params"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
-
-        Raises:
-            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
-        """
+        """Add a group; see ``torch.optim.Optimizer.add_param_group``."""
         if self.rule is None:  # while this is made
             super().add_param_group(param_group)
             return
         self._check_group(param_group)
         group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
-        self._expect_whole(group["params"])
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
             raise ValueError("some parameters appear in more than one parameter group")
+        self._bind(group["params"])
         with self._rule_at_work() as rule:
             rule.add_param_group({**group, "params": self._shadows_of(group["params"])})
         self._has_stepped = False
-        self._bind(group["params"])
+
+    @classmethod
+    def _options(cls) -> set[str]:
+        return super()._options() | PathOptions.__annotations__.keys()
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         if self.rule is not None:  # which knows what options there are
@@ -211,23 +213,18 @@ class Invariant(MetricOptimizer):
 
     # -- steps --------------------------------------------------------------------------------------------------
 
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
-
-        Args:
-            closure: re-evaluates the model and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-        """
+        """See ``torch.optim.Optimizer.step``."""
         assert self.rule is not None
         if closure is None or not type(self.rule).__name__.endswith(("LBFGS", "SAM")):
             return super().step(closure)
         self._check_current()
         if not self._active():
             evaluated(closure)  # which parameters have gradients
-        entries = self._entries([(step.parameter, step.factor) for step in self._steps()])
+        steps = self._steps(self._active())
+        entries = self._entries([(step.parameter, step.factor) for step in steps])
         if not entries:
             return None
         with full_precision(entries[0].p), self._rule_at_work() as rule:
@@ -270,20 +267,24 @@ class Invariant(MetricOptimizer):
         squares = []
         for entry in entries:
             entry.read_gradient(masked=masked)
-            squares.append(entry.squared_norm())
+            squares.append(entry.squared_norm().to(entries[0].p.device))
         norm = totals(torch.stack(squares), [entry.parameter for entry in entries])
         return clip_factor(float(norm.sum()), self.clip_norm)
 
-    def _steps(self) -> list[Descent]:
+    def _steps(self, active: Active) -> list[Descent]:
         if not self._points:
-            return super()._steps()
+            return super()._steps(active)
         before = {p: self.state[p].get("factor") for p in self._shadows}
-        steps = super()._steps()
+        try:
+            steps = super()._steps(active)
+        except BaseException:
+            for p, r in before.items():  # where the points still are
+                self.state[p] |= {} if r is None else {"factor": r}
+            raise
         assert self.rule is not None
         for step in steps:
-            move_points_(
-                self.rule, self._points, self._shadows[step.parameter], before[step.parameter], step.factor
-            )
+            p = step.parameter
+            move_points_(self.rule, self._points, self._shadows[p], step.p, before[p], step.factor)
         return steps
 
     def _advance(self, steps: list[Descent]) -> None:
@@ -382,7 +383,7 @@ class Invariant(MetricOptimizer):
             hook(self)
         with self._rule_at_work() as rule:
             packed = rule.state_dict()
-        state = {index: dict(kept) for index, kept in packed["state"].items()}
+        state = {key: kept if isinstance(key, str) else dict(kept) for key, kept in packed["state"].items()}
         for index, p in enumerate(self._all_parameters()):
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
@@ -402,6 +403,9 @@ class Invariant(MetricOptimizer):
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, {**state_dict}) or state_dict
+        whole = {
+            key: kept for key, kept in state_dict["state"].items() if isinstance(key, str)
+        }  # of the rule
         state_dict = self._unpacked(state_dict)
         ours: dict[int, dict[str, Any]] = {}
         rules: dict[int, dict[str, Any]] = {}
@@ -413,7 +417,7 @@ class Invariant(MetricOptimizer):
         saved, parameters = self._check_loaded(state_dict, begun)
         self._has_stepped = False
         with self._rule_at_work() as rule:
-            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s}})
+            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s} | whole})
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
                 for key, value in rules.get(index, {}).items():
@@ -450,15 +454,3 @@ def _in_few_passes(
     if rule in (NAdam, RAdam) and on_cpu:
         return rule(groups, **options, foreach=True)
     return (RMSprop if rule is torch.optim.RMSprop else rule)(groups, **options)
-
-
-def _expect_options_of(rule: Callable[..., Optimizer], options: dict[str, Any]) -> None:
-    """Refuse options of the metric, which a rule would call unexpected.
-
-    Raises:
-        TypeError: there are some that the rule does not have.
-    """
-    of_metric = options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters)
-    if of_metric:
-        given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
-        raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")

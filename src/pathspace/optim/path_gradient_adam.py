@@ -6,7 +6,6 @@ Activations", 2016. Letters: p parameter, g = dL/dp, kappa the path metric, c it
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 from pathspace.metrics import Path
@@ -75,9 +74,7 @@ class PathGradientAdam(MetricOptimizer):
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(
-            params, network, defaults, **with_metric(options, partial(Path, normalization="none"))
-        )
+        super().__init__(params, network, defaults, **with_metric(options, Path, normalization="none"))
 
     def _advance(self, steps: list[Descent]) -> None:
         turn(steps, self.metric)

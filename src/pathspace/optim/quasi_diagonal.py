@@ -6,7 +6,6 @@ Srebro 2016. Letters: p parameter, g = dL/dp, M metric of one unit (0 its bias),
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -49,10 +48,10 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         alpha: share of the data, in (0, 1]; the paths' share is diagonal.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
-        options: ``clip_norm`` (of sqrt(g^T d)), ``maximize`` and ``metric``, as for :class:`Invariant`; without a
-            ``metric`` those of :class:`pathspace.metrics.DataDependent`, but ``power`` and ``sharing``. c is one number
-            for all parameters, the mean of theirs, because the rule mixes them; damping is added to the diagonal, which
-            keeps the invariance under rescaling, and gives up a little of that under shifts.
+        options: ``clip_norm`` (of sqrt(g^T d)), ``maximize``, and those of :class:`pathspace.metrics.DataDependent`
+            but ``power`` and ``sharing``. c is one number for all parameters, the mean of theirs, as the rule mixes
+            them; damping is added to the diagonal, which keeps the invariance under rescaling, and gives up a little
+            of that under shifts.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.
@@ -87,7 +86,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             raise ValueError(
                 f"alpha must be in (0, 1], got {alpha}: without data the metric is diagonal (use PathSGD)"
             )
-        for name in ("power", "sharing", "second_term"):
+        for name in ("metric", "power", "sharing", "second_term"):
             if name in options:
                 raise TypeError(
                     f"{name} is no option of QuasiDiagonal, whose metric is no function of kappa alone"
@@ -99,7 +98,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            **with_metric(options, partial(DataDependentWithBias, alpha)),
+            **with_metric({"alpha": alpha, **options}, DataDependentWithBias),
         )
 
     def _advance(self, steps: list[Descent]) -> None:

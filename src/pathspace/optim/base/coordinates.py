@@ -203,6 +203,7 @@ class Entry:
         Args:
             decay: what w is multiplied with before, if u was 0; None if u was w / r.
         """
+        self._fetch()
         u, r, self.r = self._u, self.r, None
         if r is None:
             self.p.copy_(u)
@@ -216,8 +217,15 @@ class Entry:
         else:
             self.p.add_((u * r).to(self.p.dtype))
 
+    def _fetch(self) -> None:
+        """Take u from where a rule has put it (``p.data = ...``)."""
+        if self.shadow.data_ptr() != self._u.data_ptr():
+            self._u.copy_(self.shadow.view(self.p.shape))
+            self.shadow.data = self._u.view(self.shadow.shape)
+
     def move_to(self, start: Tensor) -> None:
         """w = start + r (u - start / r), with u kept."""
+        self._fetch()
         self.p.copy_(self._u if self.r is None else start + self._step(start, self.r) * self.r)
 
     def squared_norm(self) -> Tensor:

@@ -6,17 +6,16 @@ Letters: p parameter, g = dL/dp, D the metric (see ``metrics.path``).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_bounds
 from pathspace.metrics.path import Form
 from pathspace.network import Network
-from pathspace.optim.base.network_optimizer import NetworkOptimizer, Parameters, evaluated
+from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import Descent
 from pathspace.squared.parts import local
 
@@ -51,17 +50,8 @@ class MetricOptimizer(NetworkOptimizer):
             params, network, defaults if maximize is None else {**defaults, "maximize": maximize}
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; see ``torch.optim.Optimizer.add_param_group``.
-
-        Raises:
-            ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore.
-        """
-        super().add_param_group(param_group)
-        self._bind(self.param_groups[-1]["params"])
-
-    def _bind(self, parameters: Iterable[Tensor]) -> None:
-        """Let the metric know of parameters."""
+    def _bind(self, parameters: Sequence[Tensor]) -> None:
+        super()._bind(parameters)
         names = self.network.names_by_id
         self.metric.bind(self.network, [names[id(p)] for p in parameters if id(p) in names], self.form)
 
@@ -74,28 +64,13 @@ class MetricOptimizer(NetworkOptimizer):
     def _advance(self, steps: list[Descent]) -> None:
         """Move the parameters."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
+    def _take(self, active: Active) -> None:
+        self._advance(self._steps(active))
 
-        Args:
-            closure: re-evaluates the model and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-        """
-        loss = evaluated(closure)
-        self._check_current()
-        steps = self._steps()
-        if steps:
-            self._expect_unclipped(g for step in steps if (g := step.parameter.grad) is not None)
-            self._advance(steps)
-        return loss
-
-    def _steps(self) -> list[Descent]:
+    def _steps(self, active: Active) -> list[Descent]:
         """The parameters that have a gradient, and what the metric gives for those of the network."""
         names = self.network.names_by_id
-        steps = [Descent(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in self._active()]
+        steps = [Descent(p, p, group, self.state[p], names.get(id(p)), g) for p, group, g in active]
         if self._in_parts:
             for step in steps:
                 step.p, step.g = local(step.p), local(step.g)
@@ -119,9 +94,10 @@ class MetricOptimizer(NetworkOptimizer):
         self._share_states()
 
     def _share_states(self) -> None:
-        """Let the metric look at the states that were loaded, in the place of all others."""
+        """Let the metric look at the states that were loaded."""
         names = self.network.names_by_id
-        self.metric.reset({names[id(p)]: state for p, state in self.state.items() if id(p) in names})
+        own = {names[id(p)] for p in self._all_parameters() if id(p) in names}
+        self.metric.reset({names[id(p)]: state for p, state in self.state.items() if id(p) in names}, own)
 
     def _check_state(self, name: str, index: int, state: dict[str, Any]) -> None:
         if "gauge_rows" not in state or "age" not in state:

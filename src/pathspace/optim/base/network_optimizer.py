@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # of torch.compiler.disable, without its imports
 
-from pathspace.metrics.checks import check_betas, check_not_negative
+from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
 from pathspace.network.sharded import refused
@@ -21,6 +23,7 @@ Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, T
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
 _NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
+_COUNTS = ("precondition_frequency", "ns_steps")
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 _NOTHING = "stateless"  # the entry of a parameter that has no state, beside others that have one
 
@@ -48,10 +51,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self._of_groups = frozenset(defaults)
         network.check_current(parts=True)
         self._splits = network.splits
-        kind = type(self)
-        if not hasattr(kind.step, "hooked"):  # torch wraps the step of a class once, next
-            # compiled training steps run it as it is: its parts, compiled one by one, would round otherwise
-            kind.step = torch.compiler.disable(kind.step)  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__(params, defaults)
         if not network.parameters:
             raise ValueError("no parameter of the model is in the network, so train it by the plain rule")
@@ -63,6 +62,29 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 "(a copied or converted model must be traced again)"
             )
 
+    @abstractmethod
+    def _take(self, active: Active) -> None:
+        """Take a step of the parameters that have a gradient."""
+
+    @_disable_dynamo  # parts of it, compiled one by one with a whole training step, would round otherwise
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+        """
+        loss = evaluated(closure)
+        self._check_current()  # parameters that were replaced have no gradients any more
+        active = self._active()
+        if active:
+            self._expect_unclipped(g for _, _, g in active)
+            self._take(active)
+        return loss
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; see ``torch.optim.Optimizer.add_param_group``.
 
@@ -72,7 +94,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         self._check_group(param_group)
         super().add_param_group(param_group)
-        self._expect_whole(self.param_groups[-1]["params"])
+        self._bind(self.param_groups[-1]["params"])
+
+    def _bind(self, parameters: Sequence[Tensor]) -> None:
+        """Take parameters on."""
+        self._expect_whole(parameters)
 
     def _expect_whole(self, parameters: Iterable[Tensor]) -> None:
         """Refuse parameters that are split over processes, where those cannot be stepped.
@@ -112,6 +138,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
                 )
         check_not_negative(**{name: param_group[name] for name in _NOT_NEGATIVE if name in param_group})
+        check_counts(**{name: param_group[name] for name in _COUNTS if name in param_group})
         if "betas" in param_group:
             check_betas(param_group["betas"])
 
@@ -166,7 +193,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             for i, p in enumerate(self._all_parameters())
         }
         if any(states.values()):
-            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()}
+            whole = {key: value for key, value in packed["state"].items() if isinstance(key, str)}
+            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()} | whole
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +204,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         states = {
             i: {k: self._own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
             for i, state in state_dict["state"].items()
+            if not isinstance(i, str)
         }
         return {**state_dict, "state": {i: state for i, state in states.items() if state}}
 

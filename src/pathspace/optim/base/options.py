@@ -9,7 +9,7 @@ of its class that stand beside it (power, damping, refresh_every, ...).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pathspace.metrics import DataDependent, Path
@@ -33,28 +33,33 @@ class SharedDataOptions(DataOptions, total=False):
     metric: DataDependent | None
 
 
-def with_metric(options: Mapping[str, Any], make: Callable[..., Path]) -> dict[str, Any]:
+def with_metric(options: Mapping[str, Any], kind: type[Path], **defaults: Any) -> dict[str, Any]:
     """The shared options of an optimizer, with the metric that was given or one made of the other options."""
-    of_metric = {
-        name: value for name, value in options.items() if name not in ("clip_norm", "maximize", "metric")
+    shared = ("clip_norm", "maximize", "metric")
+    own = {
+        name: value
+        for name, value in options.items()
+        if name not in shared and (name, value) != ("alpha", None)
     }
     return {
         "clip_norm": options.get("clip_norm"),
         "maximize": options.get("maximize", False),
-        "metric": chosen_metric(options.get("metric"), make, of_metric),
+        "metric": chosen_metric(options.get("metric"), kind, own, **defaults),
     }
 
 
-def chosen_metric(metric: Path | None, make: Callable[..., Path], options: Mapping[str, Any]) -> Path:
+def chosen_metric(metric: Path | None, kind: type[Path], options: Mapping[str, Any], **defaults: Any) -> Path:
     """The metric that was given, or one made of options.
 
     Raises:
-        TypeError: it is no metric, both were given, or an option does not exist.
+        TypeError: it is not of that kind, both were given, or an option does not exist.
     """
     if metric is None:
-        return make(**options)
-    if not isinstance(metric, Path):
-        raise TypeError(f"metric must be an object such as pathspace.metrics.Path(), got {metric!r}")
+        return kind(**{**defaults, **options})
+    if not isinstance(metric, kind):
+        raise TypeError(
+            f"metric must be an object such as pathspace.metrics.{kind.__name__}(), got {metric!r}"
+        )
     if options:
         names = ", ".join(sorted(options))
         raise TypeError(f"{names}: give options of the metric to the metric itself, or no metric")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -22,7 +21,7 @@ from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
-from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters, evaluated
+from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
@@ -134,12 +133,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._begin(chosen)
         return chosen
 
-    def _first_skeleton(self) -> Skeleton:
-        if isinstance(self._wanted, Skeleton):
-            return self._wanted
-        # a generator of its own: the user's random state is not touched
-        return choose(self.network, self._wanted, torch.Generator().manual_seed(self._seed))
-
     def _begin(self, chosen: Skeleton) -> None:
         network = self.network
         _check_skeleton(chosen, network)
@@ -188,29 +181,13 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     # --- steps -------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
-
-        Args:
-            closure: re-evaluates the model and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-        """
-        loss = evaluated(closure)
-        self._check_current()  # parameters that were replaced have no gradients any more
-        active = self._active()
-        if active:
-            self._expect_unclipped(g for _, _, g in active)
-            self._advance(active)
-        return loss
-
-    def _advance(self, active: Active) -> None:
+    def _take(self, active: Active) -> None:
         names = self.network.names_by_id
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
+            own = torch.Generator().manual_seed(self._seed)  # the user's random state is not touched
             with cpu_by_default():
-                self._begin(self._first_skeleton())
+                wanted = self._wanted
+                self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted, own))
         wide = torch.Tensor.double if self._is_far() else widened
         weights: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
@@ -219,7 +196,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         for p, group, g in active:
             name = names.get(id(p))
             g = widened(g) if name is None else wide(g)
-            if group["lr"] == 0:  # a weight stays as it is, as it does without a gradient
+            if (
+                group["lr"] == 0 and name is not None
+            ):  # a weight stays as it is, as it does without a gradient
                 # but tools that load a state ask a first such step what it will hold
                 self._make_room(g, group, self.state[p])
                 continue
@@ -242,9 +221,10 @@ class PathSpaceOptimizer(NetworkOptimizer):
         else:
             if frame is not None:
                 gradients = frame.gradients(weights, gradients)
+                self._expect_finite(frame.moments)  # before anything is made of them that is kept
             if self.clip_norm is not None and (inside or outside):  # all rates may be 0
                 every = [g.reshape(-1) for g in (*gradients.values(), *(g for _, _, g in outside))]
-                square = torch.stack([torch.dot(g, g).double() for g in every]).sum()
+                square = torch.stack([torch.dot(g, g).double().to(every[0].device) for g in every]).sum()
                 factor = clip_factor(float(square), self.clip_norm)
             if frame is not None:
                 self._move(frame, inside, weights, gradients, factor)
@@ -288,12 +268,16 @@ class PathSpaceOptimizer(NetworkOptimizer):
         ratios = self._clamped(frame.ratios(directions, lrs, shrinking))
         frame.move_(weights, directions, lrs, ratios, shrinking)
 
-    def _clamped(self, ratios: Tensor) -> Tensor:
-        if not ratios.is_cuda and not bool(ratios.isfinite().all()):  # there a step would wait for it
+    @staticmethod
+    def _expect_finite(values: Tensor) -> None:
+        if not values.is_cuda and not bool(values.isfinite().all()):  # there a step would wait for it
             raise FloatingPointError(
                 "a step in path space is not finite: weights or gradients are not, because training diverged (lower "
                 "the learning rate or clip) or a batch held NaN; parameters are not changed"
             )
+
+    def _clamped(self, ratios: Tensor) -> Tensor:
+        self._expect_finite(ratios)
         if self.clamp is None:
             self._start["flipped"] += (ratios < 0).sum()
             return ratios

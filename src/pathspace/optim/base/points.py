@@ -44,7 +44,9 @@ def expect_unread(rule: Optimizer) -> None:
     Raises:
         TypeError: it did.
     """
-    for key, value in (item for state in rule.state.values() for item in state.items()):
+    for key, value in (
+        item for state in rule.state.values() if isinstance(state, dict) for item in state.items()
+    ):
         if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
             kind = type(rule).__name__
             raise TypeError(
@@ -65,9 +67,14 @@ def frozen_because(rule: Optimizer) -> None:
 
 
 def move_points_(
-    rule: Optimizer, points: Sequence[str], shadow: nn.Parameter, old: Tensor | None, new: Tensor | None
+    rule: Optimizer,
+    points: Sequence[str],
+    shadow: nn.Parameter,
+    w: Tensor,
+    old: Tensor | None,
+    new: Tensor | None,
 ) -> None:
-    """Points u of one parameter become u r_old / r_new.
+    """Points u of one parameter become u r_old / r_new, and w / r_new where r_old was 0, so that w stood still.
 
     Raises:
         RuntimeError: a point has not the size of its parameter.
@@ -75,6 +82,7 @@ def move_points_(
     if old is None or new is None or old is new:
         return
     state, ratio = rule.state.get(shadow, {}), torch.where(new == 0, 1.0, old / new)
+    freed = (old == 0) & (new != 0)
     for key in points:
         point = state.get(key)
         if point is None:
@@ -86,3 +94,4 @@ def move_points_(
                 "metric=pathspace.metrics.Balanced()"
             )
         point.mul_(ratio.view(point.shape).to(point.dtype))
+        point.copy_(torch.where(freed, w / new, point.view(w.shape)).view(point.shape))

@@ -16,6 +16,7 @@ from torch import Tensor
 from pathspace.metrics import Path
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import clip_factor
+from pathspace.optim.rules.moments import in_type
 from pathspace.paths.kernel.norm import widened
 from pathspace.squared.parts import totals
 
@@ -90,7 +91,8 @@ def clipping(steps: list[Descent], clip_norm: float | None, clip_step: float | N
 
 def _sum(terms: Iterable[Tensor], steps: list[Descent]) -> float:
     sums = [t.sum() for t in terms]
-    return float(totals(torch.stack(sums), (s.parameter for s in steps)).sum()) if sums else 0.0
+    together = [s.to(sums[0].device) for s in sums]
+    return float(totals(torch.stack(together), (s.parameter for s in steps)).sum()) if sums else 0.0
 
 
 def descend_(steps: list[Descent], factor: float) -> None:
@@ -125,6 +127,7 @@ def _velocities(steps: list[Descent], momentum: float) -> list[Tensor]:
         if "momentum_buffer" not in step.state:
             new = torch.zeros_like(step.p, memory_format=torch.preserve_format)
             step.state["momentum_buffer"] = new
+        in_type(step.state, step.p.dtype, ("momentum_buffer",))
     v = [step.state["momentum_buffer"] for step in steps]
     _mul_(v, momentum)
     return v

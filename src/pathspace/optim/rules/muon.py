@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo  # of torch.compiler.disable, without its imports
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -63,7 +62,6 @@ class MuonAdamW(Optimizer):
         super().__init__(params, defaults)
         self._rules: dict[type[Optimizer], Optimizer] = {}
 
-    @_disable_dynamo  # where a whole training step is compiled, state that two rules share was lost
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step; returns the closure's loss, if there is one."""

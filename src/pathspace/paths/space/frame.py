@@ -82,6 +82,7 @@ class Frame:
 
     Attributes:
         dtypes: the types of the weights, in their order.
+        moments: q of the P classes, of the gradients that were handed in last.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Frame:
         self._leaving = Leaving(chart.places, weights, fixed, self._scratch)
         self._gradients, self._terms = fixed.new_empty(edges), Slots(fixed.new_empty(edges))
         self._one = torch.ones_like(self._rates)
-        self._slopes, self._q = torch.empty_like(self._one), torch.empty_like(self._one)
+        self._slopes, self.moments = torch.empty_like(self._one), torch.empty_like(self._one)
         # what is read and written at every step of these vectors
         self._at_classes = self._wide.factors.at(chart.classes), self._wide.factors.at(chart.inverses)
         self._at_skeleton = self._terms.at(chart.into), self._terms.at(chart.out_of)
@@ -216,7 +217,7 @@ class Frame:
         entering, leaving = self._at_skeleton
         if chart.single is not None:
             leaving = leaving * chart.single
-        q = torch.add(entering, leaving, out=self._q).add_(self._own_sums, alpha=-1)
+        q = torch.add(entering, leaving, out=self.moments).add_(self._own_sums, alpha=-1)
         for classes, after in chart.links:
             q.index_add_(0, classes, q.index_select(0, after))
         return q
