@@ -41,7 +41,7 @@ from pathspace.optim.base.coordinates import (
     type_of_shadow,
 )
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated
+from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated, of_no_parameter
 from pathspace.optim.base.options import chosen_metric
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
 from pathspace.optim.base.steepest import Descent
@@ -383,7 +383,8 @@ class Invariant(MetricOptimizer):
             hook(self)
         with self._rule_at_work() as rule:
             packed = rule.state_dict()
-        state = {key: kept if isinstance(key, str) else dict(kept) for key, kept in packed["state"].items()}
+        more = of_no_parameter(packed)
+        state = {key: dict(kept) for key, kept in packed["state"].items() if key not in more} | more
         for index, p in enumerate(self._all_parameters()):
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
@@ -403,9 +404,7 @@ class Invariant(MetricOptimizer):
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, {**state_dict}) or state_dict
-        whole = {
-            key: kept for key, kept in state_dict["state"].items() if isinstance(key, str)
-        }  # of the rule
+        more = of_no_parameter(state_dict)
         state_dict = self._unpacked(state_dict)
         ours: dict[int, dict[str, Any]] = {}
         rules: dict[int, dict[str, Any]] = {}
@@ -417,7 +416,7 @@ class Invariant(MetricOptimizer):
         saved, parameters = self._check_loaded(state_dict, begun)
         self._has_stepped = False
         with self._rule_at_work() as rule:
-            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s} | whole})
+            rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s} | more})
             shadows = (shadow for group in rule.param_groups for shadow in group["params"])
             for index, shadow in zip(saved, shadows, strict=True):
                 for key, value in rules.get(index, {}).items():

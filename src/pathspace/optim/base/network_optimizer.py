@@ -193,8 +193,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             for i, p in enumerate(self._all_parameters())
         }
         if any(states.values()):
-            whole = {key: value for key, value in packed["state"].items() if isinstance(key, str)}
-            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()} | whole
+            more = of_no_parameter(packed)
+            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()} | more
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         states = {
             i: {k: self._own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
             for i, state in state_dict["state"].items()
-            if not isinstance(i, str)
+            if i in of
         }
         return {**state_dict, "state": {i: state for i, state in states.items() if state}}
 
@@ -300,6 +300,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
             f"{kind} cannot be pickled, because its network cannot: save optimizer.state_dict(), and load it into a "
             f"new {kind} of the model traced anew. For a copy in memory, copy.deepcopy((model, optimizer))"
         )
+
+
+def of_no_parameter(state_dict: dict[str, Any]) -> dict[Any, Any]:
+    """What a rule keeps of all parameters together, by its names for it."""
+    saved = {index for group in state_dict["param_groups"] for index in group["params"]}
+    return {key: kept for key, kept in state_dict["state"].items() if key not in saved}
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
