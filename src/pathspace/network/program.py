@@ -86,9 +86,11 @@ class Program:
         nodes: slot -> class labels of the units whose values before their activation are nodes of the graph: what
             enters an activation, linear maps of unit classes that have none, and the outputs (as they leave).
         cuts: where the network is cut, in the order of the calls.
+        by_batch: modules that normalize inputs by the batch that they see, in the evaluation form, too.
     """
 
     operations: tuple[Operation, ...]
     outputs: tuple[int | None, ...]
     nodes: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     cuts: tuple[Cut, ...] = ()
+    by_batch: frozenset[str] = frozenset()

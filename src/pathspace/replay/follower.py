@@ -6,6 +6,7 @@ refused.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network
@@ -47,6 +49,7 @@ class Follower(Matched, TorchFunctionMode):
         super().__init__(network, leaves, count, differentiable, inputs, summary)
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
+        self._attached: dict[int, Tensor] = {}  # what a detached tensor was before
         self._tails: dict[int, Tensor] = {}  # what was traced as a function of outputs
         self._paused = False
 
@@ -57,6 +60,8 @@ class Follower(Matched, TorchFunctionMode):
         name = short_name(func)
         if self._paused or name in METADATA:
             return func(*args, **kwargs)
+        if name in ("register_hook", "retain_grad"):  # on gradients: the user's own, and left out
+            return RemovableHandle(OrderedDict())
         if kwargs and name in RULED:
             args, kwargs = by_position(args, kwargs)
         tensors = tensors_in(args, kwargs)
@@ -115,6 +120,7 @@ class Follower(Matched, TorchFunctionMode):
         if name in _DETACHES and tensors[0].requires_grad and not created[0].requires_grad:
             self.next(name)
             self._cut[id(created[0])] = created[0]
+            self._attached[id(created[0])] = tensors[0]
             return
         if any(id(t) in self._cut for t in tensors):
             raise UnmatchedForwardError(
@@ -250,4 +256,4 @@ class Follower(Matched, TorchFunctionMode):
             raise UnmatchedForwardError(f"the forward pass did not show the values of {len(missing)} nodes")
         for slot, tensor in zip(self.program.outputs, returned, strict=True):
             if slot is not None:
-                self._leaves_as(slot, tensor)
+                self._leaves_as(slot, self._attached.get(id(tensor), tensor))

@@ -122,7 +122,10 @@ def _shadow(
             leaves[names[id(parameter)]] = p
     for buffer in network.model.buffers():
         memo[id(buffer)] = cast(buffer.detach()).clone()
-    return evaluation_form_of(network.model, memo), leaves
+    shadow = evaluation_form_of(network.model, memo)
+    for path in network.program.by_batch:
+        shadow.get_submodule(path).training = True
+    return shadow, leaves
 
 
 def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextManager[Any]:

@@ -99,7 +99,7 @@ def batch_after(
     if batch is None:
         return None
     n = len(before)
-    arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "dims", "shape") if k in kwargs]
+    arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "axis0", "axis1", "dims", "shape") if k in kwargs]
     arguments = [*args, *arguments]
     if name in (
         *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
@@ -111,6 +111,10 @@ def batch_after(
             return n - 1 - batch
         a, b = (arguments[0] % n, arguments[1] % n) if len(arguments) > 1 else (n - 2, n - 1)
         return {a: b, b: a}.get(batch, batch)
+    if name in ("movedim", "moveaxis"):
+        source, destination = [*args, *(kwargs[key] for key in ("source", "destination") if key in kwargs)]
+        marked = torch.empty([1 + (d == batch) for d in range(n)], device="meta")
+        return list(marked.movedim(source, destination).shape).index(2)
     if name == "permute":
         dims = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
         return [d % n for d in dims].index(batch)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.trace.parameter_uses import repeats
 from pathspace.network.trace.reasons import GATED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, without_repeats
@@ -141,7 +142,13 @@ def _batch(recorder: Recorder, name: str, value: Value, letters: Letters, form: 
 def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
     """Every element of the parameter is an edge from the units it multiplies to those of the result."""
     fresh = count(max([*form.first, *form.second]) + 1)  # a dimension of one broadcasts, be it the batch
-    second = [next(fresh) if w.shape[d] == 1 and n in form.first else n for d, n in enumerate(form.second)]
+    examples = None if x.batch is None else form.first[x.batch]
+    second = [
+        next(fresh)
+        if n in form.first and (w.shape[d] == 1 or (n == examples and repeats(w.labels, d)))
+        else n
+        for d, n in enumerate(form.second)
+    ]
     form = Form(form.first, second, form.out)
     batch = _batch(recorder, name, x, form.first, form)
     if x.batch is not None and form.first[x.batch] in form.second:
@@ -264,6 +271,7 @@ def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: An
         given, arrow, result = equation.partition("->")
         if not arrow:
             result = "".join(sorted(c for c in set(given) if c.isalpha() and given.count(c) == 1))
+            result = "..." + result if "..." in given else result
         tensors, equation = [*tensors, torch.ones(())], f"{given},->{result}"
     x, y = tensors
     return contract(recorder, name, func, args, x, y, einsum_form(equation, x.shape, y.shape))

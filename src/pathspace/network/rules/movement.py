@@ -62,7 +62,10 @@ def move_one(
     def move(t: Tensor) -> Any:
         return func(t, *args, **kwargs)
 
-    moved = _on_labels(move, value.labels)
+    if func is torch.nn.functional.unfold and value.kind != "parameter":  # its padding fits every scale
+        moved = _on_labels(move, recorder.scales.resolve(value.labels) - WILD) + WILD
+    else:
+        moved = _on_labels(move, value.labels)
     many = not isinstance(moved, Tensor)
     results = []
     for number, labels in enumerate(moved if many else [moved]):

@@ -47,6 +47,8 @@ def batch_norm(
     del func, momentum
     x, _, place = _channels(recorder, name, input)
     if x.kind != "hidden" and weight is None:  # a function of inputs is an input
+        if training:
+            recorder.by_batch.add(recorder.path)
         return recorder.as_inputs(torch.clone, (input,), {}, x.batch)
     if training:
         over = tuple(d for d in range(x.labels.dim()) if d != 1)

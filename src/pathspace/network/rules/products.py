@@ -89,6 +89,8 @@ def power(
 ) -> Tensor:
     """``x ** k`` of an activation, k a positive whole number."""
     del func
+    if not isinstance(input, Tensor):
+        recorder.no_rule(name, BOUNDED)
     value, whole = (
         recorder.value(input),
         isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1),

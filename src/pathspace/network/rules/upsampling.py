@@ -55,13 +55,13 @@ def interpolate(
         if mode != "bicubic" and not antialias:
             units = units.unsqueeze(1)
             return F.interpolate(units, n, f, "linear", align_corners, recompute_scale_factor).squeeze(1)
-        # in two dimensions of which one has a single place
-        sizes, factors = None if n is None else (n, 1), None if f is None else (f, 1.0)
-        units = units[:, None, :, None]
+        # as the rows of an image: torch's antialiasing reads wrong places of columns
+        sizes, factors = None if n is None else (1, n), None if f is None else (1.0, f)
+        units = units[:, None, None, :]
         created = F.interpolate(
             units, sizes, factors, mode, align_corners, recompute_scale_factor, antialias=antialias
         )
-        return created[:, 0, :, 0]
+        return created[:, 0, 0, :]
 
     weights = [of_units(d).square() for d in range(space)]
     channels = recorder.scales.unify_over(x.labels, (0, 1))

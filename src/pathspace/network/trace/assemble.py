@@ -147,9 +147,11 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
     for end in ("target", "source"):
         flat = torch.full((shape.numel(),), WILD)
         for use in uses:
-            flat[written_out(use.index).reshape(-1)] = (
-                scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
-            )
+            places = written_out(use.index).reshape(-1)
+            found = scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
+            flat[places] = torch.where(
+                found == WILD, flat[places], found
+            )  # a part read on zeros says nothing
         labels.append(flat.reshape(shape))
     return labels[0], labels[1]
 

@@ -54,6 +54,8 @@ def by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
         args: positional arguments.
         kwargs: arguments by name.
     """
+    of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
+    kwargs = {of_numpy.get(key, key): value for key, value in kwargs.items()}
     leading = [key for key in _IN_ORDER if key in kwargs] if kwargs else []
     if not leading:
         return args, kwargs

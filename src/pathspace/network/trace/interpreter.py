@@ -72,10 +72,12 @@ class Interpreter(TorchFunctionMode):
         if self.paused:
             self._check_written_outside(name, args, kwargs)
             return without_values(name, func, args, kwargs)
+        if name == "device.__get__" and self.recorder.lookup(args[0]) is not None:
+            return torch.device("cpu")  # torch.autocast knows none like meta
         if name in METADATA:
             return func(*args, **kwargs)
         recorder = self.recorder
-        if kwargs and name in RULED:
+        if kwargs and (name in RULED or name in SHAPED_FACTORIES):
             args, kwargs = by_position(args, kwargs)
         if kwargs.get("out") is not None:
             recorder.refuse(name, "it writes its result into another tensor (out=)")
@@ -129,6 +131,12 @@ class Interpreter(TorchFunctionMode):
         if kinds & {"tail", "indices"}:
             return self._after_the_end(name, func, args, kwargs, values)
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
+        if (
+            of_inputs
+            and name in ("mul", "__mul__", "__rmul__")
+            and (zeros := self._of_zeros(args)) is not None
+        ):
+            return zeros  # a gate times the state that a recurrence begins with
         if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
         real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
@@ -246,6 +254,14 @@ class Interpreter(TorchFunctionMode):
             if isinstance(tensor, Tensor) and tensor._is_view():
                 self._viewed[id(tensor._base)] = tensor._base
         return result
+
+    def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
+        """A product of an input with a constant, if that is zero throughout."""
+        constant = next((t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None)
+        if constant is None or constant.numel() < 2 or bool(constant.any()):
+            return None
+        shape = torch.broadcast_shapes(*(t.shape for t in args))
+        return torch.zeros(shape, dtype=torch.promote_types(*(t.dtype for t in args)))
 
     def _form_of(self, t: Tensor) -> Tensor:
         """A constant as it is; a tensor of the form of any other."""

@@ -70,19 +70,26 @@ class ParameterUses:
         ) is not None:  # as x @ W has it: turned back, its labels stay compact
             index, target, source = (_permuted(t, order) for t in (index, target, source))
         new = ParameterUse(index, target, source, column, bias)
-        for old in self.of.setdefault(parameter.name, []):
-            if _same_index(old.index, new.index):
-                self._tie(old, new.target, new.source, new.column)
-                old.bias = old.bias or bias
+        uses = self.of.setdefault(parameter.name, [])
+        same = next((old for old in uses if _same_index(old.index, new.index)), None)
+        if same is not None:
+            # what was read on zeros could not be compared with other views until now
+            compare = len(uses) > 1 and any(bool((ends == WILD).any()) for ends in (same.target, same.source))
+            self._tie(same, new.target, new.source, new.column)
+            same.bias = same.bias or bias
+            if not compare:
                 return
+            new = same
         size = math.prod(self.shapes[parameter.name])
         if not self.is_whole(new, parameter.name):
             self._tie_repeats(new, size)
-        for old in self.of[parameter.name]:  # another view of the same parameter: compare where they overlap
-            places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
-            (t_old, s_old), (t_new, s_new) = places
-            self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
-        self.of[parameter.name].append(new)
+        for old in uses:  # another view of the same parameter: compare where they overlap
+            if old is not new:
+                places = [_scatter(size, use.index, use.target, use.source) for use in (old, new)]
+                (t_old, s_old), (t_new, s_new) = places
+                self._tie(replace(old, target=t_old, source=s_old), t_new, s_new, new.column)
+        if same is None:
+            uses.append(new)
 
     def _tie_repeats(self, use: ParameterUse, size: int) -> None:
         """An element that occurs several times in one view (repeat, expand, indexing) has one target and one source."""
@@ -142,6 +149,13 @@ def written_out(index: Tensor) -> Tensor:
     for size, stride in zip(index.shape, index.stride(), strict=True):
         result = result[..., None] + stride * torch.arange(size)
     return result
+
+
+def repeats(index: Tensor, dim: int) -> bool:
+    """Whether a view shows the same elements at every place along a dimension."""
+    if index.is_meta:
+        return index.stride(dim) == 0
+    return bool((index == index.narrow(dim, 0, 1)).all())
 
 
 def _as_it_is(index: Tensor, shape: torch.Size) -> list[int] | None:

@@ -67,6 +67,7 @@ class Recorder:
         self.packed: dict[
             int, Any
         ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
+        self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
         # keeps the tensors alive, so that ids stay unique
         self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}

@@ -56,7 +56,7 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
     return [
         value
         for module in model.modules()
-        for value in vars(module).values()
+        for value in pytree.tree_leaves(list(vars(module).values()))
         if isinstance(value, Tensor) and not value.is_leaf
     ]
 

@@ -241,7 +241,7 @@ class _Plan:
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
-        program = Program(tuple(recorder.operations), slots, cuts=cuts)
+        program = Program(tuple(recorder.operations), slots, cuts=cuts, by_batch=frozenset(recorder.by_batch))
         call = self._call(batch_dim)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         _check_types(network.parameters, torch.is_floating_point)
