@@ -95,7 +95,7 @@ def check(program: Program) -> str:
     return "traced"
 
 
-def outcomes(seeds):
+def outcomes(seeds, check=check):
     found = Counter()
     for seed in seeds:
         try:
@@ -110,6 +110,49 @@ def test_programs():
     assert found["traced"] > 0.75 * COUNT
     assert found["refused"] > 0.03 * COUNT
     assert found["impossible"] < 0.03 * COUNT
+
+
+WITHOUT_GRADIENTS = {"cut", "gated", "divided", "normalized", "attention"}
+"""Statements whose part of kappa on data is no gradient of what the model returns."""
+
+
+def check_on_data(program: Program) -> str:
+    """Compare kappa from data alone with the mean over examples of squared gradients, summed over the outputs."""
+    model, x = Model(program).requires_grad_(), program.input(3)
+    if program.refused or WITHOUT_GRADIENTS & {s.name for s in program.statements}:
+        return "no gradients"
+    try:
+        outputs = model(x).flatten()
+        sum(outputs).backward(retain_graph=True)
+        network = ps.trace(model, x)
+        found = ps.paths.data_dependent_kappa(network, x, alpha=1.0)
+    except (ps.UntraceableError, ps.network.UnmatchedForwardError, RuntimeError) as error:
+        if "same for all examples" in str(error):  # a layer of learned units
+            return "refused"
+        if any(words in str(error) for words in (*UNSURE, "in-place", "inplace", "single memory location")):
+            return "impossible"
+        raise
+    if network.cuts:
+        return "no gradients"
+    parameters = [network.parameters[name] for name in found]
+    squares = [torch.zeros_like(p) for p in parameters]
+    for output in outputs:
+        slopes = torch.autograd.grad(output, parameters, retain_graph=True, allow_unused=True)
+        for square, slope in zip(squares, slopes, strict=True):
+            square += 0 if slope is None else slope.square() / len(x)
+    torch.testing.assert_close(list(found.values()), squares, rtol=1e-8, atol=1e-10)
+    return "compared"
+
+
+def test_programs_on_data():
+    found = outcomes(range(COUNT), check_on_data)
+    assert found["compared"] > 0.2 * COUNT
+
+
+@pytest.mark.slow
+def test_many_programs_on_data():
+    found = outcomes(range(COUNT, COUNT + MANY), check_on_data)
+    assert found["compared"] > 0.2 * MANY
 
 
 @pytest.mark.slow

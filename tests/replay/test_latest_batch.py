@@ -95,6 +95,26 @@ def test_own_pass_gives_what_a_second_one_gives(case, statistic, replays):
     assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("look", [True, False])
+def test_activations_in_place_of_layers_that_return_views(look, replays):
+    """torch's linear layer on three dimensions, with a bias, returns a view of what it computed in two."""
+    found, x = [], torch.randn(4, 6, 3, dtype=torch.float64)
+    for in_place in (False, True):
+        model, _ = made(lambda: nn.Linear(3, 5), nn.ReLU, lambda: nn.Linear(5, 2))
+        model[1].inplace = in_place
+        assert model[0](x)._is_view()
+        optimizer = watched(model, x, watch=look)
+        if not look:
+            optimizer.observe(x)
+        model(x).square().sum().backward()
+        optimizer.step()
+        kappa = ps.paths.data_dependent_kappa(ps.trace(model, x), x)
+        found.append([kappa, *(p.detach().clone() for p in model.parameters())])
+    assert bool(found[1][0]["0.weight"].any())
+    assert_close(*found, rtol=1e-12, atol=1e-14)
+    assert len(replays) == (1 if look else 2)
+
+
 def test_only_the_call_before_a_refresh_is_followed(replays):
     model, x = plain()
     optimizer = watched(model, x, refresh_every=2)

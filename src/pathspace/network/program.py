@@ -15,6 +15,27 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Merged:
+    """Examples that a reshape put into one dimension with something else, as ``[before * n * after]``."""
+
+    dim: int
+    before: int
+    after: int
+
+    def apart(self, tensor: Tensor) -> Tensor:
+        """A view of a tensor with the examples in a dimension of their own, ``dim + 1``."""
+        return tensor.unflatten(self.dim, (self.before, -1, self.after))
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """Likewise, the other way."""
+        return tensor.flatten(self.dim, self.dim + 2)
+
+
+Place = int | Merged | None
+"""Where a tensor has its examples: the dimension that holds them, alone or with something else; None for nowhere."""
+
+
 @dataclass(slots=True)
 class Operation:
     """One traced operation whose result depends on a parameter.
@@ -24,20 +45,25 @@ class Operation:
         module: path of the module it was called in.
         kind: kind of the result (see ``Value``), or ``"outside"`` for the call of a module left outside, ``"cut"`` for
             an operation at which the network is cut.
-        arguments: for every tensor argument the dimension that holds the batch; None where there is none.
+        arguments: for every tensor argument where the batch is.
         results: slots of the results on the tape, and of the rows inside bags; for ``"outside"``, of what flows in;
             for ``"cut"``, of every tensor argument, -1 where that is no output of the network.
-        batch: the dimension of the (first) result that holds the batch.
+        batch: where the batch is in the (first) result.
         shapes: of every tensor argument and of the (first) result, for one example.
     """
 
     name: str
     module: str
     kind: str
-    arguments: tuple[int | None, ...]
+    arguments: tuple[Place, ...]
     results: tuple[int, ...]
-    batch: int | None
+    batch: Place
     shapes: tuple[torch.Size, ...] = ()
+
+    def same_call(self, other: Operation) -> bool:
+        """Whether another trace met it at the same place of the same model."""
+        mine, others = ((o.name, o.module, len(o.arguments)) for o in (self, other))
+        return mine == others
 
 
 @dataclass(frozen=True)

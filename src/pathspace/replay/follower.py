@@ -86,7 +86,7 @@ class Follower(Matched, TorchFunctionMode):
         if name == "_weight_norm" and self._depends(tensors):
             return taken_apart.weight_norm(self, *args)
         args = taken_apart.written(self, name, self._with_statistics_held(name, args))
-        result = func(*args, **kwargs)
+        result = self._exposed(name, tensors, func(*args, **kwargs))
         self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)
         return result
 
@@ -208,6 +208,18 @@ class Follower(Matched, TorchFunctionMode):
             return args
         return tuple(t.detach() if id(t) in self._tails else t for t in args)
 
+    def _exposed(self, name: str, tensors: list[Tensor], result: Any) -> Any:
+        """What the pass goes on with, where gradients at a result will be read or values of it be nodes."""
+        traced = self.program.operations
+        call = traced[self.position] if self.position < len(traced) else None
+        if call is None or call.name != name or not isinstance(result, Tensor) or not result.requires_grad:
+            return result
+        wanted = any(s in self.program.nodes for s in call.results) or any(map(self.is_weight, tensors))
+        if any(result is t for t in tensors):  # what stood for it was there before
+            self._shown.pop(id(result), None)
+            return result
+        return self.exposed(result, call.batch, tensors) if wanted else result
+
     def _depends(self, tensors: list[Tensor]) -> bool:
         return any(t.requires_grad for t in tensors)
 
@@ -220,7 +232,7 @@ class Follower(Matched, TorchFunctionMode):
         """An output counts as it leaves the network, after its activation if it has one."""
         node = self.nodes.pop((slot,), None)
         if node is not None:
-            self.note_node((slot,), tensor, node.batch)
+            self.note_node((slot,), tensor, node.merged or node.batch)
 
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module left outside: what leaves it is an input of the network."""
@@ -254,6 +266,7 @@ class Follower(Matched, TorchFunctionMode):
         missing = [s for s in self.program.nodes if s in self.live and (s,) not in self.nodes]
         if missing:
             raise UnmatchedForwardError(f"the forward pass did not show the values of {len(missing)} nodes")
+        self.check_written()
         for slot, tensor in zip(self.program.outputs, returned, strict=True):
             if slot is not None:
                 self._leaves_as(slot, self._attached.get(id(tensor), tensor))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from pathspace.network.program import Merged
+
 Key = tuple[int, ...]
 """(slot,) of the tape, or (slot, cell, t) inside a recurrent layer."""
 
@@ -24,13 +26,19 @@ class Node:
     spread: Tensor | None = (
         None  # what was wanted of the values while they were there; they may be overwritten then
     )
+    merged: Merged | None = None  # how the tape has the dimensions around that of the examples
 
     def shape_of_one(self) -> torch.Size:
-        """Its shape on the tape, for one example."""
+        """Its shape for one example."""
         shape = list(self.value.shape)
         if self.batch is not None:
             shape[self.batch] = 1
         return torch.Size(shape)
+
+    def shape_on_tape(self) -> torch.Size:
+        """Likewise, as it was traced."""
+        one = torch.empty(self.shape_of_one(), device="meta")
+        return (one if self.merged is None else self.merged.joined(one)).shape
 
 
 @dataclass

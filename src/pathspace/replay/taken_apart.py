@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.program import Merged, Place
 from pathspace.replay.matched import Matched
 from pathspace.replay.observed import Key, Use
 from pathspace.squared.normalization import Normalization
@@ -86,15 +88,15 @@ def normalization(
         y = x if gamma is None else x * gamma.reshape(shape)
         return y if beta is None else y + beta.reshape(shape)
 
-    result = affine(normal, weight, bias) if result is None else result
+    if result is None:
+        result = follower.exposed(affine(normal, weight, bias), call.batch)
     weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
     if weights:
-        batch = follower.batch_of(result, call.batch, call.shapes[-1])
-        kept = normal.detach()
-        batches = {} if batch is None else {id(kept): batch}
-        edge = get_gradient_edge(result)
-        operands = (kept, weight, bias)
-        follower.uses.append(Use(name, affine, operands, {}, weights, batches, [edge], batch, result.shape))
+        place = call.batch
+        if not isinstance(place, Merged):
+            place = follower.batch_of(result, place, call.shapes[-1])
+        operands = (normal.detach(), weight, bias)
+        follower.add_use(call, name, affine, operands, {}, weights, result, {id(operands[0]): place})
     follower.data[id(result)] = result
     follower.note_nodes(call, [result])
     return result
@@ -203,7 +205,7 @@ def attention(
             if attn_mask.dtype == torch.bool
             else shown + attn_mask.detach()
         )
-    result = shown.softmax(-1) @ value
+    result, scores = (follower.exposed(t, call.batch) for t in (shown.softmax(-1) @ value, scores))
     follower.data.update((id(t), t) for t in (scores, result))
     follower.note_nodes(call, [result, scores])
     return result
@@ -213,7 +215,7 @@ def glu(follower: Matched, name: str, input: Tensor, dim: int = -1) -> Tensor:
     """The half that enters the sigmoid, an output of the network, and the other one times fixed edges."""
     call = follower.next(name)
     a, b = input.chunk(2, dim)
-    result = a * b.detach().sigmoid()
+    result, b = (follower.exposed(t, call.batch) for t in (a * b.detach().sigmoid(), b))
     follower.data.update((id(t), t) for t in (a, b, result))
     follower.note_nodes(call, [result, b])
     return result
@@ -233,7 +235,10 @@ def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
         raise UnmatchedForwardError(
             "an initial state that is a parameter cannot be followed on data; write the loop by hand"
         )
-    batched = x.dim() == 3
+    batched, merged = x.dim() == 3, call.arguments[0] if isinstance(call.arguments[0], Merged) else None
+    place = 0 if batched else None
+    if merged is not None:
+        place = replace(merged, dim=0)
     if batched and batch_first:
         x = x.transpose(0, 1)
     each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
@@ -243,16 +248,18 @@ def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
         for direction in range(directions):
             at = layer * directions + direction
             cell = list(params[at * each : (at + 1) * each])
-            states = _steps(
-                follower, x, hx[at], cell, direction, lambda t, at=at: (slot, at, t), 0 if batched else None
-            )
+            states = _steps(follower, x, hx[at], cell, direction, lambda t, at=at: (slot, at, t), place)
             last.append(states[0] if direction else states[-1])
             outputs.append(torch.stack(states))
         x = torch.cat(outputs, -1)
     h_n = torch.stack(last)
     out = x.transpose(0, 1) if batched and batch_first else x
+    of_last = 1 if batched else None
+    if merged is not None:
+        out, of_last = follower.exposed(out, call.batch), replace(merged, dim=1)
+        h_n = follower.exposed(h_n, of_last)
     follower.data.update({id(out): out, id(h_n): h_n})
-    for s, tensor, place in zip(call.results, (out, h_n), (call.batch, 1 if batched else None), strict=False):
+    for s, tensor, place in zip(call.results, (out, h_n), (call.batch, of_last), strict=False):
         if s in follower.program.nodes:
             follower.note_node((s,), tensor, place)
     return out, h_n
@@ -265,24 +272,29 @@ def _steps(
     cell: list[Tensor],
     direction: int,
     key: Callable[[int], Key],
-    batch: int | None,
+    batch: Place,
 ) -> list[Tensor]:
     """States h_t = [W_in x_t + W_rec h_{t-1} + b]_+ of one cell, ``x [T, ...]``."""
     w_in, w_rec, *biases = cell
     bias = biases[0] + biases[1] if biases else None
     u = F.linear(x, w_in, bias)
+    merged = batch if isinstance(batch, Merged) else None
     states: list[Tensor] = [h] * len(u)
     before, edges = list(states), list[GradientEdge]()
     order = reversed(range(len(u))) if direction else range(len(u))
     for t in order:
         before[t] = h
-        z = u[t] + F.linear(h, w_rec)
-        edges.append(get_gradient_edge(z))
+        z = follower.exposed(u[t] + F.linear(h, w_rec), batch)
+        edges.append(
+            get_gradient_edge(z if merged is None else follower.apart(z, "a step of a recurrent layer"))
+        )
         follower.note_node(key(t), z, batch)
         h = states[t] = F.relu(z)
     edges = edges[::-1] if direction else edges
-    place = None if batch is None else batch + 1
-    inputs, previous = x.detach(), torch.stack(before).detach()
+    tensors, place = [x.detach(), torch.stack(before).detach(), u], None if batch is None else 1
+    if merged is not None:
+        tensors, place = [replace(merged, dim=1).apart(t) for t in tensors], 2
+    inputs, previous, u = tensors
     for data, weights in ((inputs, (w_in, *biases)), (previous, (w_rec,))):
         batches = {} if place is None else {id(data): place}
         use = Use("linear", _linear, (data, *weights), {}, list(weights), batches, edges, place, u.shape)

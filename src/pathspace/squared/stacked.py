@@ -44,6 +44,8 @@ def stacked_recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Squared states of a stack of recurrent layers: outputs ``[T, directions * H]`` and last states ``[cells, H]``.
 
+    Of several sequences x ``[T, N, in]`` that differ, as the windows of one, there is a dimension N in all of these.
+
     For every cell, the states before and after each transition and what enters it are appended to
     ``inside``, if it is given. ``mix`` replaces the state of a cell at each of its steps.
     """
@@ -51,32 +53,34 @@ def stacked_recurrence(
     outputs: list[Tensor] = []
     for index, (cell, initial) in enumerate(stack.cells(slots)):
         backwards = index % stack.directions == 1
-        start = None if initial is None else initial.reshape(-1)
+        start = None if initial is None else initial.reshape(*x.shape[1:-1], -1)
         bias = cell[2] + cell[3] if stack.per_cell == 4 else None
         constant = x.shape[0] > 1 and x.stride(0) == 0  # the same input at every step: one product is enough
-        u = F.linear(x[:1] if constant else x, cell[0], bias).expand(x.shape[0], -1)
-        if mix is None:
+        u = F.linear(x[:1] if constant else x, cell[0], bias)
+        u = u.expand(x.shape[0], *u.shape[1:])
+        if mix is None and x.dim() == 2:
             h = linear_recurrence(cell[1], u, start, backwards=backwards)
         else:
             h = _mixed_recurrence(cell[1], u, start, backwards, index, mix)
         if inside is not None:
-            first = h.new_zeros(1, h.shape[1]) if start is None else start.reshape(1, -1)
+            first = torch.zeros_like(h[:1]) if start is None else start.unsqueeze(0)
             before = torch.cat([h[1:], first] if backwards else [first, h[:-1]])
             inside.append((before, h, u))
         last.append(h[0] if backwards else h[-1])
         outputs.append(h)
         if len(outputs) == stack.directions:
-            x = torch.cat(outputs, 1) if stack.directions > 1 else outputs[0]
+            x = torch.cat(outputs, -1) if stack.directions > 1 else outputs[0]
             outputs = []
     return x, torch.stack(last)
 
 
 def _mixed_recurrence(
-    S: Tensor, u: Tensor, start: Tensor | None, backwards: bool, cell: int, mix: Mix
+    S: Tensor, u: Tensor, start: Tensor | None, backwards: bool, cell: int, mix: Mix | None
 ) -> Tensor:
     """h_t = mix(S h_{t-1} + u_t), one step after the other."""
     states = list(u.unbind(0))
     h = start
     for t in reversed(range(len(states))) if backwards else range(len(states)):
-        h = states[t] = mix((cell, t), states[t] if h is None else states[t] + S @ h)
+        h = states[t] if h is None else states[t] + F.linear(h, S)
+        h = states[t] = h if mix is None else mix((cell, t), h)
     return torch.stack(states)

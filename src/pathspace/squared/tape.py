@@ -42,9 +42,9 @@ class Tap:
     """The inside of one recurrent cell: its recurrent parameter, its states, what enters."""
 
     recurrent: str
-    before: Tensor  # [T, H]
-    states: Tensor  # [T, H], after each transition
-    entering: Tensor  # [T, H]; dG/d(entering) is the path mass after each transition
+    before: Tensor  # [T, H], or of several sequences [T, N, H]
+    states: Tensor  # likewise, after each transition
+    entering: Tensor  # likewise; dG/d(entering) is the path mass after each transition
     backwards: bool = False  # the transitions run from T-1 down to 0
 
 

@@ -45,8 +45,10 @@ def examples_after(
     if examples.count == 1:
         batch = batch_after(recorder, name, value, after, args, kwargs)
         changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
-        examples.doubtful |= batch is None or (changed and name in _REORDERED)
-        return batch, None
+        changed |= value.shape[value.batch + 1 :][:1] == (1,) and after != value.shape  # which one is left?
+        doubtful = batch is None or (changed and name in _REORDERED)
+        examples.doubtful |= doubtful
+        return None if doubtful and not examples.guessing else batch, None
     certain = value.examples is not None or value.shape[value.batch] == examples.count
     if value.examples is None and not (certain and name in _REORDERED):
         batch = batch_after(recorder, name, value, after, args, kwargs)

@@ -76,19 +76,26 @@ def rnn(
     recurrent_names = [recorder.value(cell[1]).name for cell in cells]
     stack = Stack(per_cell, tuple(starts), layers, directions, time_dim)
 
-    def one_of(t: Tensor, dim: int) -> Tensor:
-        """All examples are alike in the squared network."""
-        return t.select(dim, 0) if batched else t
+    rows = batched and x.batch is None and examples > 1  # sequences of one example, such as its windows
+
+    def one_of(t: Tensor, dim: int, mix: Mix | None) -> Tensor:
+        """All examples are alike in the squared network, and so are sequences into which the same enters."""
+        if not batched:
+            return t
+        alike = not rows or (mix is None and t.stride(dim) == 0 and not any(starts))
+        return t.select(dim, 0) if alike else t.movedim(dim, 1)
 
     def batch_of(one: Tensor, dim: int) -> Tensor:
+        if not batched or one.dim() > 2:
+            return one if one.dim() == 2 else one.movedim(1, dim)
         shape = [*one.shape[:dim], examples, *one.shape[dim:]]
-        return one.unsqueeze(dim).expand(shape) if batched else one
+        return one.unsqueeze(dim).expand(shape)
 
     def squared(
         h: Tensor, *slots: Tensor, taps: list[Tap] | None = None, mix: Mix | None = None
     ) -> tuple[Tensor, Tensor]:
         inside: list[tuple[Tensor, Tensor, Tensor]] | None = None if taps is None else []
-        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim), slots, stack, inside, mix)
+        sequence, last = stacked_recurrence(one_of(h, 1 - time_dim, mix), slots, stack, inside, mix)
         if taps is not None and inside is not None:
             for cell, (name_of, states) in enumerate(zip(recurrent_names, inside, strict=True)):
                 taps.append(Tap(name_of, *states, backwards=cell % directions == 1))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pathspace.network.program import Merged, Place
 from pathspace.network.trace.scales import without_repeats
 from pathspace.network.trace.values import Value
 
@@ -26,6 +27,7 @@ class Examples:
     Args:
         count: how many there are; with one there is nothing to follow.
         earlier: the movements of the pass with one example.
+        guessing: whether that pass takes, after a reshape, a dimension of one for the batch where it may be another.
 
     Attributes:
         moved: the movements of this pass.
@@ -33,7 +35,8 @@ class Examples:
         merged: whether some tensor has the batch and something else in one dimension.
     """
 
-    def __init__(self, count: int = 1, earlier: Sequence[Moved] = ()) -> None:
+    def __init__(self, count: int = 1, earlier: Sequence[Moved] = (), *, guessing: bool = True) -> None:
+        self.guessing = guessing
         self.count, self.doubtful, self.merged = count, False, False
         self.moved: list[Moved] = []
         self._earlier = earlier
@@ -66,6 +69,18 @@ class Examples:
         wide = [1] * len(value.shape)
         wide[value.batch] = len(pattern)
         return pattern.reshape(wide).expand(value.shape)
+
+
+def place_of(value: Value | None, count: int) -> Place:
+    """Where a value has so many examples, as a replay on data reads it."""
+    if value is None or value.batch is None:
+        return None
+    if value.examples is None:
+        return value.batch if count in (1, value.shape[value.batch]) else None
+    after = int((value.examples == 0).logical_not().nonzero()[0])
+    before = len(value.examples) // (count * after)
+    regular = torch.arange(count).repeat_interleave(after).repeat(before)
+    return Merged(value.batch, before, after) if torch.equal(value.examples, regular) else None
 
 
 def along(places: Tensor) -> tuple[int, Tensor] | None:

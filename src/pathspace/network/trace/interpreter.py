@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import NoRule, UntraceableError
-from pathspace.network.program import Operation
+from pathspace.network.program import Operation, Place
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
+from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.functions import (
     AUGMENTED,
     CHECKS,
@@ -104,7 +105,8 @@ class Interpreter(TorchFunctionMode):
             except UntraceableError:  # some of it cannot be followed: cut at all of it
                 del recorder.operations[begun:]
         # now: a rule may rebind its arguments
-        given = [(None if v is None else v.batch, t.shape) for v, t in zip(traced, tensors, strict=True)]
+        count = recorder.examples.count
+        given = [(place_of(v, count), t.shape) for v, t in zip(traced, tensors, strict=True)]
         result = statistic = None
         if any(v.statistic is not None for v in values):
             result = root_mean_square.by_its_root(recorder, name, args, kwargs)
@@ -203,7 +205,7 @@ class Interpreter(TorchFunctionMode):
         return boundary.cut(recorder, name, func, args, kwargs, refusal)
 
     def _note_operation(
-        self, name: str, given: list[tuple[int | None, torch.Size]], result: Any, args: tuple[Any, ...]
+        self, name: str, given: list[tuple[Place, torch.Size]], result: Any, args: tuple[Any, ...]
     ) -> None:
         """Remember an operation whose result depends on a parameter, for a replay on data."""
         if isinstance(result, Tensor):
@@ -216,8 +218,9 @@ class Interpreter(TorchFunctionMode):
             slots, first = tuple([v.slot for v in values]), values[0]
             slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
             batches, shapes = tuple([b for b, _ in given]), (*[s for _, s in given], first.shape)
+            batch = place_of(first, self.recorder.examples.count)
             self.recorder.operations.append(
-                Operation(name, self.recorder.path, first.kind, batches, slots, first.batch, shapes)
+                Operation(name, self.recorder.path, first.kind, batches, slots, batch, shapes)
             )
 
     def _after_the_end(

@@ -18,7 +18,7 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
-from pathspace.network.program import Program, told
+from pathspace.network.program import Operation, Program, told
 from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
@@ -182,10 +182,12 @@ class _Plan:
     def with_batch(self, batch_dim: int | None) -> Network:
         """The network with the batch in a given dimension."""
         try:
-            one = self._trace(batch_dim)
+            one = self._of_one(batch_dim)
             if one.examples.doubtful:
                 with suppress(RuntimeError, IndexError):  # a model of one example at a time
-                    self._trace(batch_dim, Examples(2, one.examples.moved))
+                    return _placed(
+                        one.network, self._trace(batch_dim, Examples(2, one.examples.moved)).network
+                    )
         except MixedExamples as error:
             raise error.refusal from None
         except WrongBatchDimension as error:
@@ -199,7 +201,7 @@ class _Plan:
 
     def _checked(self, batch_dim: int) -> Network:
         """The network, if it is the same with two examples as with one."""
-        one = self._trace(batch_dim)
+        one = self._of_one(batch_dim)
         examples = Examples(2, one.examples.moved)
         try:
             two = self._trace(batch_dim, examples)
@@ -213,7 +215,17 @@ class _Plan:
             raise WrongBatchDimension("the use of parameters, which would depend on the batch size,")
         if one.network.num_classes != two.network.num_classes:
             raise MixedExamples("forward")
-        return one.network
+        return _placed(one.network, two.network)
+
+    def _of_one(self, batch_dim: int | None) -> _Pass:
+        """One pass with one example; another, if a reshape made it take a dimension for the batch that is none."""
+        examples = Examples()
+        try:
+            return self._trace(batch_dim, examples)
+        except WrongBatchDimension:
+            if not examples.doubtful:
+                raise
+            return self._trace(batch_dim, Examples(guessing=False))
 
     @property
     def _shape(self) -> torch.Size:
@@ -252,6 +264,17 @@ class _Plan:
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
         return Call(empty, batch_dim, self.states, frozenset(self.outside))
+
+
+def _placed(one: Network, two: Network) -> Network:
+    """The network of one example, with the places of examples that only a pass with two of them shows."""
+    operations, others = one.program.operations, two.program.operations
+    if len(operations) != len(others) or not all(map(Operation.same_call, operations, others)):
+        return one
+    for a, b in zip(operations, others, strict=True):
+        a.batch = b.batch if a.batch is None else a.batch
+        a.arguments = tuple(y if x is None else x for x, y in zip(a.arguments, b.arguments, strict=True))
+    return one
 
 
 _SAY_WHICH = (

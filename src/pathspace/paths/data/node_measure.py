@@ -81,9 +81,9 @@ def measure(
         node = replayed.nodes.get(key)
         if node is None:
             return path
-        if len(key) == 1 and node.shape_of_one() != path.shape:
+        if len(key) == 1 and node.shape_on_tape() != path.shape:
             raise ValueError(
-                f"the inputs give a node the shape {tuple(node.shape_of_one())} for one example; it was traced with "
+                f"the inputs give a node the shape {tuple(node.shape_on_tape())} for one example; it was traced with "
                 f"{tuple(path.shape)}: use inputs of the traced shape (but for the number of examples), or trace again"
             )
         # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2

@@ -80,7 +80,9 @@ def pairs_term(network: Network, source: Mapping[str, Tensor]) -> dict[str, Tens
                 S, before = q[tap.recurrent].detach(), tap.before.detach()
                 if tap.backwards:
                     before, delta = before.flip(0), delta.flip(0)
-                result[tap.recurrent] = recurrent_second_term(S, before, delta)
+                hidden = before.shape[-1]
+                rows = zip(*(t.reshape(len(t), -1, hidden).unbind(1) for t in (before, delta)), strict=True)
+                result[tap.recurrent] = sum(recurrent_second_term(S, h, d) for h, d in rows)  # type: ignore[assignment]
         if repeated:
             first = torch.autograd.grad(
                 total, list(repeated.values()), create_graph=True, materialize_grads=True
