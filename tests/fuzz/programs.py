@@ -141,6 +141,18 @@ class Moves:
             return h.reshape(h.shape[0], steps, -1)
         return h.reshape(h.shape[0], -1, steps).transpose(1, 2)
 
+    def windows(self, i: int, k: int, r: int, steps: int) -> Tensor:
+        """A recurrence over every window of so many steps by itself."""
+        h = self[i]
+        if self.form % 5 == 4:
+            parts = [self.states(h[:, t : t + steps], k, r) for t in range(0, h.shape[1], steps)]
+            return torch.cat(parts, 1)
+        if self.form % 5 == 3:  # times first
+            rows = h.unflatten(1, (-1, steps)).transpose(0, 1).reshape(-1, steps, h.shape[-1])
+            out = self.states(rows, k, r).unflatten(0, (-1, len(h)))
+            return out.transpose(0, 1).flatten(1, 2)
+        return self.states(h.reshape(-1, steps, h.shape[-1]), k, r).reshape(*h.shape[:2], -1)
+
     def total(self, i: int) -> Tensor:
         return [
             lambda h: h.sum(1), lambda h: h.sum(1, dtype=torch.float64), lambda h: torch.sum(h, dim=1),
@@ -195,7 +207,14 @@ class Real(Moves):
         return made if layer.bias is None else made + layer.bias
 
     def loop(self, i: int, k: int, r: int) -> Tensor:
-        x, (read, back) = self[i], (self.layers[k], self.layers[r])
+        return self.states(self[i], k, r)
+
+    def states(self, x: Tensor, k: int, r: int) -> Tensor:
+        read, back = self.layers[k], self.layers[r]
+        if self.form % 3 == 2 and (read.bias is None) == (back.bias is None):
+            weights = [p for p in (read.weight, back.weight, read.bias, back.bias) if p is not None]
+            start = torch.zeros(1, x.shape[0], back.in_features, **DOUBLE)
+            return torch.rnn_relu(x, start, weights, len(weights) > 2, 1, 0.0, False, False, True)[0]
         h = x.new_zeros(x.shape[0], back.in_features) if self.form % 2 else torch.zeros(
             x.shape[0], back.in_features, **DOUBLE
         )  # fmt: skip
@@ -459,10 +478,13 @@ class Squared(Moves):
         return h @ q.t() if c is None else h @ q.t() + c
 
     def loop(self, i: int, k: int, r: int) -> Tensor:
+        return self.states(self[i], k, r)
+
+    def states(self, x: Tensor, k: int, r: int) -> Tensor:
         (q, c), (s, d) = self.layers[k], self.layers[r]
-        h, out = self[i].new_zeros(1, len(s)), []
-        for t in range(self[i].shape[1]):
-            h = self[i][:, t].clone() @ q.t() + h @ s.t()
+        h, out = x.new_zeros(len(x), len(s)), []
+        for t in range(x.shape[1]):
+            h = x[:, t].clone() @ q.t() + h @ s.t()
             h = h + sum(b for b in (c, d) if b is not None)
             out.append(h)
         return torch.stack(out, 1)
@@ -642,6 +664,13 @@ class _Drawing:
             k = self.layer(self.forms[i][1])
             width = self.made.layers[k][1]
             self.say("loop", (i, k, self.layer(width, width)), (self.forms[i][0], width))
+
+    def draw_windows(self) -> None:
+        i = 0 if self.forms[0][0] is not None and self.random.random() < 0.5 else self.any(steps=True)
+        if i >= 0:
+            k, times = self.layer(self.forms[i][1]), self.forms[i][0] or 1
+            width, lengths = self.made.layers[k][1], [n for n in range(1, times + 1) if times % n == 0]
+            self.say("windows", (i, k, self.layer(width, width), self.random.choice(lengths)), (times, width))
 
     def draw_sum(self) -> None:
         i = self.any()

@@ -239,8 +239,8 @@ def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
     place = 0 if batched else None
     if merged is not None:
         place = replace(merged, dim=0)
-    if batched and batch_first:
-        x = x.transpose(0, 1)
+    # a copy, as torch's layer has one: what is written into x later is not what it read
+    x = (x.transpose(0, 1) if batched and batch_first else x).clone()
     each, directions, last = 4 if has_biases else 2, 2 if bidirectional else 1, []
     slot = call.results[0]
     for layer in range(layers):
