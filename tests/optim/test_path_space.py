@@ -624,3 +624,55 @@ def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, s
         model[0].weight[1, 1] = -torch.inf
     with pytest.raises(FloatingPointError, match="not finite"):
         train(10)
+
+
+class Unread(torch.nn.Module):
+    """A layer that feeds nothing back in the one step that it has, and whose reading of the units nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.c = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+        self.r = torch.nn.Linear(4, 4, bias=False)
+        self.double()
+
+    def forward(self, x):
+        h = (self.a(x) + self.r(x.new_zeros(len(x), 4))).relu()
+        self.r(h).relu()
+        return self.c(h)
+
+
+class UnreadProduct(Unread):
+    """The scales of two layers are tied by a sum of products that nobody uses."""
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        g = self.r(h).relu()
+        (h * g).sum(-1)
+        return self.c(h) + g[:, :2]
+
+
+@pytest.mark.parametrize("name", ["GSGD", "GAdam"])
+def test_weights_on_no_path_do_not_pace_the_others(name):
+    x, found = torch.randn(5, 3, dtype=torch.float64), []
+    for scaled in (False, True):
+        model = Unread()
+        network = ps.trace(model, x)
+        if scaled:
+            generator = torch.Generator().manual_seed(0)
+            ps.rescaling.random_rescale_(network, 2.0**-6, 2.0**6, powers_of_two=True, generator=generator)
+        optimizer = getattr(ps.optim, name)(model.parameters(), network, lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        found.append(model(x))
+    assert torch.equal(*found)
+
+
+def test_scales_tied_by_an_unread_product_are_refused():
+    model, x = UnreadProduct(), torch.randn(5, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert len(network.monomials)
+    with pytest.raises(ValueError, match="in a part that no output reads"):
+        ps.optim.GSGD(model.parameters(), network)

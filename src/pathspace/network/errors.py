@@ -74,9 +74,11 @@ def expect_paths(network: Any) -> None:
     Raises:
         ValueError: it does.
     """
-    if network.tape.product:
+    product = network.tape.product
+    if product or len(network.monomials):
+        where = product or "in a part that no output reads, which ties the scales of its units"
         raise ValueError(
-            f"the network multiplies two activations or weights ({network.tape.product}), so its outputs are no sums "
+            f"the network multiplies two activations or weights ({where}), so its outputs are no sums "
             "over paths and there is no basis; optimizers by kappa (PathSGD, PathAdam, Invariant) follow products"
         )
 

@@ -29,6 +29,7 @@ from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import reduction_graph
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton, skeleton
 from pathspace.paths.space.slots import Scratch
+from pathspace.paths.space.usage import used_edges
 
 Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
@@ -146,7 +147,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         pace = torch.ones_like(fixed)
         self._adopt(chosen)
         if self.units == "balanced":
-            weights = {name: p.double() for name, p in network.parameters.items()}
+            # weights on no path may end at classes that no path gives a scale
+            used = chosen.graph.unflatten(used_edges(network, chosen.graph))
+            weights = {n: p.double() * used[n].to(p.device) for n, p in network.parameters.items()}
             whole = chart(network, chosen, weights, gauge.device)
             lengths = Frame(whole, Measure(fixed, units, pace), weights).look(weights).lengths(weights, gauge)
             whole.classes.put_(pace, math.sqrt(self.skeleton_rate) / lengths)
