@@ -149,6 +149,46 @@ def test_programs_on_data():
     assert found["compared"] > 0.2 * COUNT
 
 
+FEW = 1000
+"""Paths of a program that are listed."""
+
+
+def check_listed(program: Program) -> str:
+    """Compare the squares of listed paths with the squared network, and their sum on data with the model."""
+    if program.refused:
+        return "refused"
+    model, x = Model(program), program.input(2)
+    with torch.no_grad():
+        try:
+            network = ps.trace(model, x)
+            outputs = torch.cat([model(one).flatten(1) for one in x.split(1)])  # a cut may mix examples
+            paths = ps.paths.enumerate_paths(network, limit=FEW)
+        except (ps.UntraceableError, ps.paths.TooManyPathsError, RuntimeError) as error:
+            known = isinstance(error, (ps.UntraceableError, ps.paths.TooManyPathsError))
+            if known or "single memory location" in str(error):
+                return "refused"
+            raise
+        values = paths.factor * paths.values(network.parameters)
+        norm = ps.paths.squared_path_norm(network)
+        torch.testing.assert_close(values.square().sum(), norm, rtol=1e-9, atol=1e-12)
+        found = paths.output(network.parameters, ps.paths.activity(network, x))
+        torch.testing.assert_close(
+            found[:, : outputs.shape[1]], outputs, rtol=1e-9, atol=1e-9, equal_nan=True
+        )  # what enters cuts comes after
+    return "listed"
+
+
+def test_paths_of_programs():
+    found = outcomes(range(COUNT // 2), check_listed)
+    assert found["listed"] > 0.1 * COUNT
+
+
+@pytest.mark.slow
+def test_paths_of_many_programs():
+    found = outcomes(range(COUNT, COUNT + MANY // 10), check_listed)
+    assert found["listed"] > 0.02 * MANY
+
+
 @pytest.mark.slow
 def test_many_programs_on_data():
     found = outcomes(range(COUNT, COUNT + MANY), check_on_data)

@@ -55,7 +55,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         self._apart = False  # a loop is written out
         self.num_gates = 0
         self.gates: list[Tensor] = []
-        self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a softmax or an outside module
+        self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a cut or an outside module
+        self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}  # what a function at the end was computed from
         self.paused = False
         self._packed = PackedSequences()
         self._terms_by_form: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
@@ -71,6 +72,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if not self._apart:
             cut = self._cuts.get((name, self._calls[name]))
             self._calls[name] += 1
+            if cut is not None and name == "glu":
+                return self._gated_linear(cut, *args, **kwargs)
             if cut is not None:
                 return self._cut(cut, func, args, kwargs, tensors)
         tensors = tensors[:1] if name in OF_FORM else tensors
@@ -85,8 +88,10 @@ class Unroller(TensorRoles, TorchFunctionMode):
                     "a parameter meets what is no sum of paths, such as a weight made by relu or abs",
                     NOT_WRITTEN,
                 )
-            self.entered += [self._units[id(t)] for t in tensors if self.is_unit(t)]
-            return self._keep(self._tails, func(*args, **kwargs))
+            entered = [node for t in tensors for node in self.before_the_end(t)]
+            result = self._keep(self._tails, func(*args, **kwargs))
+            self._before.update((id(t), entered) for t in pytree.tree_leaves(result))
+            return result
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
             with self._written_out():
@@ -171,6 +176,18 @@ class Unroller(TensorRoles, TorchFunctionMode):
         for created in pytree.tree_leaves(result):
             self._units.pop(id(created), None)  # written to in place
         return self._keep(self._data, result)
+
+    def _gated_linear(self, cut: Cut, input: Tensor, dim: int = -1) -> Tensor:
+        """The half that enters the sigmoid is where the network is cut, the other one goes on."""
+        with self._written_out():
+            a, b = input.chunk(2, dim)
+        gate = self._cut(cut, torch.sigmoid, (b,), {}, [b])
+        with self._written_out():
+            return a * gate
+
+    def before_the_end(self, tensor: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """A tensor that holds units, with their nodes, or those that a function of units at the end depends on."""
+        return [self._units[id(tensor)]] if self.is_unit(tensor) else self._before.get(id(tensor), [])
 
     def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether the function has a place after the last parameter only."""

@@ -273,6 +273,7 @@ def _run(
     result = list({id(t): t for t in returned}.values())
     of_units = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
     outputs = [(t, n) for t, n in of_units if n is not None] + unroller.entered
+    outputs += [node for t in result if unroller.is_tail(t) for node in unroller.before_the_end(t)]
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
