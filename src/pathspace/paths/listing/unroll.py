@@ -56,7 +56,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         self.num_gates = 0
         self.gates: list[Tensor] = []
         self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a cut or an outside module
-        self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}  # what a function at the end was computed from
+        # what a function at the end was computed from
+        self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.paused = False
         self._packed = PackedSequences()
         self._terms_by_form: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
