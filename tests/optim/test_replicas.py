@@ -151,7 +151,9 @@ def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rule", RULES)
 def test_two_processes_end_where_one_does(replicas, rule, kind):
-    assert_close(replicas[0][rule, kind], trained(rule, kind), rtol=1e-10, atol=1e-10)
+    # the eigenbasis of SOAP turns with the rounding of a mean of halves, which differs between processors
+    near = 1e-8 if rule == "PathSOAP" else 1e-10
+    assert_close(replicas[0][rule, kind], trained(rule, kind), rtol=near, atol=near)
 
 
 def test_every_optimizer_is_among_them():
