@@ -1,11 +1,12 @@
 import csv
 import html
 import io
+import itertools
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathspace.experiments.report import Published, build_table, conclusion, pri
 from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
+from pathspace.experiments.report.rate_axis import set_rate_axis
 from pathspace.experiments.report.switchable import (
     BOTTOM,
     HEIGHT,
@@ -356,6 +358,31 @@ def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_p
     # losses over steps, errors over rates, training, validation and test errors over epochs
     assert len(re.findall(r'id="axes_\d+"', element)) == 5
     assert len(re.findall(r'id="legend_1"', element)) == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "shown"),
+    [
+        ((0.001, 0.0003, 0.003), ["0.0003", "0.001", "0.003"]),
+        ([0.1], ["0.1"]),
+        ([1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0], ["1e-05", "0.001", "0.1", "10"]),
+    ],
+)
+def test_an_axis_of_rates_names_rates_of_the_grid(rates: Sequence[float], shown: list[str]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axis = figure.subplots()
+    axis.plot(rates, rates)
+    set_rate_axis(axis, rates)
+    figure.draw_without_rendering()
+    labels = [tick.label1 for tick in axis.xaxis.get_major_ticks()]
+    assert [label.get_text() for label in labels] == shown
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert not axis.xaxis.get_minor_ticks()
+    low, high = axis.get_xlim()
+    assert low < min(rates) <= max(rates) < high
 
 
 def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison: Comparison) -> None:

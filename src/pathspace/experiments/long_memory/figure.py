@@ -9,6 +9,7 @@ from pathspace.experiments.long_memory.cells import Setting
 from pathspace.experiments.long_memory.comparison import Row, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
+from pathspace.experiments.report.rate_axis import set_rate_axis
 from pathspace.experiments.report.saved_figure import saved
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> tuple[byt
                 right.plot(rates, shares, marker="o", markersize=3, **style)
             left.set_title(f"{setting.problem}, T = {setting.length}, H = {setting.hidden}")
             left.set(xlabel="step", ylabel="reported runs that have learned it", xlim=(0, most))
-            right.set(xscale="log", xlabel="learning rate", ylabel="tuning runs that learned it")
+            set_rate_axis(right, {rate for row in found for rate in row.tuning})
+            right.set(xlabel="learning rate", ylabel="tuning runs that learned it")
             for axis in (left, right):
                 axis.set_ylim(-0.03, 1.03)
                 axis.grid(alpha=0.25)

@@ -21,6 +21,7 @@ from pathspace.experiments.report.curves import (
     name_errors,
 )
 from pathspace.experiments.report.methods_figure import draw_methods
+from pathspace.experiments.report.rate_axis import set_rate_axis
 from pathspace.experiments.report.saved_figure import saved
 from pathspace.experiments.report.table import start_label
 
@@ -126,10 +127,7 @@ def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
         axis.plot(lost, height, "x", color=style["color"], transform=axis.get_xaxis_transform())
         if not choice.all_diverged:
             axis.axvline(choice.learning_rate, color=style["color"], linewidth=1, alpha=0.6, zorder=1)
-    # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
-    rates = comparison.settings.rates_of(method)
-    axis.set_xlim(min(rates) / 1.5, max(rates) * 1.5)
-    axis.set_xscale("log")
+    set_rate_axis(axis, comparison.settings.rates_of(method), most=4)
     axis.set_xlabel("learning rate (cross: diverged)")
     axis.grid(alpha=0.25)
 

@@ -14,6 +14,7 @@ from pathspace.experiments.report.curves import (
     limit_losses,
     name_errors,
 )
+from pathspace.experiments.report.rate_axis import set_rate_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,10 +55,8 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         axes[kind].set_ylabel(f"{kind} {comparison.metric}")
         name_errors(axes[kind], comparison, kind)
     if comparison.choices:
-        # The limits first: a grid of one rate leaves nothing for the scale to adapt to.
-        rates = [rate for choice in comparison.choices.values() for rate in choice.scores]
-        axes["rates"].set_xlim(min(rates) / 1.5, max(rates) * 1.5)
-        axes["rates"].set(xscale="log", xlabel="learning rate (ring: chosen; cross: diverged)")
+        set_rate_axis(axes["rates"], [rate for c in comparison.choices.values() for rate in c.scores])
+        axes["rates"].set_xlabel("learning rate (ring: chosen; cross: diverged)")
         axes["rates"].set_ylabel(f"validation {comparison.metric}")
         if comparison.metric != "error, %":  # perplexities and squared errors span decades
             axes["rates"].set_yscale("log")
