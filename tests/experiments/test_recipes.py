@@ -40,7 +40,9 @@ def test_published_numbers_name_methods_of_ours(name: str) -> None:
     published = load_published(name)
     if published is not None:
         settings = settings_from(*load_recipe(name).layers(""))
-        assert {result.method for result in published.results} - {""} <= set(settings.methods)
+        named = {result.method for result in published.results} - {""}
+        assert named <= set(settings.methods)
+        assert {method for pair in published.pairs for method in pair} <= named
 
 
 def test_every_expected_file_belongs_to_a_recipe() -> None:
@@ -172,6 +174,8 @@ def test_recipes_refuse_what_means_nothing(text: str, says: str) -> None:
             {"source": "a", "setting": "b", "results": [], "protocol": [{"epochs": 0}]},
             "'epochs' in expected/mine.toml is 0: give a whole number from 1 on",
         ),
+        ({"source": "a", "setting": "b", "results": [], "pairs": ["sgd", "adam"]}, "give a list of pairs"),
+        ({"source": "a", "setting": "b", "results": [], "pairs": [["sgd", "adm"]]}, "Unknown method 'adm'"),
     ],
 )
 def test_published_numbers_refuse_what_means_nothing(content: dict[str, Any], says: str) -> None:

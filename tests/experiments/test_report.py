@@ -18,7 +18,15 @@ from rich.console import Console
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.live import Silent
-from pathspace.experiments.report import Published, build_table, conclusion, print_table, write_report
+from pathspace.experiments.published import PaperProtocol, Published, PublishedResult
+from pathspace.experiments.report import (
+    build_table,
+    conclusion,
+    pairs_of,
+    pairs_table,
+    print_table,
+    write_report,
+)
 from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
@@ -36,8 +44,6 @@ from pathspace.experiments.report.switchable import (
     switchable_curves,
 )
 from pathspace.experiments.report.table import (
-    PaperProtocol,
-    PublishedResult,
     difference_label,
     error_label,
     notes,
@@ -123,6 +129,53 @@ def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(com
     ]
     unknown = build_table(comparison, replace(PUBLISHED, protocols=())).columns[-1]
     assert unknown.split("\n")[2:4] == ["its data: not recorded", "2 of ? epochs"]
+
+
+def test_pairs_of_a_paper_have_differences_paired_by_seeds(comparison: Comparison, tmp_path: Path) -> None:
+    def row(method: str, errors: Sequence[float]) -> Row:
+        own = next(r for r in comparison.rows if (r.method, r.start) == (method, "balanced"))
+        runs = tuple(replace(own.runs[0], test_error=error) for error in errors)
+        return replace(own, runs=runs)
+
+    both = replace(comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.7, 0.35))))
+    numbers = (
+        PublishedResult("theirs", 1.75, "path-sgd", printed="1.75"),
+        PublishedResult("plain", 1.80, "sgd", printed="1.80"),
+    )
+    protocols = (PaperProtocol(epochs=8),)  # a quarter of which are the two of ours
+    paper = Published("A paper.", "", numbers, protocols, (("path-sgd", "sgd"), ("g-sgd", "sgd")))
+    (pair,) = pairs_of(both, paper)  # G-SGD did not run
+    # -0.1, -0.2, -0.05: deviation 0.07638; 4.30265 is the quantile of Student's t, two degrees of freedom
+    assert pair.difference is not None
+    assert pair.difference.mean == pytest.approx(-0.35 / 3)
+    assert pair.difference.half == pytest.approx(4.30265 * 0.0763763 / 3**0.5, rel=1e-5)
+    assert str(pair.published) == "-0.05"
+    assert pair.verdict == "not decided"  # the interval reaches from -0.31 to 0.07
+
+    apart = replace(comparison, rows=(row("path-sgd", (0.1, 0.5, 0.3)), row("sgd", (0.2, 0.61, 0.41))))
+    assert [pair.verdict for pair in pairs_of(apart, paper)] == ["confirmed"]
+    other_way = replace(paper, results=(numbers[0], replace(numbers[1], value=1.7, printed="1.70")))
+    assert [pair.verdict for pair in pairs_of(apart, other_way)] == ["refuted"]
+    for longer in (PaperProtocol(epochs=9), PaperProtocol()):
+        assert [p.verdict for p in pairs_of(apart, replace(paper, protocols=(longer,)))] == ["not decided"]
+    (unknown,) = pairs_of(apart, replace(paper, results=numbers[:1]))
+    assert (unknown.published, unknown.verdict) == (None, None)
+    lost = replace(apart.rows[1].runs[1], diverged_at=1, test_error=None)
+    gone = replace(apart.rows[1], runs=(apart.rows[1].runs[0], lost, apart.rows[1].runs[2]))
+    (failed,) = pairs_of(replace(apart, rows=(apart.rows[0], gone)), paper)
+    assert (failed.difference, failed.verdict) == (None, "not decided")
+    assert pairs_of(apart, None) == []
+
+    (words,) = pairs_table(both, [pair]).rows
+    assert words.cells == ("Path-SGD against SGD", "-1.17e-01 ± 1.90e-01", "-0.05", "not decided")
+    configuration = Configuration("compare", "", comparison.settings).as_dict()
+    page = write_report(both, tmp_path, title="", configuration=configuration, published=paper)
+    assert "What the paper compares" in page.read_text(encoding="utf-8")
+    (line,) = read_csv(tmp_path / "pairs.csv")
+    assert line["verdict"] == "not decided"
+    (value,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["pairs"]
+    assert value["difference"] == pair.difference.mean
+    assert (value["first"], value["seeds"], value["published"]) == ("path-sgd", 3, -0.05)
 
 
 def test_divergence_and_differences_in_words(comparison: Comparison) -> None:

@@ -25,13 +25,14 @@ from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
 from pathspace.experiments.live import monitor
 from pathspace.experiments.processes import ALONE, Processes
-from pathspace.experiments.published import load_published
+from pathspace.experiments.published import Published, load_published
 from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
 from pathspace.experiments.report import (
-    Published,
     build_table,
     claim_table,
     conclusion,
+    pairs_of,
+    pairs_table,
     print_table,
     write_parts,
     write_report,
@@ -436,6 +437,8 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
             print_table(build_table(comparison, published), console, published)
             for sentence in conclusion(comparison):
                 console.print(sentence, highlight=False, markup=False)
+        if pairs := pairs_of(comparison, published):
+            print_table(pairs_table(comparison, pairs), console)
         console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True, markup=False)
 
 

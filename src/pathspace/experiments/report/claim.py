@@ -105,7 +105,7 @@ def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:
         choice=comparison.choices[row.method, row.start],
         error=_interval(_errors(row.runs)),
         against=None if other is None else other.method,
-        difference=None if other is None else _interval(_paired(row.runs, other.runs)),
+        difference=None if other is None else paired_difference(row, other),
         milliseconds=_interval(
             [None if run.step_seconds is None else 1e3 * run.step_seconds for run in row.runs]
         ),
@@ -115,9 +115,10 @@ def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:
     )
 
 
-def _paired(one: Sequence[RunResult], other: Sequence[RunResult]) -> list[float | None]:
-    pairs = zip(_errors(one), _errors(other), strict=True)
-    return [None if a is None or b is None else a - b for a, b in pairs]
+def paired_difference(one: Row, other: Row) -> Interval | None:
+    """Return the mean difference of test errors, paired by seeds; None where a run of either failed."""
+    pairs = zip(_errors(one.runs), _errors(other.runs), strict=True)
+    return _interval([None if a is None or b is None else a - b for a, b in pairs])
 
 
 def _errors(runs: Sequence[RunResult]) -> list[float | None]:

@@ -11,13 +11,14 @@ from typing import Any
 
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report import claim
+from pathspace.experiments.published import Published
+from pathspace.experiments.report import claim, pairs
 from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.conclusion import conclusion
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.switchable import switchable_curves
-from pathspace.experiments.report.table import Published, build_table
+from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 
@@ -43,7 +44,7 @@ def write_report(
         comparison: The results.
         output: An existing folder: gets `report.html`, `curves.png`, `table.csv`, `runs.csv`, `curves.csv`,
             `validation.csv`, `epochs.csv` and `results.json`; where there are baselines, `claim.csv` and `claim.png`
-            too.
+            too; where a paper compares two of the methods, `pairs.csv`.
         title: The headline of the page.
         configuration: What `config.json` holds.
         published: The numbers of a paper, if there are any.
@@ -87,6 +88,10 @@ def write_report(
         write_atomically(output / CLAIM, lambda file: file.write(png))
         write_text(output / "claim.csv", csv_text(won.columns, (row.cells for row in won.rows)))
         sections.insert(0, Section("Against the best baseline", won, svg))
+    if compared := pairs.pairs_of(comparison, published):
+        beside = pairs.pairs_table(comparison, compared)
+        write_text(output / "pairs.csv", csv_text(beside.columns, (row.cells for row in beside.rows)))
+        sections.append(Section(beside.title, beside))
     # The page last: who finds it finds the rest.
     write_text(output / PAGE, render(title, sections, configuration, published, conclusion(comparison)))
     return output / PAGE
@@ -173,6 +178,7 @@ def as_json(
         "learning_rates": choices,
         "weights": dict(comparison.weights),
         "claim": claim.as_json(comparison) if comparison.settings.baselines and comparison.choices else None,
+        "pairs": pairs.as_json(pairs.pairs_of(comparison, published)),
         "published": None
         if published is None
         else {

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from pathspace.experiments.published import Published
 from pathspace.experiments.report.switchable import Curves
-from pathspace.experiments.report.table import Published, Table
+from pathspace.experiments.report.table import Table
 
 TEMPLATE = "page.html.jinja"
 LEGEND = {

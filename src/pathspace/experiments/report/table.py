@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -15,73 +14,13 @@ from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.published import Published, PublishedResult
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
 from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
-NOT_RECORDED = "not recorded here"
-
-
-@dataclass(frozen=True)
-class PublishedResult:
-    """A number that a paper reports.
-
-    Attributes:
-        label: What the paper calls the method, with the setting where it reports several.
-        value: The number, in the unit of the task's metric; None where it is not recorded here.
-        method: The name in `methods.METHODS` of the same method here, or empty.
-        task_options: The number stands beside ours only where the task has these options.
-        model_options: Likewise the model.
-        printed: The number as the paper prints it, with its last zeros.
-    """
-
-    label: str
-    value: float | None
-    method: str = ""
-    task_options: Mapping[str, Any] = field(default_factory=dict)
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    printed: str = ""
-
-    @property
-    def words(self) -> str:
-        """The number as the paper prints it, or that it is not recorded."""
-        return NOT_RECORDED if self.value is None else self.printed or f"{self.value:g}"
-
-
-@dataclass(frozen=True)
-class PaperProtocol:
-    """What a paper trained on, for how long and how often; None where that is not recorded here.
-
-    Attributes:
-        train_size: Its training examples.
-        epochs: Passes over them.
-        seeds: Runs behind a number.
-        task_options: It holds where the task has these options.
-    """
-
-    train_size: int | None = None
-    epochs: int | None = None
-    seeds: int | None = None
-    task_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a paper reports for an experiment.
-
-    Attributes:
-        source: The paper and the table.
-        setting: What to know before comparing: its epochs, sizes, protocol.
-        results: The numbers.
-        protocols: What they were obtained with; the first one that holds counts.
-    """
-
-    source: str
-    setting: str
-    results: tuple[PublishedResult, ...]
-    protocols: tuple[PaperProtocol, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -343,24 +282,14 @@ def _beside(comparison: Comparison, row: Row, published: Published) -> str:
     # Papers start from one initialisation: their numbers belong beside the first start only.
     if row.start != comparison.settings.starts[0]:
         return NOTHING
-    settings = comparison.settings
-    # A rule as printed is the paper's, too.
-    names = (row.method, row.method.removesuffix("-published"))
-    for result in published.results:
-        fits = _holds(settings.task_options, result.task_options)
-        fits = fits and _holds(settings.model_options, result.model_options)
-        if result.method in names and fits and result.value is not None:
-            return result.words
-    return NOTHING
+    result = published.result(comparison.settings, row.method)
+    return NOTHING if result is None else result.words
 
 
 def _published_title(comparison: Comparison, published: Published) -> str:
     """Head the published column with our share of what the paper took: whoever reads a number reads that."""
     settings = comparison.settings
-    paper = next(
-        (each for each in published.protocols if _holds(settings.task_options, each.task_options)),
-        PaperProtocol(),
-    )
+    paper = published.protocol(settings)
     size = settings.task_options.get("train_size")
     if size == 0:  # all of it
         data = "all of its data"
@@ -382,8 +311,3 @@ def _published_title(comparison: Comparison, published: Published) -> str:
 
 def _share(ours: int, of_paper: int | None, thing: str) -> str:
     return f"{ours} of {of_paper or '?'} {thing}"
-
-
-def _holds(options: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether options have the wanted values; what is not among them has its default, which is no match but False."""
-    return all(options.get(name, False) == value for name, value in wanted.items())

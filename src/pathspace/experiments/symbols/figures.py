@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pathspace.experiments.published import Published
 from pathspace.experiments.report.saved_figure import saved
-from pathspace.experiments.report.table import Published
 from pathspace.experiments.symbols.cells import Score, best
 from pathspace.experiments.symbols.protocol import BASELINES, Protocol
 

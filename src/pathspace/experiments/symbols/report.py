@@ -12,8 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, render
-from pathspace.experiments.report.table import Published, Table, TableRow
+from pathspace.experiments.report.table import Table, TableRow
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
