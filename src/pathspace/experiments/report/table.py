@@ -250,7 +250,7 @@ def print_table(table: Table, console: Console, published: Published | None = No
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
-        words = title in ("optimizer", "start", "metric", "method")
+        words = title in ("optimizer", "start", "metric", "method", "pair")
         text.add_column(title, justify="left" if words else "right", no_wrap=index > 1)
     grouped = not all(row.begins_method for row in table.rows)
     for row in table.rows:
