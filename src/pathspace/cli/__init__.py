@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="""Train ReLU and recurrent networks in a geometry free of how their weights are scaled.
+    help="""Train ReLU and recurrent networks in a geometry that does not depend on how their weights are scaled.
 
     \b
     Examples:
@@ -117,7 +117,7 @@ app.command()(networks.paths)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def sequence(context: typer.Context) -> None:
-    """Model, generate and compress symbolic sequences."""
+    """Learn, sample, score and compress symbol sequences."""
     # Handed on as a whole: its imports are too heavy to pay for in every other command.
     with clear_errors("sequence", extra="sequences"):
         import_module("pathspace.sequences.cli").app(args=context.args, prog_name="pathspace sequence")

@@ -14,6 +14,7 @@ from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import TASKS
 
 LARGEST_SEED = 2**32 - 1
+_BY_TASK = "default by task or recipe"
 
 TaskOption = Annotated[str | None, typer.Option("--task", help=f"{', '.join(TASKS)}; default digits.")]
 OutputOption = Annotated[
@@ -25,21 +26,33 @@ OutputOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder with the data sets (MNIST in `mnist`); default PATHSPACE_DATA."),
+    typer.Option(
+        "--data-dir",
+        help="Folder with the data sets (MNIST in `mnist`); default the environment variable PATHSPACE_DATA.",
+    ),
 ]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")]
-BatchOption = Annotated[int | None, typer.Option("--batch-size", help="Sequences per step.")]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", help=f"Passes over the training split; {_BY_TASK}.")
+]
+BatchOption = Annotated[int | None, typer.Option("--batch-size", help=f"Sequences per step; {_BY_TASK}.")]
 SeedsOption = Annotated[
-    int | None, typer.Option("--seeds", help="Runs per row of the table, or per point of a sweep.")
+    int | None,
+    typer.Option("--seeds", help=f"Runs per row of the table, or per point of a sweep; {_BY_TASK}."),
 ]
 MethodsOption = Annotated[
     str | None,
-    typer.Option("--methods", help="Names separated by commas; `pathspace compare --list` has all."),
+    typer.Option(
+        "--methods",
+        help="Names separated by commas, of those that `pathspace compare --list` shows; default SGD, AdamW and "
+        "Muon, each on the weights and in the path metric, or what the recipe has.",
+    ),
 ]
 RatesOption = Annotated[
     str | None,
     typer.Option(
-        "--learning-rates", help="The grid, separated by commas, of all methods but those of method_rates."
+        "--learning-rates",
+        help="The grid, separated by commas, of all methods but those with a grid of their own (the setting "
+        f"method_rates); {_BY_TASK}.",
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Threads of each run; default 1.")]
@@ -50,17 +63,21 @@ PlainOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", help="Runs at a time; default 2, if there are cores; all cores of an --address."
+        "--workers",
+        help="Runs at a time; default 2, or 1 where there are too few cores; with --engine ray all processors.",
     ),
 ]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help=f"Who does the runs: {', '.join(ENGINES)} (pip install 'pathspace[ray]')."),
+    typer.Option(
+        "--engine", help=f"What does the runs: {', '.join(ENGINES)} (pip install 'pathspace[ray]')."
+    ),
 ]
 AddressOption = Annotated[
     str,
     typer.Option(
-        "--address", help="Of a Ray cluster, such as auto or 10.0.0.1:6379; default Ray is started here."
+        "--address",
+        help="Address of a Ray cluster, such as auto or 10.0.0.1:6379; without it, Ray is started here.",
     ),
 ]
 DeviceOption = Annotated[
@@ -79,14 +96,16 @@ SetOption = Annotated[
 ClipStepOption = Annotated[
     float | None,
     typer.Option(
-        "--clip-step", help="Longest step, before the rate and on balanced weights, of Path-SGD and DDP-SGD."
+        "--clip-step",
+        help="Bound of Path-SGD and DDP-SGD on the length of a step, before the learning rate and measured on "
+        "balanced weights; default none.",
     ),
 ]
 PatienceOption = Annotated[
     float,
     typer.Option(
         "--patience",
-        help="Under torchrun: seconds that a process may keep the others waiting while all compute.",
+        help="Under torchrun: seconds to wait for a process that hangs before the run is ended.",
     ),
 ]
 ResumeOption = Annotated[

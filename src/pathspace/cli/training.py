@@ -63,7 +63,10 @@ def train(
         str | None, typer.Option("--method", help="A name that --list has; default path-sgd.")
     ] = None,
     start: Annotated[
-        str | None, typer.Option("--start", help=f"{', '.join(STARTS)}; default default.")
+        str | None,
+        typer.Option(
+            "--start", help=f"{', '.join(STARTS)}; without it the first, the weights as initialised."
+        ),
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option("--lr", help="Learning rate; default by method.")
@@ -178,12 +181,13 @@ def sweep(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", help="Points for each optimizer and start, if drawn; default 20."),
+        typer.Option("--trials", help="Points for each optimizer and start with random and tpe; default 20."),
     ] = None,
     prune: Annotated[
         str | None,
         typer.Option(
-            "--prune", help="median: end runs worse than the median at the same step; default none."
+            "--prune",
+            help="median: end a run that is worse than the median of earlier ones at the same step; default none.",
         ),
     ] = None,
     settings: TableOptions,

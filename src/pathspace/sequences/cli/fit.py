@@ -64,14 +64,20 @@ def fit(
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.")] = Path(
         "model.safetensors"
     ),
-    model: Annotated[str, typer.Option(help="pcnn, cnn or rnn.")] = "pcnn",
-    units: Annotated[int, typer.Option(help="Units.", min=1)] = 32,
+    model: Annotated[str, typer.Option(help="Kind of network: pcnn, cnn or rnn.")] = "pcnn",
+    units: Annotated[int, typer.Option(help="Hidden units.", min=1)] = 32,
     connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.", min=0)] = 3,
-    metric: Annotated[str | None, typer.Option(help="rbp, rutsd, rbp-qd, rutsd-qd or fb.")] = None,
-    writing: Annotated[str, typer.Option(help="qdh or dh.")] = "qdh",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Of transition steps: rbp, rutsd, rbp-qd, rutsd-qd or fb; default rbp, of an RNN rbp-qd."
+        ),
+    ] = None,
+    writing: Annotated[str, typer.Option(help="Rule of writing steps: qdh or dh.")] = "qdh",
     damping: Annotated[float, typer.Option(help="Added to the diagonal of the metric.", min=0)] = 1.0,
     reach: Annotated[
-        float, typer.Option(help="Most that a step changes what a symbol adds to a unit; 0: no bound.", min=0)
+        float,
+        typer.Option(help="Bound on how much a step changes what a symbol adds to a unit; 0: none.", min=0),
     ] = 0.0,
     prior_writing: Annotated[
         float, typer.Option(help="Precision of a prior on writing weights.", min=0)
@@ -80,17 +86,23 @@ def fit(
         float, typer.Option(help="Precision of a prior on transition weights.", min=0)
     ] = 0.0,
     validation: Annotated[
-        Path | None, typer.Option(help="File to stop on; default: the last tenth.", exists=True)
+        Path | None,
+        typer.Option(help="File to validate on, for early stopping; default: the last tenth.", exists=True),
     ] = None,
     share: Annotated[
-        float, typer.Option(help="Share kept back without --validation; 0: none.", min=0, max=0.99)
+        float, typer.Option(help="Share of the file held out without --validation; 0: none.", min=0, max=0.99)
     ] = 0.1,
-    passes: Annotated[int, typer.Option(help="Most passes.", min=0)] = 1000,
+    passes: Annotated[int, typer.Option(help="Most passes over the file.", min=0)] = 1000,
     seconds: Annotated[float | None, typer.Option(help="Most seconds of training.", min=0)] = None,
-    patience: Annotated[int, typer.Option(help="Passes without improvement; 0: never stop.", min=0)] = 300,
-    restarts: Annotated[int, typer.Option(help="Trainings to choose from.", min=1)] = 1,
+    patience: Annotated[
+        int, typer.Option(help="Passes without improvement before it stops; 0: never.", min=0)
+    ] = 300,
+    restarts: Annotated[int, typer.Option(help="Networks to train, of which the best is kept.", min=1)] = 1,
     heat: Annotated[
-        int, typer.Option(help="Passes after which the worse restarts end; 0: none does.", min=0)
+        int,
+        typer.Option(
+            help="Passes after which all but the best quarter of the restarts end; 0: none does.", min=0
+        ),
     ] = 100,
     ensemble: Annotated[int, typer.Option(help="Restarts to merge into one model.", min=1)] = 1,
     folds: Annotated[
@@ -107,7 +119,7 @@ def fit(
             help="Begin on a part of a long file, which doubles: better within seconds, worse within minutes.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of graph and start values.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the graph and the start values.", min=0)] = 0,
     text: AsText = False,
     after: After = None,
     alphabet: Annotated[

@@ -21,7 +21,7 @@ from .files import AsJson, read, writable, write
 def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
-    seed: Annotated[int, typer.Option(help="Of the random numbers.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic text of the paper's size and print its true code length.
@@ -57,7 +57,9 @@ def baseline(
     depth: Annotated[int, typer.Option(help="Longest context of the context trees.", min=0, max=1000)] = 8,
     states: Annotated[int, typer.Option(help="Hidden states of the HMM; 0: no HMM.", min=0)] = 0,
     iterations: Annotated[int, typer.Option(help="Iterations of the HMM.", min=1)] = 100,
-    task: Annotated[str | None, typer.Option(help="Subtract the true code length of this task.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Name of a synthetic task, whose true code length is subtracted.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file.

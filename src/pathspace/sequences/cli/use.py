@@ -32,9 +32,11 @@ from .files import (
 def sample(
     model: ModelPath,
     length: Annotated[int, typer.Option(help="Symbols to draw.", min=0)] = 200,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     prompt: Annotated[str, typer.Option(help="Text to read first.")] = "",
-    temperature: Annotated[float, typer.Option(help="1: the model; below: bolder.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="1: the model's probabilities; below 1 likely symbols become likelier.")
+    ] = 1.0,
 ) -> None:
     """Write text drawn from the model to the standard output.
 
