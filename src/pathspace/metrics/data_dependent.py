@@ -54,7 +54,7 @@ class DataDependent(DataTerms):
             exact values.
         seed: of the random signs, which are drawn by a generator of their own; the state keeps how many were drawn.
         examples: look at the first so many examples of a batch only, or at a share of them below 1, such as 0.25:
-            cheaper and noisier, and the average over refreshes makes up for it; None: at all.
+            cheaper and noisier, and the average over refreshes makes up for it; None: at all of them.
         watch: whether to look at the model's calls; if not, every batch comes by :meth:`observe`.
         process_group: the processes of data-parallel training, over whose parts of a batch the metric is averaged at
             every refresh, so that replicas stay alike; ``"default"``: those of torch.distributed, where it is

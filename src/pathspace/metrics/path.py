@@ -78,8 +78,8 @@ class Path:
             added to kappa. It bounds the steps of weights on paths of little mass: in the balanced network they are at
             most damping^-power (for Adam's and Muon's rules damping^(-power / 2)) times as long as without a metric.
             None: 0.1, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
-        refresh_every: steps between two computations of kappa. The first ``refresh_every`` steps, when kappa moves
-            fast, compute it each. Stale values stay invariant.
+        refresh_every: steps between two computations of kappa. Each of the first ``refresh_every`` steps computes it,
+            since it moves fast then. Stale values stay invariant.
         second_term: use kappa1 + kappa2 (P16 Section 3) instead of kappa1 alone.
         normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
             ``"frozen"``: that of the first step, for good; ``"none"``: c = 1, the rule of the papers, whose learning

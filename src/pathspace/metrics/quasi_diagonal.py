@@ -67,7 +67,7 @@ def quasi_diagonal_metric(
         The metric.
 
     Raises:
-        ValueError: an option is none of those, or the inputs have another shape than the traced ones.
+        ValueError: an option is unknown or out of its range, or the inputs have another shape than the traced ones.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
         FloatingPointError: a value is not finite even in float64.
 

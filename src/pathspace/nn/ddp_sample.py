@@ -22,7 +22,7 @@ def measured_on(model: nn.Module, inputs: Tensor, sample: Tensor) -> Any:
     Args:
         model: a model made by :func:`ddp_normalize`, in training mode; its running averages follow the sample.
         inputs: what the model is called with, examples in the first dimension.
-        sample: as many or fewer or more examples of the same shape.
+        sample: any number of examples of the same shape.
 
     Returns:
         What ``model(inputs)`` returns: of every tensor the part that belongs to ``inputs``.

@@ -24,7 +24,7 @@ class DDPAdam(DataOptimizer, PathAdam):
         kappa = (1 - alpha) psi_v gamma_u^2 + alpha sum over nodes o of psi_o stat_i[h_u^i dz_o^i/dz_v^i]
         then as PathAdam
 
-    alpha = 0 is :class:`PathAdam`, bit by bit. Where the data comes from is told at
+    alpha = 0 is :class:`PathAdam`, bit by bit. Where the data comes from is explained at
     :class:`pathspace.metrics.DataDependent`; ``optimizer.observe(batch)`` gives it by hand.
 
     Args:

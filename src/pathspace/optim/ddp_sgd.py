@@ -36,7 +36,7 @@ class DDPSGD(DataOptimizer, PathSGD):
     Args:
         params: parameters or param groups.
         network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta. With a normalizer it has about the size that SGD's has on a balanced network.
+        lr: learning rate eta; about SGD's on a balanced network, unless ``normalization`` is ``"none"``.
         momentum: factor of the velocity v, which is kept on d.
         alpha: share of the data, in [0, 1]; None: 0.5, or that of the ``metric``.
         nesterov: take the step with d + momentum v.

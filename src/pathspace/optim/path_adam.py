@@ -38,7 +38,7 @@ class PathAdam(Invariant):
     Args:
         params: parameters or param groups.
         network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta. With a normalizer it has about the size that Adam's has on a balanced network.
+        lr: learning rate eta; about Adam's on a balanced network, unless ``normalization`` is ``"none"``.
         betas: decay rates of the two moments.
         eps: added to the root of the second moment, in the coordinates.
         weight_decay: decoupled decay of every parameter, times lr, as in AdamW.

@@ -39,7 +39,7 @@ class PathSGD(MetricOptimizer):
     Args:
         params: parameters or param groups.
         network: the traced network; its parameters must be those of ``params``.
-        lr: learning rate eta. With a normalizer it has about the size that SGD's has on a balanced network.
+        lr: learning rate eta; about SGD's on a balanced network, unless ``normalization`` is ``"none"``.
         momentum: factor of the velocity v, which is kept on d.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.

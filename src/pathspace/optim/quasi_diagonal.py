@@ -37,7 +37,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
     :func:`pathspace.metrics.quasi_diagonal_metric`. With alpha = 1 and without damping the run does not change when a
     constant is added to an input, or to the activity of a unit, and its effect taken out of the biases.
 
-    Where the data comes from is told at :class:`pathspace.metrics.DataDependent`; parameters that do not belong to
+    Where the data comes from is explained at :class:`pathspace.metrics.DataDependent`; parameters that do not belong to
     the network take d = g.
 
     Args:

@@ -72,7 +72,7 @@ def check_invariance(
     Args:
         model: the network; it is copied, not changed.
         example_input: the batch both copies are trained on: a tensor, a tuple of arguments or a dict of them.
-        loss: from what the model returns to a scalar.
+        loss: a function from what the model returns to a scalar.
         make_optimizer: from a model and its traced network, which are copies, to an optimizer of the model's
             parameters. One that asks for a closure, as LBFGS does, is given one.
         steps: optimizer steps.

@@ -28,6 +28,11 @@ def rescale_(network: Network, factors: Tensor) -> None:
         OverflowError: a weight would overflow, or become zero; nothing has been changed then.
         RuntimeError: a parameter of the model was replaced after tracing.
         TypeError: ``network`` is no traced network, or ``factors`` are no numbers.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> ps.rescaling.rescale_(ps.trace(model, torch.zeros(1, 4)), torch.tensor([2.0, 0.5]))
     """
     expect_weights(network)
     current_values(network)

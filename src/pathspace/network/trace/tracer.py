@@ -51,7 +51,7 @@ def trace(
 
     The model runs once, without data, on a copy; neither it nor its gradients, buffers or random state change. It runs
     in the mode that it is in, and the network goes on in that form: trace a model with BatchNorm in training mode if it
-    will be trained so (see docs/network.md).
+    will be trained so (docs/theory/normalization.md).
 
     Args:
         model: any module. ReLU, LeakyReLU, PReLU, linear and convolutional layers, pooling, residual sums,
@@ -68,7 +68,7 @@ def trace(
             the last states of recurrent layers.
         states: positions or names of arguments that carry a hidden state over from earlier data. Such a state scales
             with the units that made it, and starts at zero. (``nn.RNN`` and ``nn.RNNCell`` know theirs.)
-        strict: refuse an operation without a rule where a parameter comes after it, in the place of cutting there; the
+        strict: refuse an operation without a rule where a parameter comes after it, instead of cutting there; the
             message lists all of them, and what to write for ``outside``.
 
     Returns:

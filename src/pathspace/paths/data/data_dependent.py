@@ -70,7 +70,7 @@ def data_dependent_kappa(
         sharing: whether a parameter's edges are added before the statistic is taken, ``"parameters"``: half the Hessian
             of a feed-forward network, and the Fisher of any at alpha = 1; or after it, ``"edges"``.
         estimator: ``"exact"``: one backward pass for every unit o that is no input (with alpha = 1, every output);
-            ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to ``EXACT_UNITS`` units.
+            ``"signs"``: one backward pass in all, unbiased; ``"auto"``: exact up to 8 such units, else signs.
         generator: draws the signs; seeded with 0 if None. Torch's own random state is never used.
 
     Returns:
@@ -78,7 +78,7 @@ def data_dependent_kappa(
         :func:`kappa`; in float64 for all, if a largest value is too large or small for it.
 
     Raises:
-        ValueError: an option is none of those, or the inputs have another shape than the traced ones.
+        ValueError: an option is unknown or out of its range, or the inputs have another shape than the traced ones.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one, or holds an operation that cannot
             be followed on data.
         FloatingPointError: a value is not finite even in float64.

@@ -126,7 +126,7 @@ def data_dependent_norm(
         A 0-dim tensor, differentiable in the model's parameters: a regularizer.
 
     Raises:
-        ValueError: alpha or statistic is none, or the inputs have another shape than the traced ones.
+        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the traced shape.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
 
     Example:
@@ -188,7 +188,7 @@ def unit_measure(
         gamma^2 by unit class; printed, it is a table of layers.
 
     Raises:
-        ValueError: alpha or statistic is none, or the inputs have another shape than the traced ones.
+        ValueError: alpha is outside [0, 1], the statistic unknown, or the inputs are not of the traced shape.
         UnmatchedForwardError: the forward pass on these inputs is not the traced one.
 
     Example:

@@ -22,8 +22,8 @@ def squared_path_norm(network: Network, parameters: Mapping[str, Tensor] | None 
     invariance.
 
     A normalization by statistics of what enters divides by the mean m of the path mass over the set that it normalizes
-    (see docs/network.md). m enters the value and is held in the gradient, which is 2 p kappa1: there the norm is no
-    function of which kappa is the derivative.
+    (docs/theory/normalization.md). m enters the value, but is held constant in the gradient, which is 2 p kappa1: so
+    for such a network kappa is not the derivative of the norm.
 
     Args:
         network: a traced network.

@@ -108,7 +108,7 @@ def degrees_of_freedom(
     """How many directions of weight space change the network's function.
 
     Without data: (weights on a path) - (unit classes on a path), the generic rank of the path-Jacobian, whatever the
-    size of the network; more than the rank where shared weights allow more than the classes do (docs/network.md).
+    size of the network; more than the rank where shared weights have more symmetry (docs/theory/network.md).
     With data: d_G(w), the rank of the outputs' derivative in the weights over these examples.
 
     Args:
