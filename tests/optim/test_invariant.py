@@ -665,6 +665,13 @@ def test_options_of_the_metric_are_sent_to_the_metric():
         ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=0.01, power=0.5, damping=0.1)
 
 
+def test_a_rule_is_the_class_of_an_optimizer():
+    model, network = traced(BY_NAME["mlp"])
+    made = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.raises(TypeError, match="not an object of the type SGD"):
+        ps.optim.Invariant(model.parameters(), network, made)
+
+
 @pytest.mark.parametrize(
     ("rule", "options"),
     [

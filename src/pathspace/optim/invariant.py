@@ -86,7 +86,8 @@ class Invariant(MetricOptimizer):
         options: those of the rule.
 
     Raises:
-        TypeError: an option belongs to the metric, or the rule copies parameters when it is made (Lookahead).
+        TypeError: the rule is no class or function, or copies parameters when it is made (Lookahead), or an option
+            belongs to the metric.
         ValueError: an option is out of its range, or no parameter belongs to the network.
         RuntimeError: at a step, for sparse gradients.
         FloatingPointError: at a step, if kappa is not finite; parameters are not changed then.
@@ -115,6 +116,9 @@ class Invariant(MetricOptimizer):
         points: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
+        if not callable(rule):
+            kind = f"an object of the type {type(rule).__name__}"
+            raise TypeError(f"rule must be the class of an optimizer, such as torch.optim.AdamW, not {kind}")
         if of_metric := options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters):
             given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
             raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
