@@ -20,7 +20,7 @@ pytest.importorskip("numba")
 
 from pathspace.experiments.xor.cells import Cell, Look, Result, cells, compute, passes_needed, wrong_lines
 from pathspace.experiments.xor.report import build_table
-from pathspace.sequences import PCNN
+from pathspace.sequences import PCNN, training
 from pathspace.sequences.tasks import xor
 
 TINY: dict[str, Any] = {"lines": 30, "length": 10, "units": 3, "passes": 9, "every": 3, "seeds": [5, 6]}
@@ -94,6 +94,22 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     again = compute(Cell("ours", 6), protocol, folder)
     assert (again.looks, again.test) == (whole.looks, whole.test)
     assert Result.from_dict(json.loads(json.dumps(again.as_dict()))) == again
+
+
+@pytest.mark.filterwarnings("ignore:the training ended at pass")
+def test_training_ends_where_no_direction_is_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = training.advance
+
+    def breaks_off(state: training.Training, *rest: Any) -> Any:
+        if state.passes == 4:
+            raise FloatingPointError
+        return advance(state, *rest)
+
+    monkeypatch.setattr(training, "advance", breaks_off)
+    protocol = protocol_from(("a test", TINY))
+    result = compute(Cell("ours", 5), protocol, tmp_path)
+    assert [look.passes for look in result.looks] == [3, 4]
+    assert compute(Cell("ours", 5), protocol, tmp_path).looks == result.looks
 
 
 def test_training_ends_when_the_text_is_learned(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:
     while not looks or (looks[-1].wrong >= protocol.passed and looks[-1].passes < protocol.passes):
         passes = min((looks[-1].passes if looks else 0) + protocol.every, protocol.passes)
         model.fit(text, mask=mask, passes=passes, resume=bool(looks))
+        if looks and model.training_.passes == looks[-1].passes:
+            break  # its next direction is not finite
         nats = -model.training_.log_likelihood / int(mask.sum())
         looks.append(Look(model.training_.passes, wrong_lines(model, watched), nats))
         write_json(looks_file, [asdict(look) for look in looks])
