@@ -118,6 +118,44 @@ def test_resuming_from_the_output_is_kept_too(here, killed_after):
     assert_same(load("m"), whole)
 
 
+def test_what_the_output_holds_is_no_other_fit(here, monkeypatch):
+    fit()
+    fit("--passes", "30", "--resume")
+    whole = load("m")
+    fit("--fresh")
+    for _ in range(2):  # the second time from the output, which has all passes
+        with monkeypatch.context() as patch:
+            patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
+            fit("--passes", "30", "--resume", code=130)
+        assert network(load("m")).training_.passes == 30
+    fit("--passes", "30", "--resume")
+    assert_same(load("m"), whole)
+
+
+def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
+    fit()
+    whole = load("m")
+    (here / "m").unlink()
+    show = command._FitReport.__call__
+
+    def interrupt(report, training):
+        show(report, training)
+        if training.passes == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command._FitReport, "__call__", interrupt)
+        patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
+        assert "go on with --resume" in fit(code=130).output
+    assert network(load("m")).training_.passes == 5
+    fit("--resume")
+    assert_same(load("m"), whole)
+
+
+def _raise(error):
+    raise error
+
+
 def test_another_fit_does_not_go_on_from_there(here, killed_after):
     killed_after(4)
     with pytest.raises(KilledError):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
+from pathspace.sequences import load
 from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.tasks import TASKS
 
@@ -104,6 +105,30 @@ def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
     assert "11 passes" in run("fit", book, "-o", "m", "--resume", "--passes", 11).output
     fit(run, book, "--passes", 60, "--resume")
     assert run("bits", "m", book).output == whole
+
+
+def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypatch):
+    # eight passes on 2^14 symbols and more, four on twice as many
+    (tmp_path / "t").write_text("she sells sea shells by the sea shore; " * 2000)
+    show = _FitReport.__call__
+
+    def interrupt(report, training):
+        show(report, training)
+        if training.passes in (3, 7):
+            raise KeyboardInterrupt
+
+    grow = ("fit", "t", "-o", "m", "--units", 3, "--passes", 14, "--grow", "--no-context", "--json")
+    whole = json.loads(run(*grow).stdout)
+    whole_bits = run("bits", "m", "t").output
+    with monkeypatch.context() as patch:
+        patch.setattr(_FitReport, "__call__", interrupt)
+        for passes, *more in ((3,), (7, "--resume")):
+            said = json.loads(run(*grow, *more).stdout)
+            assert (said["passes"], said["best_pass"]) == (passes, passes)
+            held = (tmp_path / "t").read_bytes()[-7800:]
+            assert said["validation_bits_per_symbol"] == pytest.approx(load("m").bits(held) / 7800)
+    assert json.loads(run(*grow, "--resume").stdout)["passes"] == whole["passes"]
+    assert run("bits", "m", "t").output == whole_bits
 
 
 def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):

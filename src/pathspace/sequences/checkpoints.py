@@ -130,7 +130,8 @@ def is_begun(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
-def _empty(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Delete the checkpoints in a folder."""
     for path in (*folder.glob("*.safetensors"), folder / _FIT):
         path.unlink(missing_ok=True)
 
@@ -166,11 +167,11 @@ def beside(output: Path, fresh: bool = False) -> Iterator[Path | None]:
         done = False
         try:
             if fresh:
-                _empty(folder)
+                clear(folder)
             yield folder
             done = True
         finally:
             if done or not is_begun(folder):
-                _empty(folder)
+                clear(folder)
                 with suppress(OSError):  # somebody has put more into it
                     folder.rmdir()

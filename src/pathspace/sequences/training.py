@@ -222,6 +222,13 @@ def _again(training: Training, validation: Corpus, memory: _Memory) -> Training:
     return replace(training, best=training.result, best_bits=bits, best_pass=training.passes)
 
 
+def looked(training: Training, validation: Corpus | None) -> Training:
+    """Return a training that was stopped with a look at its validation text, which parts of a text have not had."""
+    if validation is None or training.best is not None:
+        return training
+    return _again(training, validation, _Memory())
+
+
 def _compile(model: Parameters, corpus: Corpus, settings: Settings) -> None:
     """Make a pass of each kind over a symbol, so that no budget of seconds pays for the compiler."""
     t = int(corpus.positions[0])

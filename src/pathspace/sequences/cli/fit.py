@@ -10,13 +10,14 @@ from typing import Annotated, Any, get_args
 import typer
 
 from pathspace.progress import shown
-from pathspace.sequences.checkpoints import beside, is_begun
+from pathspace.sequences.checkpoints import beside, clear, is_begun
 from pathspace.sequences.estimators import CNN, PCNN, RNN, load
+from pathspace.sequences.folds import fold_of
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.passes import Metric, WritingStep
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.text import Text
-from pathspace.sequences.training import Training
+from pathspace.sequences.training import Training, looked
 
 from .console import console, errors, per_symbol
 from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, read_for, writable
@@ -235,6 +236,7 @@ def fit(
                 console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
             with shown("fit", console, quiet=quiet, bound="at most") as show:
                 report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
+                interrupted = False
                 try:
                     estimator.fit(
                         training_text,
@@ -258,10 +260,15 @@ def fit(
                         )
                         console.print(f"interrupted: {told}")
                         raise
-                    estimator.training_ = report.last
+                    fold = fold_of(estimator.alphabet_, training_text, held, mask, held_mask)
+                    estimator.training_, interrupted = looked(report.last, fold.validation), True
                     console.print("interrupted: what has been learned is saved, go on with --resume")
                 if checkpoint is not None:  # mixing may be stopped; a device or a pipe is written to once
                     estimator.save(output)
+                    if (
+                        resume or interrupted
+                    ):  # --resume goes on from the output, and takes these for another fit's
+                        clear(checkpoint)
             result, kept = Result(output, estimator.training_, counted, held_counted), estimator
             if context is not False:
                 masks = {"mask": mask, "validation_mask": held_mask}
