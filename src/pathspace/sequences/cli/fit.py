@@ -94,7 +94,9 @@ def fit(
         float, typer.Option(help="Share of the file held out without --validation; 0: none.", min=0, max=0.99)
     ] = 0.1,
     passes: Annotated[int, typer.Option(help="Most passes over the file.", min=0)] = 1000,
-    seconds: Annotated[float | None, typer.Option(help="Most seconds of training.", min=0)] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Most seconds of training, those before --resume included.", min=0)
+    ] = None,
     patience: Annotated[
         int, typer.Option(help="Passes without improvement before it stops; 0: never.", min=0)
     ] = 300,
@@ -161,7 +163,7 @@ def fit(
     \b
     Examples:
       pathspace sequence fit log.txt -o log.safetensors --seconds 60
-      pathspace sequence fit log.txt -o log.safetensors --seconds 60 --resume
+      pathspace sequence fit log.txt -o log.safetensors --seconds 120 --resume  # a minute more
       pathspace sequence fit book.txt --text --units 64 --restarts 8 --jobs 2
       pathspace sequence fit secret.txt -o small.safetensors --no-context
       pathspace sequence fit xor.txt -o xor.safetensors --after =
