@@ -9,7 +9,7 @@ import sklearn.base
 import torch
 
 from pathspace import sequences
-from pathspace.sequences import CNN, PCNN, RNN, NotFittedError, UnseenSymbolError
+from pathspace.sequences import CNN, PCNN, RNN, Mixed, NotFittedError, UnseenSymbolError
 from pathspace.sequences.passes import forward
 from pathspace.sequences.text import Alphabet, Corpus
 
@@ -157,6 +157,18 @@ def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others()
         both = PCNN(**arguments, seed=2, restarts=2, heat=0, jobs=jobs).fit(text, 0.1)
         assert np.array_equal(both.parameters_.w, alone.parameters_.w)
         assert not both.training_.broke_off
+
+
+@pytest.mark.parametrize("mask", [[True] * 8, [[True] * 4], [True, True], [[True] * 4] * 3])
+def test_masks_are_as_many_as_texts(mask):
+    for model, validation in (
+        (PCNN(units=3), None),
+        (PCNN(units=3), 0.5),
+        (PCNN(units=3, folds=2, restarts=2, ensemble=2), None),
+        (Mixed(), None),
+    ):
+        with pytest.raises(ValueError, match="a list of 2 texts needs a list of 2 masks"):
+            model.fit(["abab", "baba"], validation, mask=mask)
 
 
 def test_a_mask_without_its_text_is_refused():

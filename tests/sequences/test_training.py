@@ -108,6 +108,14 @@ def test_validation_keeps_the_best_and_patience_stops():
     assert code_length(done.model, validation) > done.best_bits
 
 
+@pytest.mark.parametrize(("patience", "every"), [(1, 2), (10, 20)])
+def test_patience_ends_no_training_before_a_look(patience, every):
+    training, corpus, validation = some_training(units=12, length=120)
+    done = train(training, corpus, Settings(passes=2000, patience=patience, validate_every=every), validation)
+    assert done.best_pass >= every
+    assert done.passes == done.best_pass + every
+
+
 @pytest.mark.parametrize("kind", ["pcnn", "cnn", "rnn"])
 def test_reach_bounds_what_a_step_changes_at_every_symbol(kind):
     model, rng = some_training(kind)[0].model, np.random.default_rng(3)

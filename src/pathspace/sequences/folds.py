@@ -50,11 +50,21 @@ def held_back(validation: Texts | float | None) -> list[Text]:
 
 
 def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
-    """Return the masks of one or several texts, None if there are none."""
+    """Return the masks of one or several texts, None if there are none.
+
+    Raises:
+        ValueError: if there is not one for each text of a list.
+    """
     if mask is None:
         return None
-    masks = [mask] if isinstance(text, str | bytes) else list(mask)
-    return [np.asarray(part, dtype=bool) for part in masks]
+    if isinstance(text, str | bytes):
+        return [np.asarray(mask, dtype=bool)]
+    masks = [np.asarray(part, dtype=bool) for part in mask]
+    if len(masks) != len(text) or not all(part.ndim for part in masks):
+        raise ValueError(
+            f"a list of {len(text)} texts needs a list of {len(text)} masks, each with an entry for each symbol"
+        )
+    return masks
 
 
 def fold_of(

@@ -305,7 +305,8 @@ def _train_on(
         if (
             validation is not None
             and settings.patience is not None
-            and training.passes - training.best_pass >= settings.patience
+            # without a look there is nothing to lose patience with
+            and training.passes - training.best_pass >= max(settings.patience, settings.validate_every)
         ):
             break
         try:
