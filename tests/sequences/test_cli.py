@@ -1,15 +1,17 @@
 """The commands, end to end, in a folder of their own."""
 
 import json
+import math
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.sequences import load
+from pathspace.sequences import PCNN, load
 from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.tasks import TASKS
 
@@ -129,6 +131,17 @@ def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypa
             assert said["validation_bits_per_symbol"] == pytest.approx(load("m").bits(held) / 7800)
     assert json.loads(run(*grow, "--resume").stdout)["passes"] == whole["passes"]
     assert run("bits", "m", "t").output == whole_bits
+
+
+def test_progress_tells_no_look_that_has_not_been_taken():
+    said = []
+    report = _FitReport(lambda _, state: said.append(state), 10, None, 100, 10)
+    begun = PCNN(units=3, passes=0).fit("abab").training_
+    training = replace(begun, passes=1, log_likelihood=-100 * math.log(2))
+    report(training)
+    report(replace(training, passes=2, validation_bits=20.0))
+    assert said[0].startswith("pass 1  1.0000 bits/symbol  rates")
+    assert said[1].startswith("pass 2  1.0000 train 2.0000 valid bits/symbol  rates")
 
 
 def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):

@@ -54,7 +54,7 @@ class _FitReport:
         state += (
             f"pass {training.passes}  {per_symbol(-training.log_likelihood / math.log(2), self._symbols):.4f}"
         )
-        if self._held:
+        if self._held and not math.isnan(training.validation_bits):  # parts of a text have no look
             state += f" train {per_symbol(training.validation_bits, self._held):.4f} valid"
         state += f" bits/symbol  rates {training.rate_w:.2g} {training.rate_tau:.2g}"
         self._show(min(done, 1.0), state)
