@@ -61,6 +61,11 @@ CASES = {
     "linear with a constant": (lambda: Model(
         lambda m, h: functional.linear(h, ones_above(4), m.b), b=parameter(4)), (2, 3), (), 1),
     "times a buffer": (lambda: Model(lambda m, h: h * m.b, b=buffer(4)), (2, 3), (), 4),
+    "divided by a buffer": (lambda: Model(lambda m, h: h / m.b, b=buffer(4)), (2, 3), (), 4),
+    "divided by a buffer in place": (lambda: Model(
+        lambda m, h: h.clone().div_(m.b[:, None]), b=buffer(3)), SEQUENCE, (), 4),
+    "weights divided by a buffer": (lambda: Model(
+        lambda m, h: functional.linear(h, m.w / m.b), w=parameter(4, 4), b=buffer(4)), (2, 3), (), 8),
     "matrix in a buffer": (lambda: Model(lambda m, h: h @ m.b, b=buffer(4, 4)), (2, 3), (), 1),
     "computed from buffers": (lambda: Model(
         lambda m, h: h * (m.b[:4] + m.b[4:] / m.b.sum()), b=buffer(8)), (2, 3), (), 4),

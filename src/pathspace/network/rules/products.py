@@ -40,7 +40,8 @@ def multiply(
     if rounding_mode is not None:
         recorder.no_rule(name, ROUNDED)
     a, b = (recorder.lookup(t) if isinstance(t, Tensor) else None for t in (x, y))
-    if "div" in name:
+    combine = torch.div if "div" in name else torch.mul
+    if combine is torch.div and (a is None or b is None or b.kind != "buffer"):
         if b is not None and a is not None and b.kind == "input":
             return _by_input(recorder, name, (x, y), a, b)
         if b is not None:
@@ -64,12 +65,12 @@ def multiply(
         weight, other = (a, b) if a.kind == "parameter" else (b, a)
         if other.kind == "buffer":
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return finish(recorder, name, torch.mul, (x, y), (weight, other), labels, kind="parameter")
+            return finish(recorder, name, combine, (x, y), (weight, other), labels, kind="parameter")
         return learned_scale(recorder, name, (x, y), other, weight)
     if "buffer" in kinds:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return finish(recorder, name, torch.mul, (x, y), (activation, constant_value), labels)
+        return finish(recorder, name, combine, (x, y), (activation, constant_value), labels)
     if "input" in kinds:
         return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     if kinds == {"parameter"}:
