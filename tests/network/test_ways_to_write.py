@@ -89,6 +89,14 @@ WAYS = {
     ),
     "pow(2, h)": (lambda m, x: m.c(torch.pow(2.0, h(m, x))), lambda m, x: m.c(2.0 ** h(m, x))),
     "einsum of one": (lambda m, x: m.c(torch.einsum("...ij", h(m, x))), lambda m, x: m.c(h(m, x))),
+    "einsum of three": (
+        lambda m, x: m.c(torch.einsum("bti,bti,bt->bti", h(m, x), m.z(x), x.sum(-1).sigmoid())),
+        lambda m, x: m.c(h(m, x) * m.z(x) * x.sum(-1, keepdim=True).sigmoid()),
+    ),
+    "einsum of three, a weight among them": (
+        lambda m, x: m.c(torch.einsum("ij,bti,bti->btj", m.w, h(m, x), m.z(x))),
+        lambda m, x: m.c((h(m, x) * m.z(x)) @ m.w),
+    ),
     "queries expanded over the batch": (
         lambda m, x: pooled(m, x, m.q.expand(len(x), -1, -1)),
         lambda m, x: pooled(m, x, m.q),

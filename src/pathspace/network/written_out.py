@@ -134,6 +134,22 @@ def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, al
     return (input if beta == 1 else beta * input) + product
 
 
+def in_pairs(equation: str, operands: Sequence[Tensor], rank: Callable[[Tensor], int]) -> Tensor:
+    """``einsum`` of more than two tensors, two at a time: activations first, and the parameter last."""
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        result = "".join(sorted(c for c in set(given) - {","} if given.count(c) == 1))
+    left = sorted(zip(given.split(","), operands, strict=True), key=lambda one: rank(one[1]))
+    letters, product = left.pop(0)
+    while left:
+        other, factor = left.pop(0)
+        needed = result + "".join(side for side, _ in left)
+        out = "".join(dict.fromkeys(c for c in letters + other if c in needed)) if left else result
+        product = torch.einsum(f"{letters},{other}->{out}", product, factor)
+        letters = out
+    return product
+
+
 SUMS = ("addmm", "addmv", "baddbmm")
 WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "bilinear": bilinear,
@@ -146,7 +162,7 @@ def written_out(
     name: str,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    is_learned: Callable[[Tensor], bool],
+    rank: Callable[[Tensor], int],
     *,
     strict: bool = False,
 ) -> Callable[..., Any] | None:
@@ -156,12 +172,16 @@ def written_out(
         name: its name.
         args: its arguments.
         kwargs: those by name.
-        is_learned: whether a tensor depends on parameters.
+        rank: 0 for an activation, 1 for what depends on no parameter, 2 for a parameter.
         strict: whether functions that multiply activations are left as they are.
     """
+    if name == "einsum" and isinstance(args[0], str) and "..." not in args[0]:
+        operands = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+        if len(operands) > 2 and [*map(rank, operands)].count(2) < 2:  # between two parameters are units
+            return lambda *_: in_pairs(args[0], operands, rank)
     if strict and name not in SUMS:
         return None
     if name != "scaled_dot_product_attention":
         return WRITTEN_OUT.get(name)
     mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    return attention if mask is not None and is_learned(mask) else None
+    return attention if mask is not None and rank(mask) != 1 else None

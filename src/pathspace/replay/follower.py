@@ -73,7 +73,7 @@ class Follower(Matched, TorchFunctionMode):
             return taken_apart.recurrent(self, name, args)
         if name == "embedding_bag" and self._depends(tensors):
             return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
-        in_parts = written_out(name, args, kwargs, lambda t: t.requires_grad)
+        in_parts = written_out(name, args, kwargs, lambda t: 2 if self.is_weight(t) else not t.requires_grad)
         if in_parts is not None and self._depends(tensors):
             with self:
                 return in_parts(*args, **kwargs)

@@ -40,7 +40,7 @@ def attention(
     traced = [recorder.lookup(t) for t in (query, key, value)]
     if any(v is not None and v.batch is not None and v.batch >= v.labels.dim() - 2 for v in traced):
         recorder.wrong_batch(name)  # examples would attend to each other
-    learned = attn_mask is not None and recorder.is_learned(attn_mask)
+    learned = attn_mask is not None and recorder.rank(attn_mask) != 1
     if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
         recorder.no_rule(name, REASONS[name])
     if enable_gqa:

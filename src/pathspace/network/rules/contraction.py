@@ -258,14 +258,15 @@ def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
 
 
 def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: Any, *operands: Any) -> Tensor:
-    """An einsum of any number of tensors."""
+    """An einsum of one tensor or two; of more, see ``written_out``."""
     if not isinstance(equation, str):
         recorder.no_rule(name, "its indices are given as lists", "Give them as a string of letters")
     tensors = (
         list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
     )
-    if len(tensors) > 2:
-        return _two_at_a_time(recorder, name, equation, tensors)
+    if len(tensors) > 2:  # not written out
+        hidden = sum(v is not None and v.kind == "hidden" for v in map(recorder.lookup, tensors))
+        recorder.no_rule(name, *((GATED, None) if recorder.strict and hidden > 1 else _SEVERAL))
     args = (equation, *tensors)
     if len(tensors) == 1:  # a constant one beside it
         given, arrow, result = equation.partition("->")
@@ -277,31 +278,10 @@ def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: An
     return contract(recorder, name, func, args, x, y, einsum_form(equation, x.shape, y.shape))
 
 
-def _two_at_a_time(recorder: Recorder, name: str, equation: str, tensors: list[Tensor]) -> Tensor:
-    """An einsum of more than two tensors, activations first and the parameter last."""
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    traced = [recorder.lookup(t) for t in tensors]
-    if "..." in given or sum(v is not None and v.kind == "parameter" for v in traced) > 1:
-        recorder.no_rule(
-            name,
-            "it multiplies more than two tensors, with an ellipsis or with two parameters (between which are units)",
-            "Multiply them two at a time",
-        )
-    if not arrow:
-        result = "".join(sorted(c for c in set(given) - {","} if given.count(c) == 1))
-    kinds = {"hidden": 0, "input": 1, "buffer": 2, "": 3, "parameter": 4}
-    left = sorted(
-        zip(given.split(","), tensors, traced, strict=True),
-        key=lambda one: kinds.get(one[2].kind if one[2] else "", 0),
-    )
-    letters, product, _ = left.pop(0)
-    while left:
-        other, factor, _ = left.pop(0)
-        needed = result + "".join(side for side, _, _ in left)
-        out = "".join(dict.fromkeys(c for c in letters + other if c in needed)) if left else result
-        product = einsum(recorder, name, torch.einsum, f"{letters},{other}->{out}", product, factor)
-        letters = out
-    return product
+_SEVERAL = (
+    "it multiplies more than two tensors, with an ellipsis or with two parameters (between which are units)",
+    "Multiply them two at a time",
+)
 
 
 def tensordot(

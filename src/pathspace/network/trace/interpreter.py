@@ -96,7 +96,7 @@ class Interpreter(TorchFunctionMode):
             return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(name, *_explain("to_sparse"))
-        in_parts = written_out(name, args, kwargs, recorder.is_learned, strict=recorder.strict)
+        in_parts = written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
         if in_parts is not None:
             begun = len(recorder.operations)
             try:

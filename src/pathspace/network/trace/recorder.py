@@ -99,10 +99,10 @@ class Recorder:
         """Of all tensors, as they are now."""
         return (value for _, value, _ in self._values.values())
 
-    def is_learned(self, tensor: Tensor) -> bool:
-        """Whether a tensor depends on a parameter."""
+    def rank(self, tensor: Tensor) -> int:
+        """0 for an activation, 1 for what depends on no parameter, 2 for a parameter."""
         value = self.lookup(tensor)
-        return value is not None and value.kind in ("hidden", "parameter")
+        return 1 if value is None else {"hidden": 0, "parameter": 2}.get(value.kind, 1)
 
     def value(self, tensor: Tensor) -> Value:
         """The value of a tensor; a constant becomes a leaf of the squared network."""
