@@ -193,6 +193,48 @@ def test_a_sequence_of_the_batch_does_not_matter_to_the_trace():
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+class Gated(nn.Module):
+    """A gated layer, at which the network is cut, on packed sequences between two hidden layers."""
+
+    def __init__(self, layer, sort, **options):
+        super().__init__()
+        self.read, self.rnn = nn.Linear(2, 3, **DOUBLE), layer(3, 2, batch_first=True, **options, **DOUBLE)
+        self.hidden, self.out = nn.Linear(2, 4, **DOUBLE), nn.Linear(4, 1, **DOUBLE)
+        self.sort = sort
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(
+            self.read(x).relu(), lengths, batch_first=True, enforce_sorted=not self.sort
+        )
+        states, last = self.rnn(packed)
+        last = last[0] if isinstance(last, tuple) else last
+        padded = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0]
+        return self.out(self.hidden(padded[..., :2].sum(1) + last[-1]).relu())
+
+
+GATED = [(nn.LSTM, True, {}), (nn.GRU, False, {"num_layers": 2}), (nn.LSTM, True, {"bidirectional": True})]
+
+
+@pytest.mark.parametrize(("layer", "sort", "options"), GATED)
+def test_is_cut_at_gated_layers(layer, sort, options):
+    torch.manual_seed(0)
+    model, lengths = Gated(layer, sort, **options), torch.tensor([1, 3, 2] if sort else [3, 2, 1])
+    inputs = torch.randn(3, 3, 2, **DOUBLE), lengths
+    network = ps.trace(model, inputs)
+    assert (network.num_classes, network.call.batch_dim) == (4, 0)
+    assert [str(cut.operation) for cut in network.cuts] == [layer.__name__.lower()]
+    assert set(network.parameters) == {
+        f"{n}.{p}" for n in ("read", "hidden", "out") for p in ("weight", "bias")
+    }
+    enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathAdam(p, n, lr=0.01)])
+
+
+def test_says_that_a_layer_on_packed_sequences_cannot_stay_outside():
+    inputs = torch.randn(3, 3, 2, **DOUBLE), torch.tensor([3, 2, 1])
+    with pytest.raises(ps.UntraceableError, match=r"'rnn'.*left outside.*depends on values"):
+        ps.trace(Gated(nn.LSTM, True), inputs, outside=["rnn"])
+
+
 REFUSED = {
     "lengths in the code": (
         lambda m, x, n: m.rnn(pack_padded_sequence(x, [3, 2, 1], batch_first=True))[1][-1], "argument of forward"),

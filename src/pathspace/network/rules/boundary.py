@@ -57,7 +57,7 @@ def cut(
         raise refusal
     tensors = [t for t in leaves if isinstance(t, Tensor)]
     traced = [recorder.lookup(t) for t in tensors]
-    result, changed = _run(func, args, kwargs, refusal)
+    result, changed = _run(recorder, func, args, kwargs, refusal)
     if changed:
         _check_write(recorder, name, changed, tensors[0], traced[0], result)
     origin = _origin(recorder, name, traced, refusal)
@@ -92,13 +92,14 @@ def cut_inside(recorder: Recorder, name: str, value: Value, dtype: torch.dtype, 
 
 
 def _run(
-    func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
+    recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
 ) -> tuple[Any, list[Tensor]]:
     """What a function returns where there are no values, and those of its arguments that it wrote into."""
     args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-    empty = {key: t if t.is_meta else t.to("meta") for key, t in one.items()}
+    # the batch sizes of packed sequences say what shape comes out
+    empty = {key: t if t.is_meta or key in recorder.packed else t.to("meta") for key, t in one.items()}
     before = {key: t._version for key, t in empty.items()}
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:

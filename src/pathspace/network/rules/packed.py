@@ -206,7 +206,8 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
         whole = bool((x == x.narrow(dim, 0, 1)).all())
         return x.clone() if whole else None
     else:
-        whole = value.batch == dim
+        # what left a cut does not say where it has its one example
+        whole = value.batch == dim or (value.batch is None and x.shape[dim] == recorder.examples.count == 1)
     if not whole or value is None:
         return None
     return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))

@@ -337,8 +337,9 @@ class Interpreter(TorchFunctionMode):
         self.paused = True
         try:
             return recorder.as_inputs(forward, args, kwargs, batch)
-        except (RuntimeError, TypeError) as error:
-            if "meta" not in str(error):  # as torch says where values are missing
+        except (RuntimeError, TypeError, ValueError) as error:
+            # as torch says where values are missing, or those of packed sequences
+            if "meta" not in str(error) and "batch_sizes" not in str(error):
                 raise
             return recorder.refuse(
                 "outside",
