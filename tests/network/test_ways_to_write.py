@@ -34,6 +34,21 @@ def gated(m, x, state):
     return m.c(state)
 
 
+def of_one_unit(m, x, state, gain):
+    for t in range(x.shape[1]):
+        new = h(m, x[:, t])[:, :1]
+        state = new if state is None else gain(m, x[:, t]) * state + new
+    return m.c(state.expand(-1, 8))
+
+
+def gate_of_one_unit(m, x):
+    return m.z(x)[:, :1].sigmoid()
+
+
+def gain_of_one_unit(m, x):
+    return m.q[0, :1]
+
+
 def pooled(m, x, queries):
     return m.c((queries @ h(m, x).transpose(1, 2)).softmax(-1) @ h(m, x))
 
@@ -112,6 +127,14 @@ WAYS = {
     "a gate times the zeros of the first state": (
         lambda m, x: gated(m, x, x.new_zeros(len(x), 8)),
         lambda m, x: gated(m, x, None),
+    ),
+    "a gate times the zeros of a single unit": (
+        lambda m, x: of_one_unit(m, x, x.new_zeros(len(x), 1), gate_of_one_unit),
+        lambda m, x: of_one_unit(m, x, None, gate_of_one_unit),
+    ),
+    "a gain times the zeros of a single unit": (
+        lambda m, x: of_one_unit(m, x, x.new_zeros(len(x), 1), gain_of_one_unit),
+        lambda m, x: of_one_unit(m, x, None, gain_of_one_unit),
     ),
     "unfold(padding=)": (
         lambda m, x: m.c(

@@ -55,7 +55,7 @@ def multiply(
         constant = constant if isinstance(constant, Tensor) else number(constant)
         weighs = recorder.value(traced).kind == "parameter" and name not in IN_PLACE
         # a gain at the start of a recurrence
-        if weighs and constant.numel() > 1 and not bool(constant.any()):
+        if weighs and constant.dim() and not bool(constant.any()):
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return scaled(recorder, name, traced, (x, y), constant)
     kinds = {a.kind, b.kind}

@@ -261,7 +261,7 @@ class Interpreter(TorchFunctionMode):
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """A product of an input with a constant, if that is zero throughout."""
         constant = next((t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None)
-        if constant is None or constant.numel() < 2 or bool(constant.any()):
+        if constant is None or not constant.dim() or bool(constant.any()):
             return None
         shape = torch.broadcast_shapes(*(t.shape for t in args))
         return torch.zeros(shape, dtype=torch.promote_types(*(t.dtype for t in args)))
