@@ -297,6 +297,7 @@ class Reading(nn.Module):
         self.a, self.b, self.out, self.encoder = (nn.Linear(3, 3) for _ in range(4))
         self.wide = nn.Linear(4, 2)
         self.register_buffer("mask", torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 1]]))
+        self.register_buffer("zeros", torch.zeros(1, 3))
         self.reading = forward
 
     def forward(self, x):
@@ -321,6 +322,18 @@ class Reading(nn.Module):
         for _ in range(3):
             h = (self.b(x) + self.a.bias * h).relu()
         return self.out(h)
+
+    def remembering(self, x, start, times=torch.mul):
+        h = start.expand(len(x), 3)
+        for _ in range(2):
+            h = (times(x.sigmoid(), h) + self.a(x) - x * h).relu()
+        return self.out(h)
+
+    def gated_in_place(self, x):
+        h = self.hidden(x)
+        h *= x.sigmoid()
+        h[:, :2].mul_(x[:, 1:])
+        return self.out(h.div_(1 + x.abs()))
 
     def returned_to_the_input(self, x):
         x = x.clone()
@@ -350,6 +363,11 @@ READINGS = {
     ),
     "learned rows": lambda m, x: m.out((m.b(x) + m.a.weight.index_select(0, (x[:, 0] > 0).long())).relu()),
     "a gain of zeros, then of units": Reading.gained,
+    "a gate of the input times a state of zeros": lambda m, x: m.remembering(x, x.new_zeros(1, 3)),
+    "the same, the other way": lambda m, x: m.remembering(x, x.new_zeros(1, 3), lambda gate, h: h * gate),
+    "a gate of the input times a buffer of zeros": lambda m, x: m.remembering(x, m.zeros),
+    "a gate of the input in place": Reading.gated_in_place,
+    "a cut that no output reads": lambda m, x: (m.b(x).sigmoid(), m.out(m.hidden(x)))[1],
     "an input doubled in place": Reading.doubled,
     "an activation written to the input": Reading.returned_to_the_input,
 }
@@ -373,6 +391,41 @@ def test_functions_of_inputs_and_masked_weights(reading):
     assert bool((paths.factor != 0).all())
     rank = ps.paths.path_rank(ps.paths.path_jacobian(network, paths))
     assert rank == ps.paths.degrees_of_freedom(network)
+    basis = ps.paths.express(network, ps.paths.skeleton(network), paths)
+    assert torch.equal(basis.exponents @ basis.counts, paths.counts)
+
+
+def test_a_cut_that_the_chosen_output_does_not_read_is_passed_over():
+    model = Reading(lambda m, x: (m.out(m.hidden(x)), m.b(x).sigmoid())).double()
+    network = ps.trace(model, torch.zeros(2, 3, dtype=torch.float64), output=lambda result: result[0])
+    assert ps.paths.unroll(network).num_paths == 3 * 3 * 4 + 3
+
+
+class GatedCell(nn.Module):
+    """A gated recurrent unit that remembers a ReLU, written by hand."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.gates, self.read = nn.Linear(2 + hidden, 2 * hidden), nn.Linear(2 + hidden, hidden)
+        self.out = nn.Linear(hidden, 1)
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), self.out.in_features)
+        for _ in range(2):
+            keep, reset = self.gates(torch.cat([x, h], 1)).sigmoid().chunk(2, 1)
+            h = keep * h + (1 - keep) * self.read(torch.cat([x, reset * h], 1)).relu()
+        return self.out(h)
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_a_gated_cell_starts_at_nothing(hidden):
+    torch.manual_seed(0)
+    network = ps.trace(GatedCell(hidden).double(), torch.randn(3, 2, dtype=torch.float64))
+    paths = ps.paths.enumerate_paths(network)
+    norm = (paths.factor * paths.values(network.parameters)).square().sum()
+    assert_close(norm, ps.paths.squared_path_norm(network), **SAME)
+    rank = ps.paths.path_rank(ps.paths.path_jacobian(network, paths))
+    assert rank == ps.paths.degrees_of_freedom(network) == 3 * hidden * (hidden + 3) + 1 + hidden - hidden
     basis = ps.paths.express(network, ps.paths.skeleton(network), paths)
     assert torch.equal(basis.exponents @ basis.counts, paths.counts)
 

@@ -158,7 +158,7 @@ def _opened(
         elements: how many there are.
     """
     units = torch.eye(elements, dtype=torch.float64)
-    edges = each(lambda unit: possible(unit).reshape(-1), units)
+    edges = each(lambda unit: possible(unit.clone()).reshape(-1), units)  # it may be written to
     i, o = edges.nonzero(as_tuple=True)
     return o, i, (each(lambda unit: actual(unit).reshape(-1), units) / edges)[i, o]
 

@@ -59,6 +59,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         # what a function at the end was computed from
         self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self.paused = False
+        self.buffers: set[int] = set()  # the memory of the model's buffers, which may change
         self._packed = PackedSequences()
         self._terms_by_form: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
 
@@ -103,7 +104,9 @@ class Unroller(TensorRoles, TorchFunctionMode):
             return result
         if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
             result = func(*args, **kwargs)
-            constant = name in SHAPED_FACTORIES  # x.new_zeros(...): no input, though x is one
+            # no inputs, though x is one: x.new_zeros(...), and a gate times the zeros that a recurrence begins with
+            start = name in ("mul", "__mul__", "__rmul__") and any(map(self._is_zero, tensors))
+            constant = name in SHAPED_FACTORIES or start
             if not data or units or weights or constant:
                 return result
             if changes(name):
@@ -159,7 +162,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
     def _cut(self, cut: Cut, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """An operation at which the network is cut: what enters it is an output, what leaves it an input."""
         entering = [t for t in tensors if self.is_unit(t)]
-        if [self.is_unit(t) for t in tensors] != list(cut.entering):
+        # of parameters that lead to no output, and are outside the network, nothing is a unit
+        if [self.is_unit(t) for t in tensors] != list(cut.entering) and (cut.counts or entering):
             raise UntraceableError(
                 cut.operation,
                 cut.module,
@@ -214,6 +218,11 @@ class Unroller(TensorRoles, TorchFunctionMode):
         x.copy_(chosen)
         self._bind(x, self._units[id(chosen)][1])
         self._spread(x)
+
+    def _is_zero(self, t: Tensor) -> bool:
+        """Whether a tensor is a constant of zeros."""
+        known = id(t) in self._data or t.untyped_storage().data_ptr() in self.buffers
+        return t.dim() > 0 and not known and not bool(t.any())
 
     def _start(self, hx: Tensor, number: int | None = None) -> Tensor | None:
         """The initial state of a recurrent cell; None for zero."""

@@ -240,6 +240,7 @@ def _run(
     call = network.call
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
     unroller = Unroller(reduction_graph(network), with_edges=with_edges, cuts=network.program.cuts)
+    unroller.buffers = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     for name in network.parameters:
         own = model.get_parameter(name)
         if parameters is not None:
