@@ -32,8 +32,8 @@ from pathspace.paths.data.edge_statistics import Sharing
 from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
 from pathspace.replay.arguments import Arguments, first_examples, how_many
 from pathspace.replay.chain import Cell, Chain, ChainPass, ChainWitness, chain_of
-from pathspace.replay.follower import Summary
 from pathspace.replay.latest_batch import Found, LatestBatch, Short
+from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay, replay
 
 _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next

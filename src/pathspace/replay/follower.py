@@ -17,13 +17,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.network import Network
 from pathspace.network.rules import MOVEMENTS, RULED
 from pathspace.network.rules.scale_free import SIGNS
 from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name, tensors_in
 from pathspace.network.written_out import written_out
 from pathspace.replay import taken_apart
-from pathspace.replay.matched import UNGRADED, Matched, Summary
+from pathspace.replay.matched import UNGRADED, Matched
 
 _PACKED = (
     "sequences are packed by their lengths, so a batch has other steps than the traced ones; for quantities on data "
@@ -37,16 +36,8 @@ _DETACHES = ("detach", "data.__get__")
 class Follower(Matched, TorchFunctionMode):
     """Matches operations with the traced ones; see :class:`Matched`."""
 
-    def __init__(
-        self,
-        network: Network,
-        leaves: dict[str, Tensor],
-        count: int,
-        differentiable: bool,
-        inputs: list[Any],
-        summary: Summary | None = None,
-    ) -> None:
-        super().__init__(network, leaves, count, differentiable, inputs, summary)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
         self._attached: dict[int, Tensor] = {}  # what a detached tensor was before

@@ -133,11 +133,8 @@ class Interpreter(TorchFunctionMode):
         if kinds & {"tail", "indices"}:
             return self._after_the_end(name, func, args, kwargs, values)
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
-        if (
-            of_inputs
-            and name in ("mul", "__mul__", "__rmul__")
-            and (zeros := self._of_zeros(args)) is not None
-        ):
+        gates = of_inputs and name in ("mul", "__mul__", "__rmul__")
+        if gates and (zeros := self._of_zeros(args)) is not None:
             return zeros  # a gate times the state that a recurrence begins with
         if of_inputs and name not in ON_INPUTS and name not in READS:
             return recorder.preprocess(func, args, kwargs, values)
@@ -150,9 +147,7 @@ class Interpreter(TorchFunctionMode):
             result = self._without_rule(name, func, args, kwargs, kinds, refusal)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
-            recorder.real.update(
-                (id(created), value) for created, value in pairs if isinstance(created, Tensor)
-            )
+            recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
         return result
 
     def _by_rule(
