@@ -187,6 +187,13 @@ def test_settings_are_checked(wrong, message):
         Settings(**wrong)
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_rates_that_move_nothing_are_refused(rate):
+    training, _, _ = some_training()
+    with pytest.raises(ValueError, match="rate must be above 0 and finite"):
+        Training.begin(training.model, rate)
+
+
 def test_code_length_counts_predicted_symbols_at_their_places():
     training, corpus, _ = some_training()
     model = training.model

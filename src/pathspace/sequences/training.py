@@ -122,8 +122,16 @@ class Training:
 
     @classmethod
     def begin(cls, model: Parameters, rate: float | None = None) -> Training:
-        """Return a training at its beginning; the rates are 1/N unless given."""
+        """Return a training at its beginning; the rates are 1/N unless given.
+
+        Raises:
+            ValueError: the rate is not above 0, or not finite.
+        """
         rate = 1 / model.units if rate is None else float(rate)
+        if not 0 < rate < math.inf:
+            raise ValueError(
+                f"rate must be above 0 and finite, or None for one by the number of units, got {rate}"
+            )
         return cls(model, rate, rate)
 
     @property
