@@ -39,9 +39,10 @@ def test_every_setting_of_a_recipe_has_its_reason(name: str) -> None:
 def test_published_numbers_name_methods_of_ours(name: str) -> None:
     published = load_published(name)
     if published is not None:
-        settings = settings_from(*load_recipe(name).layers(""))
+        recipe = load_recipe(name)
         named = {result.method for result in published.results} - {""}
-        assert named <= set(settings.methods)
+        sizes = [settings_from(*recipe.layers(size)) for size in recipe.sizes or [""]]
+        assert named <= {method for settings in sizes for method in settings.methods}
         assert {method for pair in published.pairs for method in pair} <= named
 
 
@@ -107,8 +108,8 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     assert lines[at + 1 : at + 5] == [
         "    paper: P16, Table 2 and Fig. 3: the addition problem",
         "    small         0.1  docs/results/adding.md",
-        "    paper-100       8  docs/results/adding.md (3 of 20 epochs, 2 of 3 seeds)",
-        "    paper-400      36  not run",
+        "    paper-100     1.6  not run",
+        "    paper-400       6  not run",
     ]
     text = "\n".join(lines)
     assert all(f"{name}: " in text for name in recipe_names())
