@@ -12,6 +12,7 @@ Letters: z what enters, m mean of z over S, q = g^2 and c = b^2 squared gain and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +47,7 @@ class Normalization:
     def _inverse(self, z: Tensor) -> Tensor:
         """1/m beside every value, 0 where m = 0."""
         parts = z.reshape(self.shape)
-        size = 1
-        for d in self.over:
-            size *= self.shape[d]
+        size = math.prod(self.shape[d] for d in self.over)
         # divided before it is summed: a sum beyond the type's range would make zeros of numbers within it
         m = (parts / size).sum(self.over, keepdim=True)
         inverse = torch.where(m == 0, 0.0, m.reciprocal())

@@ -81,7 +81,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self._check_current()  # parameters that were replaced have no gradients any more
         active = self._active()
         if active:
-            self._expect_unclipped(g for _, _, g in active)
+            if self._clipped is not None:
+                self._clipped.look(g for _, _, g in active)
             self._take(active)
         return loss
 
@@ -169,11 +170,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     )
                 active.append((p, group, g))
         return active
-
-    def _expect_unclipped(self, gradients: Iterable[Tensor]) -> None:
-        """Warn, once, if the gradients of a step were clipped before."""
-        if self._clipped is not None:
-            self._clipped.look(gradients)
 
     def _all_parameters(self) -> list[Tensor]:
         """The parameters of all groups, in the order of a state's indices."""

@@ -27,7 +27,8 @@ from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import reduction_graph
-from pathspace.paths.space.skeleton import RULES, Rule, Skeleton, skeleton
+from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
+from pathspace.paths.space.skeleton import skeleton as choose
 from pathspace.paths.space.slots import Scratch
 from pathspace.paths.space.usage import used_edges
 
@@ -348,11 +349,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
             self._adopt(restored)
         else:
             self.skeleton, self._start, self._frames = None, {}, {}
-
-
-def choose(network: Network, rule: Rule, generator: torch.Generator | None = None) -> Skeleton:
-    """A skeleton by its rule."""
-    return skeleton(network, rule, generator)
 
 
 def _rates(inside: Inside) -> dict[str, float]:
