@@ -76,6 +76,22 @@ def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
     assert_close(train(model, optimizer, first=3), theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["PathAdam", "GSGD", "DDPSGD"])
+def test_a_model_may_keep_its_network(name):
+    """It is then reached while the model itself is being copied: by averages of weights, passes on data, tracing."""
+    model, optimizer = build(name)
+    model.network = optimizer.network
+    train(model, optimizer)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    assert average.module.network.model is average.module
+    assert ps.trace(model, torch.ones(2, 4)).num_classes == model.network.num_classes
+    copies = [copy.deepcopy((model, optimizer)), copy.deepcopy((optimizer, model))[::-1]]
+    expected = train(model, optimizer, first=3)
+    for other, copied in copies:
+        assert copied.network is other.network is not model.network
+        assert_close(train(other, copied, first=3), expected, rtol=0, atol=0)
+
+
 @ALL
 def test_channels_last_is_a_matter_of_memory(name):
     ends = []

@@ -175,7 +175,10 @@ class Network:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         model = copy.deepcopy(self.model, memo)
-        parameters = MappingProxyType({name: model.get_parameter(name) for name in self.parameters})
+        if id(self) in memo:  # the model has it as an attribute
+            return memo[id(self)]
+        # not by name: a model that has it as an attribute is copied up to here
+        parameters = MappingProxyType({name: copy.deepcopy(p, memo) for name, p in self.parameters.items()})
         created = replace(self, model=model, parameters=parameters)
         created.rescalings.update(self.rescalings)
         return created
