@@ -102,7 +102,7 @@ def test_dropout_leaves_training_invariant():
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="dropout"):
         ps.nn.RecurrentCNN(1, 2, dropout=1.0)
-    with pytest.raises(ValueError, match="unfoldings is 0"):
+    with pytest.raises(ValueError, match="unfoldings must be a whole number"):
         ps.nn.RecurrentCNN(1, 2, unfoldings=0)
     with pytest.raises(ValueError, match="odd"):
         ps.nn.recurrent_cnn.RecurrentConvolution(1, 2, kernel=4)

@@ -78,7 +78,6 @@ class DataDependent(DataTerms):
     def _kappa(self, names: Sequence[str]) -> Surveyed:
         if self.alpha == 0:
             return super()._kappa(names)
-        self._expect_batch()
         if self.alpha == 1:  # else a path norm shows it
             expect_finite(self.network.parameters.values())
         draws = self._draws(names)

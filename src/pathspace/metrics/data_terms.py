@@ -197,13 +197,14 @@ class DataTerms(Path):
 
     # -- the terms --------------------------------------------------------------------------------------------
 
-    def _expect_batch(self) -> None:
+    def _batch(self) -> Arguments:
         if self._batches.inputs is None:
             raise RuntimeError(
                 "the optimizer's metric has seen no batch: call the model with gradients enabled before step(), or "
                 "give the batch with observe(inputs), as is needed where torch.compile had compiled the model's code "
                 "before the optimizer was made"
             )
+        return first_examples(self.network, self._batches.inputs, self.examples)
 
     def _terms(self, names: Sequence[str], draws: int) -> KappaTerms:
         """The terms of kappa, from the model's own call if that showed them; they may be overwritten."""
@@ -231,10 +232,6 @@ class DataTerms(Path):
     ) -> KappaTerms:
         memory = self._memory if memory is None else memory
         return kappa_terms(self.network, seen, self._request(draws), self._generator(draws), names, memory)
-
-    def _batch(self) -> Arguments:
-        assert self._batches.inputs is not None
-        return first_examples(self.network, self._batches.inputs, self.examples)
 
     def _request(self, draws: int) -> Request:
         # an example that is left out may be the only one that uses a weight: the average has to know it

@@ -57,15 +57,10 @@ class Gauge:
         ones = tuple(t.numel() == 1 and float(t) == 1 for t in (self.rows, self.columns))
         object.__setattr__(self, "_ones", ones)  # looked at once: reading a number waits for a GPU
 
-    @property
-    def is_product(self) -> bool:
-        """Whether F is the product of a factor for each row and one for each column."""
-        return self.columns.shape[0] == 1
-
     def times(self, kappa: Tensor | Outer, exponent: int) -> Tensor | Outer:
         """F^exponent kappa; a tensor is overwritten, an outer product stays one where F is a product."""
         if isinstance(kappa, Outer):
-            if self.is_product:
+            if self.columns.shape[0] == 1:
                 rows, columns = self._powers(exponent, kappa.dtype)
                 return Outer(kappa.rows * rows[:, 0], kappa.columns * columns[0])
             kappa = kappa.dense()

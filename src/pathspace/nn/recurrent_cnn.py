@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from pathspace.metrics.checks import check_counts
 from pathspace.nn.stacked_rnn import check_probabilities
 
 
@@ -38,7 +39,7 @@ class RecurrentConvolution(nn.Module):
 
     def __init__(self, channels: int, maps: int, *, unfoldings: int = 3, kernel: int = 3) -> None:
         super().__init__()
-        _require_positive(channels=channels, maps=maps, unfoldings=unfoldings, kernel=kernel)
+        check_counts(channels=channels, maps=maps, unfoldings=unfoldings, kernel=kernel)
         if kernel % 2 == 0:
             raise ValueError(f"kernel is {kernel}: give an odd number, so that sizes stay as they are")
         self.forth = nn.Conv2d(channels, maps, kernel, padding=kernel // 2, bias=False)
@@ -95,7 +96,7 @@ class RecurrentCNN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _require_positive(channels=channels, classes=classes, maps=maps, layers=layers, unfoldings=unfoldings)
+        check_counts(channels=channels, classes=classes, maps=maps, layers=layers, unfoldings=unfoldings)
         check_probabilities(dropout=dropout)
         self.dropout = dropout
         self.layers = nn.ModuleList(
@@ -113,9 +114,3 @@ class RecurrentCNN(nn.Module):
             if self.dropout and number < len(self.layers) - 1:
                 images = F.dropout(images, self.dropout, self.training)
         return self.readout(images.amax((2, 3)))
-
-
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}: give a whole number from 1 on")

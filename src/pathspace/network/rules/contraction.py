@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network.trace.parameter_uses import repeats
-from pathspace.network.trace.reasons import GATED
+from pathspace.network.trace.reasons import GATED, OF_PARAMETERS
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value
@@ -116,11 +116,7 @@ def contract(
     if kinds == {"hidden"} and a is not None and b is not None:
         return _by_activations(recorder, name, a, b, _apart(form, x.shape, y.shape), x.dtype)
     if kinds == {"parameter"} and a is not None and b is not None:
-        recorder.no_rule(
-            name,
-            "it multiplies two parameters: what they make is no parameter, so no set of edges",
-            "Apply them to the activations one after the other",
-        )
+        recorder.no_rule(name, *OF_PARAMETERS)
     order = {"hidden": 0, "parameter": 2}  # fixed edges in between: activations come first
     if order.get(a.kind if a else "", 1) > order.get(b.kind if b else "", 1):
         x, y, a, b, form = y, x, b, a, form.swapped()

@@ -49,10 +49,13 @@ def pooled_labels(
         recorder.scales.unify(high, low)
 
 
-def _check_batch(recorder: Recorder, name: str, x: Value, space: int) -> None:
-    """Refuse pooling over the batch; in the place of channels it is as good as elsewhere, each is pooled alone."""
-    if x.batch is not None and x.batch >= x.labels.dim() - space:
+def _entering(recorder: Recorder, name: str, input: Tensor) -> tuple[Value, int]:
+    """What enters, and over how many dimensions it is pooled."""
+    x, n = recorder.as_units(input), int(next(c for c in name if c.isdigit()))
+    # in the place of channels the batch is as good as elsewhere: each is pooled alone
+    if x.batch is not None and x.batch >= x.labels.dim() - n:
         recorder.wrong_batch(name)
+    return x, n
 
 
 def max_pool(
@@ -69,11 +72,9 @@ def max_pool(
 ) -> Tensor:
     """Max-pooling of one, two or three dimensions."""
     del func
-    n = int(next(c for c in name if c.isdigit()))
     if return_indices:
         recorder.no_rule(name, "the indices it returns depend on the data")
-    x = recorder.as_units(input)
-    _check_batch(recorder, name, x, n)
+    x, n = _entering(recorder, name, input)
     kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
     stride = kernel if stride is None or stride == [] else _tuple(stride, n)
 
@@ -120,9 +121,7 @@ def avg_pool(
 ) -> Tensor:
     """Average pooling, with every way of counting the padding."""
     del func
-    n = int(next(c for c in name if c.isdigit()))
-    x = recorder.as_units(input)
-    _check_batch(recorder, name, x, n)
+    x, n = _entering(recorder, name, input)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     kernel, padding = _tuple(options["kernel_size"], n), _tuple(options.get("padding", 0), n)
@@ -177,9 +176,7 @@ def adaptive_pool(
 ) -> Tensor:
     """Adaptive average and maximum pooling."""
     del func
-    n = int(next(c for c in name if c.isdigit()))
-    x = recorder.as_units(input)
-    _check_batch(recorder, name, x, n)
+    x, n = _entering(recorder, name, input)
     if return_indices:
         recorder.no_rule(name, "the indices it returns depend on the data")
     sizes = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n

@@ -21,7 +21,7 @@ from torch import Tensor
 from pathspace.network.rules.boundary import cut_inside
 from pathspace.network.rules.elementwise import IN_PLACE, finish, number
 from pathspace.network.trace.lattice import DEGREE
-from pathspace.network.trace.reasons import BOUNDED, GATED, ROUNDED
+from pathspace.network.trace.reasons import BOUNDED, GATED, OF_PARAMETERS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value
@@ -74,11 +74,7 @@ def multiply(
     if "input" in kinds:
         return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     if kinds == {"parameter"}:
-        recorder.no_rule(
-            name,
-            "it multiplies two parameters: what they make is no parameter, so no set of edges",
-            "Apply them to the activations one after the other",
-        )
+        recorder.no_rule(name, *OF_PARAMETERS)
     if recorder.strict or not (_has_scale(recorder, a) or _has_scale(recorder, b)):
         recorder.no_rule(name, GATED)
     labels = recorder.scales.product(a.labels, b.labels, recorder.where(name))

@@ -10,6 +10,10 @@ _CURVED = (
 GATED = "it multiplies two activations, so scaling both by s scales the product by s^2"
 _NORMALIZED = "it divides by a statistic of its own input, which removes the scale that path geometry follows"
 _RECURRENT_GATES = "its gates are sigmoids and products, which are not positively homogeneous"
+OF_PARAMETERS = (
+    "it multiplies two parameters: what they make is no parameter, so no set of edges",
+    "Apply them to the activations one after the other",
+)
 ROUNDED = "it rounds activations to whole numbers (or makes them complex)"
 _SPARSE = "sparse tensors are not known; a dense matrix, index_add and scatter_add are"
 INDICES = "its indices depend on activations, so the network has no single graph"
