@@ -29,6 +29,18 @@ def optimizer(kind="PathSGD", **options):
     return getattr(ps.optim, kind)(made.parameters(), network, **options)
 
 
+class Own(ps.optim.PathSGD):
+    """Fixes options and hands on the others."""
+
+    def __init__(self, parameters, network, **options):
+        super().__init__(parameters, network, momentum=0.9, **options)
+
+
+def optimizer_of_ones_own(**options):
+    made, network = traced()
+    return Own(made.parameters(), network, **options)
+
+
 def stepped(kind="PathSGD", on=None, **options):
     found = optimizer(kind, **options)
     if on is not None:
@@ -282,6 +294,31 @@ MISTAKES = {
     "sizes of a stack as a number": (
         lambda: ps.nn.StackedReLURNN(4, 8),
         r"hidden_sizes must be a sequence, one size per layer, got 8",
+    ),
+    "a mistyped option": (
+        lambda: optimizer("PathMuon", momentm=0.9),
+        "^PathMuon has no option 'momentm'; did you mean 'momentum'",
+    ),
+    "a mistyped option of the metric": (
+        lambda: optimizer("DDPSGD", refresh_evry=10),
+        "^DDPSGD has no option 'refresh_evry'; did you mean 'refresh_every'",
+    ),
+    "a mistyped option in path space": (
+        lambda: optimizer("GSGD", skeletn="random"),
+        "^GSGD has no option 'skeletn'; did you mean 'skeleton'",
+    ),
+    "an option of another optimizer": (lambda: optimizer(alpha=0.5), "^PathSGD has no option 'alpha'$"),
+    "a mistyped option of one's own optimizer": (
+        lambda: optimizer_of_ones_own(refresh_evry=10),
+        "^Own has no option 'refresh_evry'; did you mean 'refresh_every'",
+    ),
+    "a second term of data": (
+        lambda: optimizer("DDPAdam", second_term=True),
+        "^DDPAdam has no option 'second_term'$",
+    ),
+    "a second term of a metric of data": (
+        lambda: ps.metrics.DataDependent(second_term=True),
+        "^DataDependent has no option 'second_term'$",
     ),
     # --- states of other optimizers
     "SGD's state": (

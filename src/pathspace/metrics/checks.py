@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from inspect import signature
 from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
+
+
+def check_names(owner: object, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that the class of an object does not have, beside those that its constructor names.
+
+    Raises:
+        TypeError: it does not have one; with the nearest that it has.
+    """
+    every = {*known, *signature(type(owner)).parameters}
+    for name in given:
+        if name not in every:
+            near = difflib.get_close_matches(name, sorted(every), 1)
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise TypeError(f"{type(owner).__name__} has no option '{name}'{meant}")
 
 
 def check_not_negative(**options: float) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pathspace.metrics.average import AVERAGED
-from pathspace.metrics.path import Form, Path, PathOptions
+from pathspace.metrics.checks import check_names
+from pathspace.metrics.path import Form, Path
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
 from pathspace.paths.data.chain_terms import chain_terms
@@ -39,7 +40,14 @@ from pathspace.replay.replay import Replay, replay
 _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
 
 
-class DataOptions(PathOptions, total=False):
+class _PathOptions(TypedDict, total=False):
+    power: float
+    damping: float | None
+    refresh_every: int
+    normalization: Any
+
+
+class DataOptions(_PathOptions, total=False):
     """The options of :class:`pathspace.metrics.DataDependent`, as the named optimizers take them."""
 
     statistic: Statistic
@@ -50,13 +58,6 @@ class DataOptions(PathOptions, total=False):
     examples: float | None
     watch: bool
     process_group: Any
-
-
-class _PathOptions(TypedDict, total=False):
-    power: float
-    damping: float | None
-    refresh_every: int
-    normalization: Any
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class DataTerms(Path):
         process_group: Any = "default",
         **options: Unpack[_PathOptions],
     ) -> None:
+        check_names(self, options, _PathOptions.__annotations__)
         super().__init__(**options)
         check_options(alpha, statistic)
         check_estimation(sharing, estimator, averaging, examples)

@@ -73,5 +73,5 @@ class DDPAdam(DataOptimizer, PathAdam):
             eps,
             weight_decay,
             amsgrad,
-            **with_metric({"alpha": alpha, **options}, DataDependent),
+            **with_metric(self, {"alpha": alpha, **options}, DataDependent),
         )

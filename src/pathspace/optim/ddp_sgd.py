@@ -82,5 +82,5 @@ class DDPSGD(DataOptimizer, PathSGD):
             weight_decay=weight_decay,
             path_decay=path_decay,
             clip_step=clip_step,
-            **with_metric({"alpha": alpha, **options}, DataDependent),
+            **with_metric(self, {"alpha": alpha, **options}, DataDependent),
         )

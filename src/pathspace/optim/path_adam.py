@@ -80,5 +80,5 @@ class PathAdam(Invariant):
             eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
-            **with_metric(options, Path),
+            **with_metric(self, options, Path),
         )

@@ -74,7 +74,7 @@ class PathGradientAdam(MetricOptimizer):
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(params, network, defaults, **with_metric(options, Path, normalization="none"))
+        super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
 
     def _advance(self, steps: list[Descent]) -> None:
         turn(steps, self.metric)

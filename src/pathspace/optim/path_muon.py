@@ -97,7 +97,7 @@ class PathMuon(Invariant):
             eps=eps,
             adjust_lr=adjust_lr,
             ns_steps=ns_steps,
-            **with_metric(options, Path),
+            **with_metric(self, options, Path),
         )
 
     def _check_group(self, param_group: dict[str, Any]) -> None:

@@ -69,5 +69,5 @@ class PathRMSprop(Invariant):
             alpha=alpha,
             eps=eps,
             momentum=momentum,
-            **with_metric(options, Path),
+            **with_metric(self, options, Path),
         )

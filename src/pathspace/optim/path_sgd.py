@@ -91,7 +91,7 @@ class PathSGD(MetricOptimizer):
             "weight_decay": weight_decay,
             "path_decay": path_decay,
         }
-        super().__init__(params, network, defaults, **with_metric(options, Path))
+        super().__init__(params, network, defaults, **with_metric(self, options, Path))
 
     def _advance(self, steps: list[Descent]) -> None:
         turn(steps, self.metric)

@@ -94,5 +94,5 @@ class PathSOAP(Invariant):
             weight_decay=weight_decay,
             precondition_frequency=precondition_frequency,
             max_precondition_size=max_precondition_size,
-            **with_metric(options, Path),
+            **with_metric(self, options, Path),
         )

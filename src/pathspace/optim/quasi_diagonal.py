@@ -98,7 +98,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            **with_metric({"alpha": alpha, **options}, DataDependentWithBias),
+            **with_metric(self, {"alpha": alpha, **options}, DataDependentWithBias),
         )
 
     def _advance(self, steps: list[Descent]) -> None:

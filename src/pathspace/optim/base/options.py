@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pathspace.metrics import DataDependent, Path
+from pathspace.metrics.checks import check_names
 from pathspace.metrics.data_terms import DataOptions
 from pathspace.metrics.path import PathOptions
 
@@ -33,8 +34,12 @@ class SharedDataOptions(DataOptions, total=False):
     metric: DataDependent | None
 
 
-def with_metric(options: Mapping[str, Any], kind: type[Path], **defaults: Any) -> dict[str, Any]:
+def with_metric(
+    owner: object, options: Mapping[str, Any], kind: type[Path], **defaults: Any
+) -> dict[str, Any]:
     """The shared options of an optimizer, with the metric that was given or one made of the other options."""
+    of_data = {"alpha", *SharedDataOptions.__annotations__}
+    check_names(owner, options, of_data if issubclass(kind, DataDependent) else SharedOptions.__annotations__)
     shared = ("clip_norm", "maximize", "metric")
     own = {
         name: value
