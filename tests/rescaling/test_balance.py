@@ -445,6 +445,27 @@ def quantized(model, bits=8):
     return model
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("criterion", ["path", "range", "activations"])
+def test_inference_mode_is_no_obstacle(criterion, dtype):
+    """Weights are rescaled where they are used, with the data that are there."""
+    torch.manual_seed(0)
+    model = mlp(4, 6, 5, 3).to(dtype)
+    other, x = copy.deepcopy(model), torch.randn(7, 4, dtype=dtype)
+    calibration = {"calibration": x} if criterion == "activations" else {}
+    ps.rescaling.balance_(ps.trace(model, x), x, criterion=criterion, **calibration)
+    network = ps.trace(other, x)
+    with torch.inference_mode():
+        data = {name: value.clone() for name, value in calibration.items()}
+        ps.rescaling.balance_(network, x.clone(), criterion=criterion, **data)
+    assert_close(list(other.parameters()), list(model.parameters()), rtol=0, atol=0)
+    if criterion == "activations":
+        with torch.inference_mode():
+            inside = ps.paths.data_dependent_kappa(network, x.clone())
+        assert_close(inside, ps.paths.data_dependent_kappa(network, x), rtol=0, atol=0)
+    other(x).sum().backward()
+
+
 def test_balancing_takes_the_damage_of_bad_scales_out_of_int8():
     torch.manual_seed(0)
     model, x = Recurrent(inputs=8, hidden=32, num_layers=2, batch_first=True), torch.rand(16, 10, 8)

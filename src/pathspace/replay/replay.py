@@ -44,6 +44,7 @@ class Replay:
     views: set[int]
 
 
+@torch.inference_mode(False)
 def replay(
     network: Network,
     inputs: Any,
@@ -71,6 +72,10 @@ def replay(
     """
     current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
+    # no graph may hold what was made in inference mode
+    args, kwargs = pytree.tree_map_only(
+        Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs)
+    )
     if wide:
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
@@ -78,7 +83,6 @@ def replay(
     devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
     with (
         torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
-        torch.inference_mode(False),
         torch.enable_grad(),
         _running(shadow, mode),
         _in_type(network, leaves),

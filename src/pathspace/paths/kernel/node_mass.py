@@ -96,6 +96,7 @@ class NodeMass:
         return torch.where(enters & leaves, balance.sqrt(), balance)
 
 
+@torch.inference_mode(False)
 def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
     """Path mass into and out of every unit class.
 
@@ -142,7 +143,7 @@ def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) 
 
 def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """gamma_in, gamma_out and n of every class, and the path mass of one output, from squares of the weights."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         q = {n: square.detach().requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
         watched = [*(node.slot for node in network.nodes), *network.tape.outputs]
