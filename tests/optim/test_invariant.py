@@ -167,6 +167,45 @@ def test_every_evaluation_is_clipped_and_moves_what_it_used():
 
 
 @pytest.mark.parametrize(
+    ("rule", "first", "options"),
+    [(torch.optim.LBFGS, 2, {"max_iter": 3}), (po.SAM, 1, {"base_optimizer": torch.optim.SGD, "rho": 0.5})],
+    ids=["LBFGS", "SAM"],
+)
+def test_what_a_later_evaluation_uses_takes_part(rule, first, options):
+    """The bias, after the first evaluation in a step."""
+    torch.manual_seed(0)
+    x, found = torch.randn(9, 4, dtype=torch.float64), []
+    start = nn.Linear(4, 3).double()
+    for ours in (True, False):
+        model, losses = copy.deepcopy(start), []
+        if ours:
+            optimizer = ps.optim.Invariant(
+                model.parameters(),
+                ps.trace(model, x[:1]),
+                rule,
+                metric=ps.metrics.Balanced(),
+                points=(),
+                lr=0.1,
+                **options,
+            )
+        else:
+            optimizer = rule(model.parameters(), lr=0.1, **options)
+
+        def closure(model=model, optimizer=optimizer, losses=losses):
+            optimizer.zero_grad()
+            bias = model.bias if len(losses) >= first else None
+            losses.append((nn.functional.linear(x, model.weight, bias) - 1).square().mean())
+            losses[-1].backward()
+            return losses[-1]
+
+        closure()  # SAM begins with gradients
+        optimizer.step(closure)
+        found.append([p.detach() for p in model.parameters()])
+    assert_close(*found)
+    assert not torch.equal(found[0][1], start.bias)
+
+
+@pytest.mark.parametrize(
     "kind", [torch.optim.AdamW, torch.optim.Adafactor, po.Lion], ids=lambda k: k.__name__
 )
 def test_a_rate_of_zero_leaves_every_bit(kind):

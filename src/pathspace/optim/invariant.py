@@ -226,8 +226,10 @@ class Invariant(MetricOptimizer):
             return super().step(closure)
         self._check_current()
         if not self._active():
-            evaluated(closure)  # which parameters have gradients
-        steps = self._steps(self._active())
+            evaluated(closure)  # SAM begins with gradients
+        # a later evaluation may use parameters that the first one does not
+        every = [(p, group, p) for group in self.param_groups for p in group["params"]]
+        steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])
         entries = self._entries([(step.parameter, step.factor) for step in steps])
         if not entries:
             return None
