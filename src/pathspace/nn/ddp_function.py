@@ -113,13 +113,6 @@ def statistic_of(rule: Rule, mean: Tensor, variance: Tensor, bias: Tensor | None
     return variance + (mean if bias is None else mean + bias).square()
 
 
-def normalized_by_autograd(
-    x: Tensor, weight: Tensor, bias: Tensor | None, measure: Tensor, product: Product, rule: Rule
-) -> Tensor:
-    """Z in plain differentiable operations; what second derivatives are taken of."""
-    return normalized_apart(x, weight, bias, measure, product, rule, len(x))[0]
-
-
 def normalized_apart(
     x: Tensor, weight: Tensor, bias: Tensor | None, measure: Tensor, product: Product, rule: Rule, last: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,7 +162,7 @@ class Normalized(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The closed form above; under ``create_graph`` the gradient of :func:`normalized_by_autograd`."""
+        """The closed form above; under ``create_graph`` the gradient of :func:`normalized_apart`."""
         g = grad_outputs[0]
         if g is None:
             return (None,) * 6
@@ -181,7 +174,7 @@ class Normalized(torch.autograd.Function):
             bias = None if bias is None else bias.view_as(bias)
             leaves = zip((x, weight, bias), needs, strict=False)
             wanted = [t for t, needed in leaves if t is not None and needed]
-            z = normalized_by_autograd(x, weight, bias, measure, product, rule)
+            z, _, _ = normalized_apart(x, weight, bias, measure, product, rule, len(x))
             result = iter(torch.autograd.grad(z, wanted, g, create_graph=True))
             return (*(next(result) if needed else None for needed in needs[:3]), None, None, None)
         alpha, n = rule.alpha, a.numel() // a.shape[1]

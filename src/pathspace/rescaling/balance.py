@@ -27,6 +27,7 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
+from pathspace.rescaling.invariance import called
 from pathspace.rescaling.rescale import rescale_
 
 LARGE = 100.0
@@ -257,12 +258,5 @@ class _Probe:
 
     @torch.no_grad()
     def _outputs(self) -> list[Tensor]:
-        example = self.example_input
-        devices = sorted({p.device.index for p in self.copy.parameters() if p.device.type == "cuda"})
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
-            if isinstance(example, dict):
-                result = self.copy(**example)
-            else:
-                result = self.copy(*example) if isinstance(example, (tuple, list)) else self.copy(example)
+        result = called(self.copy, self.example_input, seed=0)
         return [tensor.clone() for tensor in self.network.returned(result)]

@@ -179,10 +179,14 @@ def _is_finite(model: nn.Module) -> bool:
     return all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def _call(model: nn.Module, example_input: Any) -> Any:
-    if isinstance(example_input, dict):
-        return model(**example_input)
-    return model(*example_input) if isinstance(example_input, (tuple, list)) else model(example_input)
+def called(model: nn.Module, example_input: Any, seed: int) -> Any:
+    """What a model returns, with random numbers of a seed; torch's random state is restored."""
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        if isinstance(example_input, dict):
+            return model(**example_input)
+        return model(*example_input) if isinstance(example_input, (tuple, list)) else model(example_input)
 
 
 def _step(
@@ -193,14 +197,11 @@ def _step(
     seed: int,
 ) -> Any:
     """One optimizer step; returns what the model returned before it."""
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     outputs = []
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
-            outputs.append(_call(model, example_input))
+        outputs.append(called(model, example_input, seed))
         value = loss(outputs[-1])
         if not isinstance(value, Tensor):
             raise TypeError(f"loss must return a tensor of one number, got {type(value).__name__}")

@@ -81,11 +81,7 @@ METADATA = frozenset(
         *("_set_grad_enabled", "__len__", "is_quantized.__get__", "is_mkldnn.__get__", "names.__get__"),
         *("element_size", "is_tensor", "is_storage", "_parse_to", "_has_compatible_shallow_copy_type"),
         *("is_grad_enabled", "flatten_parameters", "storage_offset", "type_as_dtype", "__hash__"),
-        "requires_grad_",
-        "requires_grad.__set__",
-        "_cdata.__get__",
-        "_version.__get__",
-        "is_inference",
+        *("requires_grad_", "requires_grad.__set__", "_cdata.__get__", "_version.__get__", "is_inference"),
     ]
 )
 """What reads the form of a tensor, never its values."""
@@ -142,36 +138,18 @@ CLAMPS = frozenset(
 ENDINGS = frozenset(
     [
         *("softmax", "log_softmax"),
-        *(
-            *("sigmoid", "tanh", "logsigmoid", "softplus", "softsign", "erf", "sin", "cos", "exp"),
-            *("expm1", "log", "log1p"),
-        ),
-        *(
-            *("relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip"),
-            *("round", "floor", "ceil"),
-        ),
+        *("sigmoid", "tanh", "logsigmoid", "softplus", "softsign", "erf", "sin", "cos", "exp"),
+        *("expm1", "log", "log1p", "round", "floor", "ceil"),
+        *("relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip"),
         *("elu", "selu", "celu", "gelu", "silu", "mish", "tanhshrink", "softshrink", "hardshrink", "softmin"),
         *("sqrt", "rsqrt", "square", "pow", "__pow__", "reciprocal", "prod", "logsumexp", "logaddexp"),
-        *(
-            *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
-            "cosine_similarity",
-        ),
-        *("cdist", "pairwise_distance", "dot", "inner", "outer"),
-        *(
-            *("mul", "multiply", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__"),
-            *("einsum", "tensordot"),
-        ),
+        *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
+        *("cosine_similarity", "cdist", "pairwise_distance", "dot", "inner", "outer", "einsum", "tensordot"),
+        *("mul", "multiply", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__"),
         *("div", "true_divide", "__truediv__", "__rtruediv__", "__rdiv__"),
-        *(
-            *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-            *("kl_div", "ctc_loss"),
-        ),
-        *(
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-            "poisson_nll_loss",
-            "gaussian_nll_loss",
-        ),
+        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("kl_div", "ctc_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        *("poisson_nll_loss", "gaussian_nll_loss"),
         *("margin_ranking_loss", "triplet_margin_loss", "cosine_embedding_loss", "hinge_embedding_loss"),
         *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "soft_margin_loss"),
     ]

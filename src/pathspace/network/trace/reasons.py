@@ -48,10 +48,8 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(
         [
-            "scaled_dot_product_attention",
-            "multi_head_attention_forward",
-            "_transformer_encoder_layer_fwd",
-            "_native_multi_head_attention",
+            *("scaled_dot_product_attention", "multi_head_attention_forward"),
+            *("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
         ],
         "attention multiplies activations with activations and takes a softmax, which are not positively homogeneous",
     ),
@@ -62,10 +60,7 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(["logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"], BOUNDED),
     **dict.fromkeys(
-        [
-            *("max_unpool1d", "max_unpool2d", "max_unpool3d", "mode", "searchsorted", "bucketize"),
-        ],
-        INDICES,
+        ["max_unpool1d", "max_unpool2d", "max_unpool3d", "mode", "searchsorted", "bucketize"], INDICES
     ),
     **dict.fromkeys(
         [
@@ -76,11 +71,8 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(
         [
-            *(
-                *("_sparse_mm", "sparse_mm", "_sparse_addmm", "sparse_coo_tensor", "sparse_csr_tensor"),
-                "to_sparse",
-            ),
-            *("spmm", "hspmm", "sspaddmm", "smm", "sampled_addmm"),
+            *("_sparse_mm", "sparse_mm", "_sparse_addmm", "sparse_coo_tensor", "sparse_csr_tensor"),
+            *("to_sparse", "spmm", "hspmm", "sspaddmm", "smm", "sampled_addmm"),
         ],
         _SPARSE,
     ),
