@@ -36,6 +36,12 @@ class QuasiDiagonalMetric:
         diagonal: M_ii, of the parameter's shape.
         cross: M_0i with the bias of the unit that the weight enters; for weights of units with a bias.
         bias_of: weight -> bias.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> network = ps.trace(torch.nn.Linear(1, 1), torch.zeros(1, 1))
+        >>> ps.metrics.quasi_diagonal_metric(network, torch.ones(2, 1)).bias_of
+        {'weight': 'bias'}
     """
 
     diagonal: Mapping[str, Tensor]

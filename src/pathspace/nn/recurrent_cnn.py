@@ -35,6 +35,11 @@ class RecurrentConvolution(nn.Module):
 
     Raises:
         ValueError: a size is not positive, or the kernel is even.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> ps.nn.RecurrentConvolution(1, 8, unfoldings=2)(torch.zeros(4, 1, 28, 28)).shape
+        torch.Size([4, 8, 28, 28])
     """
 
     def __init__(self, channels: int, maps: int, *, unfoldings: int = 3, kernel: int = 3) -> None:

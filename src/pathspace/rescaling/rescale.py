@@ -88,6 +88,12 @@ def random_rescale_(
     Raises:
         ValueError: not 0 < low <= high, or no power of two lies between them.
         OverflowError: see :func:`rescale_`.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> ps.rescaling.random_rescale_(ps.trace(model, torch.zeros(1, 4)), 0.5, 2.0).shape
+        torch.Size([2])
     """
     expect_weights(network)
     current_values(network)

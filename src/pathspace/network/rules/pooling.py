@@ -184,8 +184,7 @@ def adaptive_pool(
     labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
     weight = torch.ones((), dtype=torch.float64)
     for d in range(n):
-        along = _adaptive_weight(x.shape[d - n], size[d])
-        weight = weight[..., None] * along
+        weight = weight[..., None] * _adaptive_weight(x.shape[d - n], size[d])
     if "avg" in name:
         return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
 

@@ -46,6 +46,13 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
         KeyError: ``parameters`` lacks a parameter of the network.
         ValueError: one of ``parameters`` has another shape than the network's.
         TypeError: ``network`` is no traced network.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> rnn = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False)
+        >>> rnn.weight_ih_l0.data, rnn.weight_hh_l0.data = torch.tensor([[1.0]]), torch.tensor([[2.0]])
+        >>> ps.paths.second_term(ps.trace(rnn, torch.zeros(3, 1, 1)))["weight_hh_l0"].item()  # G = 3 + 2 q + q^2
+        16.0
     """
     current_values(network, parameters)
 

@@ -165,6 +165,13 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
 
     Raises:
         ValueError: the data are not of the form of the example input.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU())
+        >>> model[0].weight.data = torch.tensor([[2.0]])
+        >>> ps.paths.activity(ps.trace(model, torch.zeros(1, 1)), torch.tensor([[3.0], [-3.0]])).outputs.flatten()
+        tensor([6., 0.], dtype=torch.float64)
     """
     expect_network(network)
     inputs, gates, outputs = [], [], []

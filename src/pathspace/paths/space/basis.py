@@ -94,6 +94,14 @@ def basis_values(
 
     Raises:
         ValueError: see :func:`basis_paths`.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.ReLU(), torch.nn.Linear(1, 1))
+        >>> model[0].weight.data, model[2].weight.data = torch.tensor([[6.0]]), torch.tensor([[0.5]])
+        >>> network = ps.trace(model, torch.zeros(1, 1))
+        >>> ps.paths.basis_values(network, ps.paths.skeleton(network))["0.weight"].item()
+        3.0
     """
     graph = checked(network, skeleton)
     source = network.parameters if parameters is None else parameters
