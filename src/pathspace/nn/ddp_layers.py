@@ -33,9 +33,8 @@ class _DDPNormalized(_Base):
     num_batches_tracked: Tensor | None
     ddp_rule: Rule
     momentum: float | None
-    _sample: tuple[int, int] | None = (
-        None  # examples, and how many of them, the last ones, are measured; None: all
-    )
+    # examples, and how many of them, the last ones, are measured; None: all
+    _sample: tuple[int, int] | None = None
 
     def _normalize(self, rule: Rule, measure: Tensor, momentum: float | None) -> None:
         """Turn a plain layer, whose class was replaced by this one, into a normalized layer."""

@@ -111,10 +111,8 @@ class Matched:
         elif not result._is_view():
             return result
         base = result._base
-        if base is None or not any(
-            t is base or t._base is base for t in tensors
-        ):  # nobody else has its memory
-            after = after.clone()
+        if base is None or not any(t is base or t._base is base for t in tensors):
+            after = after.clone()  # nobody else has its memory
         self._shown[id(after)] = after, shown
         return after
 

@@ -132,16 +132,7 @@ def join(
         elif name in ("hstack", "vstack"):
             batch = None
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
-
-    return recorder.emit(
-        move,
-        values,
-        labels,
-        name=name,
-        dtype=dtype,
-        batch=batch,
-        kind=common_kind(values),
-    )
+    return recorder.emit(move, values, labels, name=name, dtype=dtype, batch=batch, kind=common_kind(values))
 
 
 _TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}

@@ -149,9 +149,8 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
         for use in uses:
             places = written_out(use.index).reshape(-1)
             found = scales.resolve(getattr(use, end)).expand(use.index.shape).reshape(-1)
-            flat[places] = torch.where(
-                found == WILD, flat[places], found
-            )  # a part read on zeros says nothing
+            # a part read on zeros says nothing
+            flat[places] = torch.where(found == WILD, flat[places], found)
         labels.append(flat.reshape(shape))
     return labels[0], labels[1]
 

@@ -25,9 +25,8 @@ from pathspace.network.trace.values import Value
 class ParameterUse:
     """One use of (a view of) a parameter as edges: their target and source scales."""
 
-    index: (
-        Tensor  # flat index in the parameter of every element used, on the meta device where strides tell it
-    )
+    # flat index in the parameter of every element used, on the meta device where strides tell it
+    index: Tensor
     target: Tensor  # labels, broadcastable to index.shape
     source: Tensor
     column: int | None  # dimension of the parameter along which the target varies; None if that means nothing

@@ -200,10 +200,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
         for p, group, g in active:
             name = names.get(id(p))
             g = widened(g) if name is None else wide(g)
-            if (
-                group["lr"] == 0 and name is not None
-            ):  # a weight stays as it is, as it does without a gradient
-                # but tools that load a state ask a first such step what it will hold
+            if group["lr"] == 0 and name is not None:
+                # a weight stays as it is, as it does without a gradient, but tools that load a state ask a first such
+                # step what it will hold
                 self._make_room(g, group, self.state[p])
                 continue
             g = -g if group["maximize"] else g
