@@ -92,6 +92,40 @@ def test_a_model_may_keep_its_network(name):
         assert_close(train(other, copied, first=3), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["PathSGD", "GSGD", "DDPSGD", "QuasiDiagonal"])
+def test_a_model_may_keep_its_optimizer(name):
+    """As agents do that are copied now and then; dropout asks the data's metrics for a pass of their own."""
+    torch.manual_seed(0)
+    model = mlp(4, 8, 3).insert(2, nn.Dropout(0.3)).eval()
+    other = copy.deepcopy(model)
+    for one in (model, other):
+        network = ps.trace(one, torch.zeros(1, 4))
+        optimizer = getattr(ps.optim, name)(one.parameters(), network, **OPTIONS[name])
+        if one is model:
+            model.optimizer = optimizer
+
+    def trained(model, optimizer, first):
+        torch.manual_seed(0)
+        return train(model.train(), optimizer, steps=12, first=first)
+
+    assert_close(trained(model, model.optimizer, 0), trained(other, optimizer, 0), rtol=0, atol=0)
+    copied, (its, another) = copy.deepcopy(model), copy.deepcopy((model.optimizer, model))
+    assert ps.trace(copied.eval(), torch.zeros(1, 4)).num_classes == 8
+    expected = trained(other, optimizer, 12)
+    for one in (model, copied, another):
+        assert_close(trained(one, one.optimizer, 12), expected, rtol=0, atol=0)
+    assert its is another.optimizer
+
+
+def test_a_pass_on_data_copies_no_optimizer(monkeypatch):
+    model = mlp(4, 8, 3)
+    model.optimizer = torch.optim.AdamW(model.parameters())
+    monkeypatch.setattr(torch.optim.AdamW, "__deepcopy__", lambda *_: pytest.fail("copied"), raising=False)
+    network = ps.trace(model, torch.zeros(1, 4))
+    ps.paths.data_dependent_kappa(network, torch.ones(2, 4))
+    ps.rescaling.balance_(network, torch.ones(2, 4))
+
+
 @ALL
 def test_channels_last_is_a_matter_of_memory(name):
     ends = []

@@ -138,7 +138,11 @@ class DataTerms(Path):
         if name == "_source":
             return None
         if name == "_latest" and value is not None:
-            return self._watching(memo[id(self)], copy.deepcopy(self.network, memo), look=value.looks)
+            network = copy.deepcopy(self.network, memo)
+            # of a model that has the optimizer as an attribute, and is copied up to here
+            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+                vars(network.model)[hooks] = copy.deepcopy(vars(self.network.model)[hooks], memo)
+            return self._watching(memo[id(self)], network, look=value.looks)
         return super()._copied(name, value, memo)
 
     # -- what looks at the model's calls ----------------------------------------------------------------------

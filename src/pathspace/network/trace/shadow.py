@@ -37,6 +37,7 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
         else:
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
     memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
+    memo |= _optimizers_of(model)
     shadow = copy.deepcopy(model, memo)
     for module in shadow.modules():
         if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
@@ -61,6 +62,12 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
     ]
 
 
+def _optimizers_of(model: nn.Module) -> dict[int, Any]:
+    """Optimizers that modules hold, by identity: no forward pass needs a copy of them and of all that they keep."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(value): value for value in held if isinstance(value, torch.optim.Optimizer)}
+
+
 def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
     """A deep copy of a model, with what hooks made left to be made anew.
 
@@ -74,7 +81,7 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
 
 def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
     """A copy in evaluation form; its hooks on gradients are the user's own, and left out. See :func:`copy_of`."""
-    copied = copy_of(model, memo).eval()
+    copied = copy_of(model, _optimizers_of(model) | (memo or {})).eval()
     for module in copied.modules():
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
