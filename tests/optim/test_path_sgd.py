@@ -338,6 +338,27 @@ def test_tells_of_parameters_that_it_cannot_move():
             assert moved.norm() < 1.0 * 0.1 * 10 * model.rnn.weight_hh_l0.grad.norm()
 
 
+def test_path_decay_keeps_what_half_precision_does_not_hold():
+    """kappa1 of the first matrix is 10^5."""
+    moved = []
+    for dtype in (torch.float16, torch.float32):
+        torch.manual_seed(0)
+        model = mlp(4, 8, 3)
+        with torch.no_grad():
+            for p, scale in zip(model.parameters(), (1e-2, 1e-2, 1e3, 1.0), strict=True):
+                p.mul_(scale)
+        model = model.to(dtype)
+        network = ps.trace(model, torch.zeros(1, 4, dtype=dtype))
+        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=1.0, path_decay=0.1)
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        moved.append([(p - q).float() for p, q in zip(model.parameters(), before, strict=True)])
+        assert moved[-1][0].abs().amax() > 1e-4
+    assert_close(*moved, rtol=0.02, atol=1e-4)
+
+
 def test_step_does_nothing_before_any_gradient():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.randn(2, 3))

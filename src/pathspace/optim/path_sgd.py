@@ -106,5 +106,5 @@ class PathSGD(MetricOptimizer):
         decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
         kappa1 = first_term(self.network, near, names=list(decayed)) if decayed else {}
         for name, step in decayed.items():
-            term = kappa1[name].to(step.g.dtype) * local(weights[name]).to(step.g.dtype)
-            step.g = torch.add(step.g, term, alpha=step.group["path_decay"])
+            term = kappa1[name] * local(weights[name])  # half precision may hold neither kappa1 nor this
+            step.g = torch.add(step.g, term, alpha=step.group["path_decay"]).to(step.g.dtype)
