@@ -265,6 +265,21 @@ def test_points_move_with_the_metric():
     assert stood_for is not None
 
 
+def test_a_point_alone_may_be_named_without_a_tuple():
+    case, means = BY_NAME["mlp"], []
+    for points in ("ax", ("ax",)):
+        model = case.model(torch.float64)
+        optimizer = ps.optim.Invariant(
+            model.parameters(), trace(case, model), torch.optim.ASGD, lr=0.1, t0=1, points=points
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            case.loss(model(case.example(4, torch.float64, seed=step))).backward()
+            optimizer.step()
+        means.append(optimizer.rule.state[optimizer._shadows[model[0].weight]]["ax"])
+    assert torch.equal(*means)
+
+
 def test_a_rule_that_nobody_knows_keeps_its_first_metric():
     class Mine(torch.optim.SGD):
         pass

@@ -30,7 +30,7 @@ _POINTS = {
 def points_of(rule: Optimizer, names: Sequence[str] | None) -> tuple[str, ...] | None:
     """The names of the points in a rule's state; None where nobody knows."""
     if names is not None:
-        return tuple(names)
+        return (names,) if isinstance(names, str) else tuple(names)
     kinds = [kind.__name__ for kind in type(rule).__mro__ if kind is not Optimizer]
     for kind in kinds:
         if kind in _POINTS:
