@@ -268,6 +268,15 @@ MISTAKES = {
         lambda: optimizer("GSGD", clip_norm="1"),
         "clip_norm must be a number, got '1'",
     ),
+    "a clamp in quotes": (lambda: optimizer("GSGD", clamp="2"), "clamp must be a number, got '2'"),
+    "a rate of skeletons in quotes": (
+        lambda: optimizer("GAdam", skeleton_rate="1"),
+        "skeleton_rate must be a number, got '1'",
+    ),
+    "no share of the data": (
+        lambda: optimizer("QuasiDiagonal", alpha=None),
+        "alpha must be a number, got None",
+    ),
     "a mix in quotes": (lambda: optimizer("DDPSGD", alpha="1"), "alpha must be a number, got '1'"),
     "examples in quotes": (
         lambda: optimizer("DDPSGD", examples="half"),

@@ -11,6 +11,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from pathspace.metrics.checks import check_numbers
 from pathspace.metrics.quasi_diagonal import groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.metrics.with_bias import DataDependentWithBias
@@ -82,6 +83,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         weight_decay: float = 0.0,
         **options: Unpack[SharedDataOptions],
     ) -> None:
+        check_numbers(alpha=alpha)
         if not 0 < alpha <= 1:
             raise ValueError(
                 f"alpha must be in (0, 1], got {alpha}: without data the metric is diagonal (use PathSGD)"

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_bounds, check_not_negative
+from pathspace.metrics.checks import check_bounds, check_not_negative, check_numbers
 from pathspace.network import Network
 from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
@@ -77,7 +77,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
         maximize: bool = False,
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
-        check_bounds(clip_norm=clip_norm)
+        check_bounds(clip_norm=clip_norm, clamp=clamp)
+        check_numbers(skeleton_rate=skeleton_rate)
         if clamp is not None and not clamp > 1:
             raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
         if units not in ("balanced", "none"):
