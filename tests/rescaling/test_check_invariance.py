@@ -127,6 +127,16 @@ def test_leaves_the_model_and_the_random_state_alone():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_trains_whatever_mode_it_is_called_in(mode):
+    case = BY_NAME["mlp"]
+    model, example = case.model(), case.example(4)
+    with mode():
+        report = ps.rescaling.check_invariance(model, example, case.loss, path_sgd, steps=5)
+        assert not torch.is_grad_enabled()
+    assert report.passed
+
+
 def test_follows_its_seed():
     def differences(seed):
         report = check(BY_NAME["mlp"], sgd, steps=3, low=0.5, high=2, seed=seed)

@@ -55,6 +55,8 @@ class InvarianceReport:
         return self._tells and largest <= tolerance
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def check_invariance(
     model: nn.Module,
     example_input: Any,
