@@ -101,3 +101,16 @@ def test_terminals_get_bars_with_the_time_left(
     text = stream.getvalue()
     assert "5/8" in text
     assert "left" in text
+
+
+def test_a_run_that_is_begun_again_has_one_bar(tiny_settings: Callable[..., Settings]) -> None:
+    display, watcher = monitor(Console(file=io.StringIO(), width=140, force_terminal=True))
+    assert isinstance(display, Progress)
+    config = tiny_settings().run_config("sgd", "balanced", 0.01, 0, evaluate_test=True)
+    with display:
+        watcher.stage("Training", 1)
+        for _ in range(2):  # its process died
+            watcher.started(config, 8)
+        assert [task.total for task in display.tasks] == [1, 8]
+        watcher.unfinished(config, "failed")
+        assert [task.total for task in display.tasks] == [1]

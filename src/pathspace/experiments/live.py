@@ -166,6 +166,7 @@ class Bars(Silent):
 
     def started(self, config: RunConfig, steps: int) -> None:
         """See `monitor.Monitor`."""
+        self._remove(config)  # of a run whose process died
         self._runs[config.key] = self._progress.add_task(f"  {config.label}", total=steps, note="")
         self._parts.started(config, steps)
 
@@ -190,11 +191,14 @@ class Bars(Silent):
         self.noted(config, why)
 
     def _over(self, config: RunConfig) -> None:
+        self._remove(config)
+        self._parts.finished(config)
+        self._show_stage()
+
+    def _remove(self, config: RunConfig) -> None:
         bar = self._runs.pop(config.key, None)
         if bar is not None:
             self._progress.remove_task(bar)
-        self._parts.finished(config)
-        self._show_stage()
 
     def _show_stage(self) -> None:
         if self._stage is not None:
