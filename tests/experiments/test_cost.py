@@ -12,10 +12,11 @@ import torch
 
 import pathspace
 from command_line import call
-from pathspace.experiments import methods
+from pathspace.experiments import commands, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.live import Silent
+from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 
@@ -135,6 +136,18 @@ def test_a_study_that_was_stopped_is_done_without_its_runs(
     assert "Continuing the unfinished runs" in result.stderr
     assert "Cost of an epoch" in result.stdout
     assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
+def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recipe = Recipe("timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}})
+    around = commands.Surroundings(
+        None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
+    )
+    commands._study(recipe, comparison, "", tmp_path, around)
+    assert (tmp_path / "cost.json").exists()
 
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"steps": 1.5}])

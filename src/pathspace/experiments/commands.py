@@ -215,7 +215,7 @@ def _reproduce_parts(
 def _study(
     recipe: Recipe, comparison: Comparison, size: str, output: Path, around: Surroundings
 ) -> list[RenderableType]:
-    if chosen_device(around.device) != "cpu":
+    if around.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
         Console(stderr=True).print("The study computes on the processor.", highlight=False)
     name = recipe.study["name"]
     with Console(stderr=True, quiet=around.quiet).status(f"Studying the {name}"):
