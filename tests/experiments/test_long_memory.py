@@ -354,9 +354,10 @@ def call(*words: str) -> Any:
 
 
 def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "table"
+    folder = tmp_path / "table [small]"  # no markup
     first = call("--output", str(folder))
     assert first.exit_code == 0, first.output
+    assert f"Report: {folder / 'report.html'}" in first.stdout
     assert "balanced once" in first.stdout
     content = json.loads((folder / "results.json").read_text())
     assert [setting["problem"] for setting in content["settings"]] == ["addition", "subtraction"]

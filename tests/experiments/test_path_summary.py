@@ -66,6 +66,15 @@ def test_the_table_of_a_model_in_a_file(file: Path) -> None:
     assert "20 examples" in call(f"{file}:both").output
 
 
+def test_brackets_in_names_are_no_markup(tmp_path: Path) -> None:
+    (tmp_path / "my [red] model.py").write_text(MODEL)
+    picture = tmp_path / "a [b].png"
+    result = call(f"{tmp_path / 'my [red] model.py'}:both", "--picture", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "my [red] model.py:both" in " ".join(result.output.split())
+    assert f"Picture: {picture}" in result.output
+
+
 def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     assert call("my_model:both").exit_code == 0

@@ -112,16 +112,17 @@ def test_what_cannot_be_swept_is_named() -> None:
 
 
 def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "out [red]"  # no markup
     result = call(
-        *TINY, "--learning-rates", "0.01,0.1", "--search", "damping=0.1,1.0", "--output", str(tmp_path)
+        *TINY, "--learning-rates", "0.01,0.1", "--search", "damping=0.1,1.0", "--output", str(folder)
     )
     assert result.exit_code == 0, result.output
-    assert f"Report: {tmp_path / 'report.html'}" in result.stdout
+    assert f"Report: {folder / 'report.html'}" in result.stdout
     assert "16/16" in result.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in folder.iterdir()} == {
         "report.html", "sweep.png", "table.csv", "trials.csv", "results.json", "config.json", "runs", "sweep.journal",
     }  # fmt: skip
-    content = json.loads((tmp_path / "results.json").read_text())
+    content = json.loads((folder / "results.json").read_text())
     assert [best["method"] for best in content["best"]] == ["sgd", "path-sgd"]
     assert len(content["trials"]) == 2 * 2 * 2 * 2
     assert {trial["seed"] for trial in content["trials"]} == {FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1}
@@ -133,7 +134,7 @@ def test_a_sweep_writes_its_page_and_all_numbers(tmp_path: Path) -> None:
         means = {point: sum(some) / 2 for point, some in errors.items()}
         assert best["validation_error_mean"] == pytest.approx(min(means.values()))
         assert means[json.dumps(best["point"])] == min(means.values())
-    page = (tmp_path / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert "All points" in page
     assert "<svg" in page
 

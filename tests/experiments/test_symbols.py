@@ -88,9 +88,10 @@ def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> N
 
 
 def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "table"
+    folder = tmp_path / "table [small]"  # no markup
     result = call("--output", str(folder))
     assert result.exit_code == 0, result.output
+    assert f"Report: {folder / 'report.html'}" in result.stdout
     assert "PCNN" in result.stdout
     content = json.loads((folder / "results.json").read_text())
     assert len(content["scores"]) == 16

@@ -121,9 +121,10 @@ def test_training_ends_when_the_text_is_learned(tmp_path: Path) -> None:
 
 
 def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "table"
+    folder = tmp_path / "table [small]"  # no markup
     result = call("--output", str(folder))
     assert result.exit_code == 0, result.output
+    assert f"Report: {folder / 'report.html'}" in result.stdout
     content = json.loads((folder / "results.json").read_text())
     assert content["learned"] == {"published": 0, "ours": 0}
     assert len(content["networks"]) == 4

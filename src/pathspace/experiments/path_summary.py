@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -187,7 +188,7 @@ def _multipliers(
 
 def print_summary(title: str, summary: PathSummary, console: Console) -> None:
     """Print a summary as a table of two columns."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column("quantity")
     table.add_column("value", justify="right")
     table.add_column("what it is", style="dim")
@@ -290,4 +291,4 @@ def run_paths(
     console = output_console()
     print_summary(f"{source}: paths, with the skeleton of the rule {rule!r}", summary, console)
     if picture is not None:
-        console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+        console.print(f"Picture: {picture}", highlight=False, soft_wrap=True, markup=False)

@@ -73,7 +73,7 @@ def reproduce(
         console = output_console(140)
         for table in build_tables(protocol, rows):
             print_table(table, console)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
     return rows
 
 

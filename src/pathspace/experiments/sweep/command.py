@@ -61,7 +61,7 @@ def run_sweep(
     lost = failures_table(found, FAILURES_SHOWN)
     if lost is not None:
         print_table(lost, output_console(160))
-    console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
     return found
 
 

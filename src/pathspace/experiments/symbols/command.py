@@ -69,7 +69,7 @@ def reproduce(
     else:
         console = output_console()
         print_table(table, console)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
     return scores
 
 

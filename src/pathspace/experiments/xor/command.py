@@ -76,7 +76,7 @@ def reproduce(
     else:
         console = output_console()
         print_table(table, console, published)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
     return results
 
 

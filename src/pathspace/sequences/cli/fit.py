@@ -235,7 +235,9 @@ def fit(
             estimator.alphabet_.encode(known)  # raises of a symbol that the model lacks: it gets no more
         with beside(output, fresh) as checkpoint:
             if checkpoint is not None and is_begun(checkpoint) and not quiet:
-                console.print(f"going on from {checkpoint} (--fresh starts over)", highlight=False)
+                console.print(
+                    f"going on from {checkpoint} (--fresh starts over)", highlight=False, markup=False
+                )
             with shown("fit", console, quiet=quiet, bound="at most") as show:
                 report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
                 interrupted = False
