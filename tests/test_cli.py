@@ -132,6 +132,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["compare", "--set", "task=characters", "--set", "task_options.dataset=[1]"],
             "Unknown dataset '[1]'",
         ),
+        (["train", "--set", "task_options.read=2020-01-01"], "Unknown reading '2020-01-01'"),
         (["compare", "--resume", "--fresh"], "--resume and --fresh contradict each other"),
         (["compare", "--resume"], "There is nothing to resume in"),
         (
@@ -168,6 +169,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             "The setting 'rescale_factor' is 1e+300, which the weights' type cannot hold: give a smaller",
         ),
         (["paths", "rnn", "--input", "nan"], "The option --input is 'nan': give whole numbers"),
+        (
+            ["paths", "m.py:build", "--input", "1e9,1e9,1e9"],
+            "The option --input is '1e9,1e9,1e9': give a shape that fits into memory",
+        ),
         (["paths", "rnn", "--input", "8,inf"], "The option --input is '8,inf': give whole numbers"),
         (["check-invariance", "--networks", "gpt"], "Unknown network 'gpt' in --networks: choose from mlp"),
     ],

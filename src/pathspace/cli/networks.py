@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ import typer
 from pathspace.cli.errors import clear_errors
 from pathspace.cli.options import LARGEST_SEED, JsonOption, QuietOption, names_in, numbers_in
 from pathspace.experiments.errors import ConfigurationError
+
+MOST_NUMBERS = 1e15  # of an example: torch counts the bytes of a batch in 63 bits
 
 
 def check_invariance(
@@ -99,6 +102,10 @@ def paths(
             if any(n < 1 or not n.is_integer() for n in numbers):
                 raise ConfigurationError(
                     f"The option --input is {shape!r}: give whole numbers, such as 28,28."
+                )
+            if math.prod(numbers) > MOST_NUMBERS:
+                raise ConfigurationError(
+                    f"The option --input is {shape!r}: give a shape that fits into memory."
                 )
             sizes = [int(n) for n in numbers]
         run_paths(model, sizes, rule=rule, limit=limit, seed=seed, picture=picture, as_json=as_json)

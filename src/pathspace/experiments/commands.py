@@ -457,7 +457,8 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
             raise ConfigurationError(f"--set {assignment!r} has no value: write --set NAME=VALUE.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            json.dumps(value)
+        except (tomllib.TOMLDecodeError, TypeError):  # no setting is a date, which is TOML, too
             value = text
         table, dot, option = name.partition(".")
         if dot:
