@@ -372,6 +372,26 @@ def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     assert trials[0] == trials[1]
 
 
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("line", ["not JSON", "[]", "{}", '{"op_code": 99, "worker_id": "a"}'])
+def test_a_damaged_journal_is_named_and_can_be_done_without(line: str, tmp_path: Path) -> None:
+    command = [*TINY, "--learning-rates", "0.01", "--output", str(tmp_path)]
+    assert call(*command).exit_code == 0
+    trials = json.loads((tmp_path / "results.json").read_text())["trials"]
+    (tmp_path / "report.html").unlink()
+    journal = tmp_path / "sweep.journal"
+    first, *rest = journal.read_text().splitlines()
+    journal.write_text("\n".join([first, line, *rest, ""]))
+    refused = call(*command)
+    assert refused.exit_code == 2, refused.output
+    assert f"The journal {str(journal)!r} cannot be read" in refused.stderr
+    journal.unlink()
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"runs/*/{RESULT}")}
+    assert call(*command).exit_code == 0
+    assert json.loads((tmp_path / "results.json").read_text())["trials"] == trials
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
 def with_mark(mark: str) -> dict[int, str]:
     """The command lines of all processes that have a mark in their environment."""
     found = {}

@@ -21,6 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.sweep.plan import Dimension, Plan
 
 REASON = "reason"
@@ -59,18 +60,33 @@ class Journal:
         plan: How points are taken.
         seeds: Runs at each point.
         studies: Methods and starts.
+
+    Raises:
+        ConfigurationError: The file is damaged.
     """
 
     def __init__(self, file: Path, plan: Plan, seeds: int, studies: Sequence[Study]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _mend(file)
-        storage = JournalStorage(JournalFileBackend(str(file)))
         self._plan, self._seeds = plan, seeds
         self._grid = plan.grid() if plan.sampler == "grid" else []
-        self._studies = {
-            study: optuna.create_study(storage=storage, study_name=", ".join(study), load_if_exists=True)
-            for study in studies
-        }
+        try:
+            storage = JournalStorage(JournalFileBackend(str(file)))
+            self._studies = {
+                study: optuna.create_study(storage=storage, study_name=", ".join(study), load_if_exists=True)
+                for study in studies
+            }
+        except (
+            AssertionError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # of a damaged line
+            raise ConfigurationError(
+                f"The journal {str(file)!r} cannot be read ({error}): delete it and give the command again, which "
+                "takes the same points and keeps finished runs."
+            ) from error
         self._open: dict[tuple[Study, int], optuna.Trial] = {}
 
     def earlier(self) -> list[Asked]:
