@@ -28,6 +28,21 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def ended_after_errors() -> Iterator[None]:
+    """End the processes that the block started where an error leaves it, or Ctrl-C that they did not hear.
+
+    A pool would wait for what they are at, for hours perhaps, and nobody wants its results.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+
+
 def hear_quietly() -> None:
     """Let Ctrl-C end this process from now on, without a word: the one that started it tells the user."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -1,6 +1,7 @@
 """How the command line ends when it is interrupted or has a mistake of its own."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from pathspace import cli
 from pathspace.experiments import commands
+from pathspace.experiments.stored_cells import _computed
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell ignores it
 from pathspace import cli
 from pathspace.experiments import commands
+from pathspace.experiments.stored_cells import _computed
 def run(*_, **__):
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -111,3 +114,15 @@ def test_children_of_a_killed_process_end(tmp_path):
     os.close(writer)
     assert os.read(reader, 1) == b""  # waits for the end of the child
     os.close(reader)
+
+
+def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_path):
+    late = tmp_path / "late"
+    slow = f"import pathlib, time; time.sleep(20); pathlib.Path({str(late)!r}).touch()"
+    found = _computed(["", slow], exec, commands.Surroundings(None, tmp_path, processes=2))
+    next(found)
+    with pytest.raises(KeyboardInterrupt):
+        found.throw(KeyboardInterrupt)
+    for child in multiprocessing.active_children():
+        child.join()
+    assert not late.exists()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pathspace.children import deaf_children, end_with_parent, hear_quietly
+from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import make_folder, write_json
@@ -207,7 +207,10 @@ def _computed(
         return
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes, len(open_cells)), mp_context=context, initializer=_start) as pool:
+    with (
+        ProcessPoolExecutor(min(processes, len(open_cells)), mp_context=context, initializer=_start) as pool,
+        ended_after_errors(),
+    ):
         with deaf_children():
             jobs = [pool.submit(compute, cell) for cell in open_cells]
         try:
@@ -217,9 +220,6 @@ def _computed(
             raise ConfigurationError(
                 "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
             ) from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _start() -> None:

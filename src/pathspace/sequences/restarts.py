@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pathspace.children import deaf_children, end_with_parent, hear_quietly
+from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 
 from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold
@@ -111,7 +111,10 @@ def train_all(
         return done
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_start) as pool:
+    with (
+        ProcessPoolExecutor(min(jobs, len(work)), context, initializer=_start) as pool,
+        ended_after_errors(),
+    ):
         done = []
         with deaf_children():
             found = pool.map(_run, work)
