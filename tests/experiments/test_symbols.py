@@ -150,6 +150,29 @@ def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pyte
     assert any(note.startswith("† the gradient overflowed") for note in table.notes)
 
 
+@pytest.mark.filterwarnings("error")  # the table tells
+def test_a_merged_network_whose_gradient_overflows_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathspace.sequences import training
+
+    advance = training.advance
+
+    def breaks(before: Any, *rest: Any) -> Any:
+        if before.passes == 3:
+            raise FloatingPointError("the direction of pass 3 is not finite")
+        return advance(before, *rest)
+
+    table = {**TINY, "texts": ["music"], "rows": [MERGED], "merged": {"music": SOME}}
+    protocol = protocol_from(("a test", table))
+    (cell,) = cells(protocol)
+    assert not compute(cell, protocol).broke_off
+    monkeypatch.setattr(training, "advance", breaks)
+    score = compute(cell, protocol)
+    assert score.broke_off
+    built = build_table(protocol, [score], None)
+    assert built.rows[0].cells[2].endswith("†")
+    assert any(note.startswith("† the gradient overflowed") for note in built.notes)
+
+
 def test_the_best_of_several_starts_counts() -> None:
     cell = Cell("CNN, QDH+RBP", "music", 4)
     alone = [compute(cell, protocol_from(("a test", {**TINY, "seed": 1000 + k}))) for k in range(3)]

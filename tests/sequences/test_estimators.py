@@ -157,6 +157,9 @@ def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others()
         both = PCNN(**arguments, seed=2, restarts=2, heat=0, jobs=jobs).fit(text, 0.1)
         assert np.array_equal(both.parameters_.w, alone.parameters_.w)
         assert not both.training_.broke_off
+    with pytest.warns(RuntimeWarning, match=r"a merged training ended early: .* damping"):
+        merged = PCNN(**arguments, seed=2, restarts=2, ensemble=2, heat=0).fit(text, 0.1)
+    assert merged.training_.broke_off
 
 
 @pytest.mark.parametrize("mask", [[True] * 8, [[True] * 4], [True, True], [[True] * 4] * 3])

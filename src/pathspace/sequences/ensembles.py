@@ -167,4 +167,5 @@ def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> 
             best=parameters,
             best_bits=held_bits,
             best_pass=passes,
+            broke_off=any(training.broke_off for training in trainings),
         )

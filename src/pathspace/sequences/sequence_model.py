@@ -161,7 +161,7 @@ class SequenceModel(Reader):
                 of all is not finite.
 
         Warns:
-            RuntimeWarning: the training that was kept ended early, as its next direction was not finite.
+            RuntimeWarning: a training that was kept ended early, as its next direction was not finite.
         """
         settings = self._settings(passes, seconds)
         if resume:
@@ -192,8 +192,13 @@ class SequenceModel(Reader):
             told = "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
             if not done[0].passes:
                 raise FloatingPointError(f"the first direction is {told}")
+            ended = (
+                "a merged training ended early"
+                if self.ensemble > 1
+                else f"the training ended at pass {done[0].passes}"
+            )
             warnings.warn(
-                f"the training ended at pass {done[0].passes}: the next direction is {told}",
+                f"{ended}: the next direction is {told}",
                 RuntimeWarning,
                 stacklevel=2,
             )

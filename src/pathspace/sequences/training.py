@@ -103,7 +103,8 @@ class Training:
         best_bits: length of the validation text in bits under them, infinite before the first look.
         best_pass: the pass that made them.
         validation_bits: length of the validation text at the last look, NaN before the first.
-        broke_off: whether it ended there because the next direction is not finite; files do not say so.
+        broke_off: whether it, or one of those that were merged, ended because the next direction is not finite; files
+            do not say so.
     """
 
     model: Parameters

@@ -10,7 +10,8 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class Score:
         seconds: Processor time of training and scoring.
         passes: Passes over the training text, or 0 for a baseline.
         broke_off: Whether a training ended because its gradient was not finite; its best parameters until then count.
+            Of merged networks, whether one of theirs did.
         tries: Passes with those that were undone; 0 for a baseline.
         curve: Of the network that was chosen: (pass, processor seconds, regret on the validation text) at its looks.
         sample: What the network writes, runs of a symbol shortened.
@@ -222,9 +224,18 @@ def _merged(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> 
     model = PCNN(
         connectivity=protocol.connectivity, folds=2, seed=protocol.seed, **protocol.merged[cell.text]
     )
-    model.fit([text, held], alphabet=test)
+    with _broken_off_quietly():
+        model.fit([text, held], alphabet=test)
     # what the halves did not learn is both texts together
-    return _Trained(model.training_.best_bits - TASKS[cell.text].true_bits(text), model.bits(test), model)
+    validation = model.training_.best_bits - TASKS[cell.text].true_bits(text)
+    return _Trained(validation, model.bits(test), model, model.training_.broke_off)
+
+
+@contextmanager
+def _broken_off_quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the table marks what broke off
+        yield
 
 
 class _Fit:
@@ -258,8 +269,7 @@ class _Fit:
                 raise _SpentError
 
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # the table marks what broke off
+            with _broken_off_quietly():
                 # of the test text, its symbols alone
                 self.model.fit(text, held, alphabet=test, resume=resume, report=remember)
         except _SpentError:
