@@ -109,6 +109,30 @@ def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
     assert run("bits", "m", book).output == whole
 
 
+def test_an_interrupted_fit_goes_on_to_the_passes_it_was_given(run, book, monkeypatch):
+    show = _FitReport.__call__
+    stop = 5
+
+    def interrupt(report, training):
+        show(report, training)
+        if training.passes == stop:
+            raise KeyboardInterrupt
+
+    def passes(*more):
+        return json.loads(run("fit", book, "-o", "m", "--units", 6, "--no-context", "--json", *more).stdout)[
+            "passes"
+        ]
+
+    monkeypatch.setattr(_FitReport, "__call__", interrupt)
+    assert passes("--passes", 12) == 5
+    stop = 8
+    assert passes("--resume") == 8
+    assert passes("--resume") == 12
+    stop = 15
+    assert passes("--resume", "--passes", 18) == 15
+    assert passes("--resume") == 18
+
+
 def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypatch):
     # eight passes on 2^14 symbols and more, four on twice as many
     (tmp_path / "t").write_text("she sells sea shells by the sea shore; " * 2000)

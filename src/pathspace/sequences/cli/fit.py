@@ -24,6 +24,7 @@ from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, re
 from .result import Result, mix
 from .worth import baseline_bits
 
+PASSES = 1000
 _MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
 
@@ -93,7 +94,13 @@ def fit(
     share: Annotated[
         float, typer.Option(help="Share of the file held out without --validation; 0: none.", min=0, max=0.99)
     ] = 0.1,
-    passes: Annotated[int, typer.Option(help="Most passes over the file.", min=0)] = 1000,
+    passes: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Most passes over the file; default {PASSES}, with --resume what an interrupted fit was given.",
+            min=0,
+        ),
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Most seconds of training, those before --resume included.", min=0)
     ] = None,
@@ -198,7 +205,7 @@ def fit(
             "reach": reach or None,
             "prior_writing": prior_writing,
             "prior_transition": prior_transition,
-            "passes": passes,
+            "passes": PASSES if passes is None else passes,
             "seconds": seconds,
             "patience": patience or None,
             "grow": grow,
@@ -212,6 +219,9 @@ def fit(
         if resume:
             estimator = _network_of(output)
             _check_resumed(estimator, output, model, text, options)
+            if passes is None and estimator.training_.passes < estimator.passes:
+                passes = estimator.passes
+            estimator.set_params(passes=PASSES if passes is None else passes)
         else:
             estimator = _MODELS[model](**options)
         training_text = read_for(estimator, file) if resume else read(file, text)
@@ -239,7 +249,7 @@ def fit(
                     f"going on from {checkpoint} (--fresh starts over)", highlight=False, markup=False
                 )
             with shown("fit", console, quiet=quiet, bound="at most") as show:
-                report = _FitReport(show, passes, seconds, max(counted, 1), held_counted)
+                report = _FitReport(show, estimator.passes, seconds, max(counted, 1), held_counted)
                 interrupted = False
                 try:
                     estimator.fit(
@@ -248,7 +258,6 @@ def fit(
                         mask=mask,
                         validation_mask=held_mask,
                         alphabet=known,
-                        passes=passes if resume else None,
                         seconds=seconds if resume else None,
                         resume=resume,
                         report=report,
