@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -120,6 +121,20 @@ def test_the_check_does_the_runs_that_others_stand_for(configs: list[RunConfig],
     assert sorted(done) == sorted(
         config.label for config in configs if (config.method, config.start) != ("sgd", "rescaled")
     )
+
+
+def test_runs_that_are_lost_alike_pass_the_check(tiny_config: Config, tiny_task: Task) -> None:
+    # one step an epoch, after which the validation loss is not finite
+    config = tiny_config("balanced-sgd", rate=1e30, batch_size=64)
+    lost: list[RunResult] = []
+
+    def do(some: Sequence[RunConfig], _title: str) -> list[RunResult]:
+        lost.extend(run(each, tiny_task) for each in some)
+        return lost
+
+    check_symmetry([config], do, "")
+    assert len(lost) == 2
+    assert not any(math.isfinite(each.validations[-1].loss) for each in lost)
 
 
 def test_a_method_without_the_symmetry_that_it_claims_is_found_out(
