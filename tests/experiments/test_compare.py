@@ -10,6 +10,7 @@ import pytest
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.live import Silent
 from pathspace.experiments.pool import RESULT, Place, run_all
+from pathspace.experiments.report import conclusion
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.workers import Workers
@@ -99,6 +100,16 @@ def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Mak
     (result,) = run_all([config], Place(tmp_path, resume=True), Silent(), title="")
     assert result.test_error is not None
     assert result.test_error >= 0
+
+
+def test_curves_that_end_before_any_step_could_part_them_are_not_called_the_same(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
+    settings = tiny_settings(methods=["sgd"], learning_rates=[1e30], epochs=1)
+    comparison = compare(settings, tmp_path, Silent())
+    assert {len(run.losses) for row in comparison.rows for run in row.runs} == {1}
+    assert [row.difference for row in comparison.rows] == [None, None]
+    assert not any("The same training curve" in sentence for sentence in conclusion(comparison))
 
 
 @pytest.fixture

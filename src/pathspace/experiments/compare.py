@@ -35,7 +35,7 @@ class Row:
         difference: The largest absolute difference between two training-loss curves of the same seed and
             learning rate, this start's and the first start's, over all steps and seeds. Exactly 0 for an
             invariant method; infinite where one curve diverged and the other did not; None for the first
-            start, and for rates of its own.
+            start, for rates of its own, and where all ended at the first loss, which no step has changed.
         weight_decay: The decay, chosen along with the rate.
     """
 
@@ -258,7 +258,12 @@ def _rows(settings: Settings, plans: Sequence[_Plan], final: Sequence[RunResult]
         if plan.start == settings.starts[0]:
             reference = runs
         elif plan.rate_chosen_from == settings.starts[0]:
-            difference = max(map(largest_difference, reference, runs))
+            apart = [
+                largest_difference(one, other)
+                for one, other in zip(reference, runs, strict=True)
+                if one.diverged_at != other.diverged_at or len(one.losses) > 1
+            ]
+            difference = max(apart, default=None)
         rows.append(
             Row(
                 plan.method,
