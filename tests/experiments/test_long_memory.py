@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,18 @@ def test_a_run_among_others_is_the_library_s_run(method: str) -> None:
     assert moved.abs().max() > 0.01
     for name, parameter in named(library_run(method, SEEDS[1], steps)).items():
         torch.testing.assert_close(trainer.p[name][1], parameter.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_clipping_norm_of_0_does_not_clip() -> None:
+    trainers = [
+        Trainer("path-muon", [(RATE, seed) for seed in SEEDS], replace(SETUP, clip_norm=norm))
+        for norm in (0.0, 1e30)
+    ]
+    for trainer in trainers:
+        for _ in range(3):
+            trainer.advance()
+    for name, value in trainers[1].p.items():
+        assert torch.equal(trainers[0].p[name], value)
 
 
 def test_orthogonalized_copies_are_torch_s_to_the_last_bit() -> None:

@@ -38,7 +38,7 @@ class Protocol:
         together: Runs that are computed together, and kept when the command is stopped.
         batch_size: B.
         warmup: The part of a run over which the rate rises.
-        clip_norm: Largest norm of a gradient in a method's coordinates.
+        clip_norm: Largest norm of a gradient in a method's coordinates; 0 does not clip.
         refresh_every: Steps between two computations of kappa.
         damping: Added to kappa, as a fraction of its mean.
         test_size: Sequences that decide whether a run has learned the problem.

@@ -40,7 +40,7 @@ class Setup:
         steps: Most steps of a run; the cosine ends there.
         batch_size: B.
         warmup: The part of the steps over which the rate rises.
-        clip_norm: Largest norm of the gradient in the method's coordinates.
+        clip_norm: Largest norm of the gradient in the method's coordinates; 0 does not clip.
         refresh_every: Steps between two computations of kappa; the first so many compute it each, as in the library.
         damping: Added to kappa, as a fraction of its mean.
         test_size: Sequences that decide whether a run has learned it.
@@ -153,7 +153,7 @@ class Trainer:
         assert isinstance(square, Tensor)
         finite = torch.isfinite(square) & torch.isfinite(loss)
         # the norm over all parameters, each in the coordinates of the metric
-        shorter = (setup.clip_norm / square.sqrt()).clamp_max(1.0)
+        shorter = ((setup.clip_norm or math.inf) / square.sqrt()).clamp_max(1.0)
         rates = self.rates * factor("cosine", setup.warmup, self.step, setup.steps)
         for name in NAMES:
             each = (-1, *(1,) * (g[name].dim() - 1))
