@@ -435,6 +435,8 @@ def test_the_recipe_has_the_sizes_that_it_needs() -> None:
         ({"learning_rates": [0.1, 0.1]}, "give at least one, each once"),
         ({"learning_rates": [-1.0]}, "'learning_rates' has -1.0: give numbers from 0 on"),
         ({"learning_rates": [1e300]}, "'learning_rates' has 1e.300: give numbers from 0 on, at most 1e.30"),
+        ({"learning_rates": [0.0, 0.1]}, "'learning_rates' has 0, by which nothing moves"),
+        ({"seeds": 1001}, "'seeds' is 1001: give at most 1000"),
         ({"seeds": 0}, "'seeds' has 0: give whole numbers from 1 on"),
         ({"warmup": 1.0}, "'warmup' is 1.0: give a part of the run"),
     ],

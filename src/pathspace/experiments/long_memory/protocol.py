@@ -8,7 +8,7 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import laid_over
-from pathspace.experiments.settings import LARGEST
+from pathspace.experiments.settings import LARGEST, check_setting
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
 METHODS = (
@@ -79,8 +79,14 @@ class Protocol:
                 _check_number(name, value, least, whole=True)
         for rate in self.learning_rates:
             _check_number("learning_rates", rate, 0.0)
+            if rate == 0:
+                raise ConfigurationError(
+                    "The setting 'learning_rates' has 0, by which nothing moves: leave it out."
+                )
         for name in COUNTS:
             _check_number(name, getattr(self, name), 1, whole=True)
+        for name in ("seeds", "tuning_seeds"):  # beyond, reported runs have seeds that rates were chosen by
+            check_setting(name, getattr(self, name))
         for name in ("warmup", "clip_norm", "damping"):
             _check_number(name, getattr(self, name), 0.0)
         if self.warmup >= 1:
