@@ -1,5 +1,7 @@
 """Folders that hold what a command did not write, and commands that meet in one folder."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,47 @@ def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_coun
     assert "Report: " in call(*TINY, "--fresh", "--output", "runs/train-2").stdout
     assert "Report: runs/train-3/report.html" in call(*TINY, "--fresh").stdout
     assert (runs / "train" / "curves.csv").read_bytes() == before[str(runs / "train" / "curves.csv")]
+
+
+TABLE = {"command": "reproduce", "recipe": "symbols", "size": "", "protocol": {}, "versions": {}}
+PARTS = {"command": "reproduce", "recipe": "winner", "title": "", "parts": {"one": {}}, "versions": {}}
+
+
+@pytest.mark.parametrize("content", [TABLE, PARTS])
+@pytest.mark.parametrize(
+    "command", [TINY, ["train"], ["sweep"], ["reproduce", "winner"], ["reproduce", "symbols"]]
+)
+def test_results_of_another_command_are_refused(
+    here: Path, content: dict[str, Any], command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if command[-1] == content["recipe"]:
+        return
+    for runs in ("commands._runs", "sweep.command.sweep"):
+        monkeypatch.setattr(f"pathspace.experiments.{runs}", lambda *_, **__: pytest.fail("it runs"))
+    for folder, file in ((here / "out", content), (here / "out" / "one", {**TABLE, "protocol": 0})):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(file))
+    before = contents(here)
+    for more in ([], ["--resume"]):
+        said = call(*command, *more, "--output", "out", code=2).stderr
+        told = (
+            f"holds results of `pathspace reproduce {content['recipe']}`",
+            "other settings",
+            "nothing to resume",
+        )
+        assert any(words in said for words in told), said
+        assert contents(here) == before
+
+
+def test_a_report_whose_runs_were_deleted_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(*TINY)
+    monkeypatch.setattr("pathspace.experiments.commands._runs", lambda *_, **__: pytest.fail("it runs"))
+    shutil.rmtree(here / "runs" / "train" / "runs")
+    before = contents(here)
+    for command in ([*TINY, "--lr", "0.2"], ["reproduce", "winner"]):
+        said = call(*command, "--output", "runs/train", code=2).stderr
+        assert "give another --output" in said
+        assert contents(here) == before
 
 
 def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:

@@ -183,7 +183,7 @@ def _reproduce_parts(
     make_folder(output)
     with folders.alone_in(output):
         unfinished = not (output / PAGE).exists()
-        if not around.fresh and is_begun(output):
+        if not around.fresh and (is_begun(output) or _holds_results(output)):
             stored = configurations.read_parts(output)
             if around.resume and not given:
                 asked = stored
@@ -389,7 +389,7 @@ def _settle(
 ) -> tuple[Configuration, bool]:
     """Decide what to run and whether to continue earlier runs."""
     unfinished = configurations.unfinished(output, PAGE)
-    if around.fresh or not (around.resume or configurations.is_begun(output)):
+    if around.fresh or not (around.resume or _holds_results(output)):
         return asked, False
     stored = configurations.read(output)
     # a sweep that is only resumed names no recipe
@@ -399,6 +399,11 @@ def _settle(
     if stored.is_same(asked):
         return stored, around.resume or unfinished
     raise _other_settings(output, (stored.command, stored.recipe), unfinished=unfinished)
+
+
+def _holds_results(output: Path) -> bool:
+    """Say whether a folder of ours holds runs, a table, or a report alone, whose runs somebody has deleted."""
+    return configurations.is_begun(output) or (folders.is_own(output) and (output / PAGE).exists())
 
 
 def _other_settings(output: Path, command: Sequence[str], *, unfinished: bool) -> ConfigurationError:

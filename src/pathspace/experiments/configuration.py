@@ -106,10 +106,13 @@ def read(output: Path) -> Configuration:
     """Read `config.json`.
 
     Raises:
-        ConfigurationError: There is none, it is broken, or it was written by other versions, whose results
-            differ.
+        ConfigurationError: There is none, it is broken, it is of a table or of several parts, or it was written by
+            other versions, whose results differ.
     """
-    return _parsed(output, _content(output))
+    content = _content(output)
+    if "protocol" in content or "parts" in content:
+        raise _other_kind(output, content)
+    return _parsed(output, content)
 
 
 def read_parts(output: Path) -> dict[str, Configuration]:
@@ -118,9 +121,10 @@ def read_parts(output: Path) -> dict[str, Configuration]:
     Raises:
         ConfigurationError: As of `read`.
     """
-    parts = _content(output).get("parts")
+    content = _content(output)
+    parts = content.get("parts")
     if not isinstance(parts, dict):
-        raise _unreadable(output, "it names no parts")
+        raise _other_kind(output, content)
     return {name: _parsed(output, content) for name, content in parts.items()}
 
 
@@ -139,6 +143,14 @@ def _content(output: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _unreadable(output, "it is no object")
     return content
+
+
+def _other_kind(output: Path, content: Mapping[str, Any]) -> ConfigurationError:
+    command = " ".join(str(content[key]) for key in ("command", "recipe") if content.get(key))
+    return ConfigurationError(
+        f"The folder {str(output)!r} holds results of `pathspace {command}`: give another --output, or start over with "
+        "--fresh."
+    )
 
 
 def _unreadable(output: Path, why: object) -> ConfigurationError:
@@ -180,6 +192,11 @@ def is_begun(output: Path) -> bool:
     """Say whether a command has done something in `output`."""
     if not is_own(output):
         return False
+    content = _content(output)
+    if isinstance(parts := content.get("parts"), dict):
+        return any(is_own(output / part) for part in parts)
+    if "protocol" in content:  # of a table, whose cells lie elsewhere
+        return True
     return (output / JOURNAL).exists() or any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
 
 
