@@ -14,7 +14,7 @@ from pathspace.cli import app
 from pathspace.experiments import commands
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.live import Silent
-from pathspace.experiments.report.claim import as_json, best_baseline, claim_table, standings
+from pathspace.experiments.report.claim import as_json, best_baseline, claim_sentences, claim_table, standings
 from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.intervals import t_interval
 from pathspace.experiments.run import RunResult, Validation
@@ -120,6 +120,10 @@ def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Com
     cells = claim_table(changed).rows[2].cells
     assert cells[4] == f"{how} (1 of 3)"
     assert cells[8] == "2 of 3"
+    (said,) = claim_sentences(changed)
+    assert said.endswith(
+        "no difference shown: balanced once, then SGD; not compared, a run failed: Path-SGD."
+    )
     assert draw_claim([changed])[0].startswith(b"\x89PNG")
     json.dumps(as_json(changed), allow_nan=False)
 

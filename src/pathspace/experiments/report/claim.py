@@ -260,12 +260,14 @@ def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> 
         return f"From the {start} start there is one method only, and nothing to compare it with."
     names = {
         verdict: [METHODS[s.row.method].label for s in here if s.verdict == verdict and s.row.method != best]
-        for verdict in ("better", "worse", "")
+        for verdict in ("better", "worse", "", "failed")
     }
     told = [
         f"{word}: {', '.join(names[verdict]) or 'none'}"
         for verdict, word in (("better", "better"), ("worse", "worse"), ("", "no difference shown"))
     ]
+    if names["failed"]:
+        told.append(f"not compared, a run failed: {', '.join(names['failed'])}")
     return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
 
 
