@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import command_line
 import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.executor import Executor, ThisProcess
+from pathspace.experiments.executor import Ended, Executor, ThisProcess, WorkerDiedError
 from pathspace.experiments.live import Silent
 from pathspace.experiments.pool import RESULT
 from pathspace.experiments.run import RunConfig, RunResult
@@ -241,6 +241,29 @@ def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_
         assert point.point["model_options.hidden"] in range(2, 9)
     drawn = [{t.point["learning_rate"] for t in whole.trials if t.method == m} for m in settings.methods]
     assert drawn[0] != drawn[1]
+
+
+class LosesTheFirst(ThisProcess):
+    """The process of the first run dies, as often as it is tried."""
+
+    def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[Ended]:
+        waiting = iter(jobs)
+        yield Ended(next(waiting).config, error=WorkerDiedError("its process died: continue with --resume."))
+        yield from super().run(waiting, monitor)
+
+
+def test_a_run_whose_process_died_is_done_when_the_sweep_is_resumed(
+    tiny_settings: Make, tmp_path: Path
+) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=2, epochs=1)
+    plan = plan_from(settings)
+    whole = swept(settings, plan, tmp_path / "whole")
+    found = swept(settings, plan, tmp_path / "lost", None, LosesTheFirst())
+    assert [trial.state for trial in found.trials] == ["failed", "complete", "complete", "complete"]
+    assert found.trials[0].reason == "its process died: continue with --resume."
+    resumed = StopsAfter(-1)
+    assert numbers(swept(settings, plan, tmp_path / "lost", resumed)) == numbers(whole)
+    assert len(resumed.begun) == 1
 
 
 def test_a_point_that_is_drawn_twice_is_run_once(

@@ -13,7 +13,7 @@ from pathspace.experiments.compare import check_task_of
 from pathspace.experiments.configuration import JOURNAL, RUNS
 from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.errors import ConfigurationError, StorageError
-from pathspace.experiments.executor import Ended, Executor
+from pathspace.experiments.executor import Ended, Executor, WorkerDiedError
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
@@ -198,7 +198,8 @@ class _Trials:
                 self._prune(asked, ended.config)
             else:
                 kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-                self._fail(asked, kind + " ".join(str(error).split()), ended.config)
+                reason = kind + " ".join(str(error).split())
+                self._fail(asked, reason, ended.config, for_good=not isinstance(error, WorkerDiedError))
 
     def _complete(self, asked: Asked, result: RunResult) -> None:
         score, _ = result.validation_score
@@ -209,8 +210,10 @@ class _Trials:
         self._monitor.finished(result)
         self._keep(asked, result=result, error=score if math.isfinite(score) else None, reason=_lost(result))
 
-    def _fail(self, asked: Asked, reason: str, config: RunConfig | None = None) -> None:
-        if asked.state == "open":
+    def _fail(
+        self, asked: Asked, reason: str, config: RunConfig | None = None, *, for_good: bool = True
+    ) -> None:
+        if asked.state == "open" and for_good:  # else it is done when the sweep is resumed
             self._journal.fail(asked, reason)
         self._keep(asked, reason=reason)
         self._monitor.unfinished(config or config_of_shown(self._settings, asked), f"failed: {reason}")
