@@ -155,6 +155,9 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
         "task_options": {"steps": 98, "permuted": True},
         "starts": ["balanced"],
     }
+    table, entry = "model_options={hidden = 3}", "model_options.layers=2"
+    for both in ([table, entry], [entry, table]):
+        assert parse_settings(both) == {"model_options": {"hidden": 3, "layers": 2}}
     with pytest.raises(ConfigurationError, match="--set 'momentum' has no value"):
         parse_settings(["momentum"])
     with pytest.raises(ConfigurationError, match="'task_options' is given both"):

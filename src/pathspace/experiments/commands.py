@@ -474,5 +474,8 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
                 )
             options[option] = value
         else:
+            earlier = settings.get(name)
+            if isinstance(earlier, dict) and isinstance(value, dict):
+                value = {**earlier, **value}
             settings[name] = value
     return settings
