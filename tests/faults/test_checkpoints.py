@@ -161,6 +161,17 @@ def test_a_flipped_digit_of_a_result_is_named(config: RunConfig, whole: RunResul
     assert _stored_result(tmp_path, config) is not None
 
 
+def test_a_result_that_cannot_be_opened_is_named(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", forbidden)
+    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \(.*Permission denied\)"):
+        _stored_result(tmp_path, config)
+
+
 def test_checkpoints_of_a_run_that_was_killed_right_after_its_result_go(
     config: RunConfig, stopped: Path, whole: RunResult, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -200,7 +200,7 @@ def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
         result = RunResult.from_dict(values)
     except FileNotFoundError:
         return None
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
+    except (AttributeError, OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"The result {str(folder / RESULT)!r} cannot be read ({error}): delete it and resume again."
         ) from error
