@@ -117,12 +117,12 @@ def test_children_of_a_killed_process_end(tmp_path):
 
 
 def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_path):
-    late = tmp_path / "late"
+    others, late = set(multiprocessing.active_children()), tmp_path / "late"  # those of other tests go on
     slow = f"import pathlib, time; time.sleep(20); pathlib.Path({str(late)!r}).touch()"
     found = _computed(["", slow], exec, commands.Surroundings(None, tmp_path, processes=2))
     next(found)
     with pytest.raises(KeyboardInterrupt):
         found.throw(KeyboardInterrupt)
-    for child in multiprocessing.active_children():
+    for child in set(multiprocessing.active_children()) - others:
         child.join()
     assert not late.exists()
