@@ -22,6 +22,18 @@ def test_later_layers_win_and_options_are_merged() -> None:
     assert settings.rescale_exponent == Settings.rescale_exponent
 
 
+def test_rates_are_chosen_by_no_longer_runs_than_a_command_asks_for() -> None:
+    recipe = ("a recipe", {"epochs": 20, "tuning_epochs": 10})
+    for given, expected in (
+        ({"epochs": 5}, 0),
+        ({"epochs": 40}, 10),
+        ({"epochs": 5, "tuning_epochs": 8}, 8),
+        ({}, 10),
+    ):
+        assert settings_from(recipe, ("the command line", given)).tuning_epochs == expected
+    assert settings_from(("the command line", {"task": "digits", "epochs": 1})).tuning_epochs == 0
+
+
 def test_settings_survive_json() -> None:
     settings = settings_from(("a test", {"task": "adding", "learning_rates": [0.1, 1]}))
     assert settings_from(("config.json", settings.as_dict())) == settings

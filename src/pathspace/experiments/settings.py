@@ -50,7 +50,8 @@ class Settings:
         tuning: `"grid"` tries every pair of learning rate and decay; `"one standard error"`, too, and takes the
             least rate that several seeds do not tell from the best; `"in turn"` tries every rate with the first
             decay, then the other decays with the best rate.
-        tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many as `epochs`.
+        tuning_epochs: Passes over the training split while rate and decay are chosen; 0 is as many as `epochs`, as
+            are those of a preset or recipe that exceed the `epochs` of a command.
         epochs: Passes over the training split.
         schedule: A name in `schedule.SCHEDULES`.
         warmup: The part of a run, in [0, 1), over which the learning rate rises linearly.
@@ -278,6 +279,8 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
         raise ConfigurationError(f"The setting 'task' is {task!r}: give the name of one task.")
     merged: dict[str, Any] = {"task": task}
     for where, layer in (("the preset", preset(task)), *layers):
+        if "epochs" in layer and _exceeds(merged.get("tuning_epochs", 0), layer["epochs"]):
+            merged["tuning_epochs"] = 0  # of longer runs than these; this layer may name its own
         for name, value in layer.items():
             if name.endswith("_options"):
                 if not isinstance(value, Mapping):
@@ -293,6 +296,10 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
             else:
                 merged[name] = value
     return Settings(**merged)
+
+
+def _exceeds(value: Any, other: Any) -> bool:
+    return _is_whole(value, 0) and _is_whole(other, 0) and value > other
 
 
 def check_setting(name: str, value: Any, option: str = "") -> None:
