@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.intervals import Interval, t_interval
-from pathspace.experiments.report.table import NOTHING, Table, TableRow, devices_note, own_grids
+from pathspace.experiments.report.table import NOTHING, Table, TableRow, count, devices_note, own_grids
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
 
@@ -209,15 +209,15 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     tried = found[0].choice.tried
     pairs = "one after the other" if settings.tuning == "in turn" else "every pair"
     notes = [
-        f"Means ± half of the 95 % interval (Student's t) over {settings.seeds} seeds, after "
-        f"{_epochs(settings.epochs)} of batches of {settings.batch_size}; {settings.schedule} schedule, "
+        f"Means ± half of the 95 % interval (Student's t) over {count(settings.seeds, 'seed')}, after "
+        f"{count(settings.epochs, 'epoch')} of batches of {settings.batch_size}; {settings.schedule} schedule, "
         f"{100 * settings.warmup:g} % warm-up, clip {settings.clip_norm:g}. Against best: the difference of test "
         "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
         "validation error.",
         f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
         f"{_list(settings.weight_decays)}; {pairs}), {tried} runs of "
-        f"{_epochs(settings.tuning_epochs or settings.epochs)} on other seeds, judged on the validation split. * at "
-        "the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
+        f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} on other seeds, judged on the validation split. "
+        "* at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
         *own_grids(settings),
     ]
     notes += claim_sentences(comparison)
@@ -269,10 +269,6 @@ def _verdict(start: str, here: Sequence[Standing], baselines: Sequence[str]) -> 
     if names["failed"]:
         told.append(f"not compared, a run failed: {', '.join(names['failed'])}")
     return f"From the {start} start, against {METHODS[best].label} (the best baseline): {'; '.join(told)}."
-
-
-def _epochs(number: int) -> str:
-    return f"{number} epoch{'s' * (number > 1)}"
 
 
 def _list(values: Sequence[float]) -> str:
