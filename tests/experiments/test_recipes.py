@@ -108,7 +108,7 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     assert lines[at + 1 : at + 5] == [
         "    paper: P16, Table 2 and Fig. 3: the addition problem",
         "    small         0.1  docs/results/adding.md",
-        "    paper-100     1.6  docs/results/adding.md",
+        "    paper-100       2  docs/results/adding.md",
         "    paper-400       6  not run",
     ]
     text = "\n".join(lines)
