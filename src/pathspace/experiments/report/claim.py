@@ -215,7 +215,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
         "validation error.",
         f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
-        f"{_list(settings.weight_decays)}; {pairs}), {tried} runs of "
+        f"{_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of "
         f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} on other seeds, judged on the validation split. "
         "* at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
         *own_grids(settings),
