@@ -36,8 +36,7 @@ _DETACHES = ("detach", "data.__get__")
 class Follower(Matched, TorchFunctionMode):
     """Matches operations with the traced ones; see :class:`Matched`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def _begin(self) -> None:
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
         self._attached: dict[int, Tensor] = {}  # what a detached tensor was before

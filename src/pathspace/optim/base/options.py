@@ -41,11 +41,7 @@ def with_metric(
     of_data = {"alpha", *SharedDataOptions.__annotations__}
     check_names(owner, options, of_data if issubclass(kind, DataDependent) else SharedOptions.__annotations__)
     shared = ("clip_norm", "maximize", "metric")
-    own = {
-        name: value
-        for name, value in options.items()
-        if name not in shared and (name, value) != ("alpha", None)
-    }
+    own = {n: v for n, v in options.items() if n not in shared and (n, v) != ("alpha", None)}
     return {
         "clip_norm": options.get("clip_norm"),
         "maximize": options.get("maximize", False),
