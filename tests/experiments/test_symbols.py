@@ -15,6 +15,7 @@ from pathspace.experiments.recipes import load_recipe, parse_recipe
 from pathspace.experiments.symbols import protocol_from
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
+from pathspace.experiments.symbols.pairs import pairs_of
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS
 from pathspace.experiments.symbols.report import build_table, samples, sizes_table, write_report
 
@@ -72,7 +73,7 @@ def test_every_size_is_a_cell_and_the_validation_text_chooses() -> None:
     assert len(wanted) == len({cell.key for cell in wanted}) == 2 * (1 + 2 + 1 + 2 + 2)
     assert wanted[0].text == "music"  # the longer ones first
     scores = [Score(Cell("CTW", "music", d), v, t, 0.0, 0) for d, v, t in ((2, 5.0, 1.0), (3, 4.0, 9.0))]
-    assert best(scores)["CTW", "music"].test == 9.0  # not the better test text
+    assert best(scores)["CTW", "music", 0].test == 9.0  # not the better test text
 
 
 def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> None:
@@ -173,6 +174,65 @@ def test_a_merged_network_whose_gradient_overflows_is_marked(monkeypatch: pytest
     assert any(note.startswith("† the gradient overflowed") for note in built.notes)
 
 
+def test_draws_are_tables_of_other_texts_and_starts() -> None:
+    protocol = protocol_from(
+        ("a test", {**TINY, "texts": ["anbn"], "rows": ["CTW", "PCNN, DH+FB"], "seeds": 2})
+    )
+    wanted = cells(protocol)
+    assert len({cell.key for cell in wanted}) == 8
+    assert [cell.draw for cell in wanted] == 4 * [0] + 4 * [1]  # what is broken off has whole draws
+    for cell in wanted[::3]:
+        seeds = {"data_seed": 21 + cell.draw, "seed": 1000 + 1000 * cell.draw}
+        alone = compute(replace(cell, draw=0), protocol_from(("a test", {**TINY, **seeds})))
+        drawn = compute(cell, protocol)
+        assert (drawn.test, drawn.validation, drawn.sample) == (alone.test, alone.validation, alone.sample)
+    assert compute(Cell("CTW", "anbn", 2, 1), protocol).test != compute(Cell("CTW", "anbn", 2), protocol).test
+
+
+def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
+    rows = ["CTW", "CNN, QDH+RBP", "PCNN, DH+FB", "PCNN, QDH+RBP"]
+    protocol = protocol_from(("a test", {**TINY, "texts": ["music"], "rows": rows, "units": [3], "seeds": 3}))
+    bits = {
+        "CTW": (40.0, 50.0, 60.0),
+        "CNN, QDH+RBP": (11.0, 19.0, 33.0),
+        "PCNN, DH+FB": (1.0, 2.0, 3.0),
+        "PCNN, QDH+RBP": (10.0, 20.0, 30.0),
+    }
+    scores = [
+        # of the two sizes of CTW the one with the better validation text counts
+        Score(Cell(row, "music", size, draw), float(size), bits[row][draw] + 100 * (size == 4), 1.0, 0)
+        for row in rows
+        for size in ((3, 4) if row == "CTW" else (3,))
+        for draw in range(3)
+    ]
+    found = {(pair.first, pair.second): pair for pair in pairs_of(protocol, scores)}
+    assert found.keys() == {("PCNN, QDH+RBP", other) for other in ("CTW", "CNN, QDH+RBP", "PCNN, DH+FB")}
+    trees = found["PCNN, QDH+RBP", "CTW"]  # three times the same difference
+    assert (trees.difference.mean, trees.difference.half, trees.fewer, trees.verdict) == (-30, 0, 3, "fewer")
+    own = found["PCNN, QDH+RBP", "PCNN, DH+FB"]  # 9, 18, 27
+    assert own.difference.mean == pytest.approx(18)
+    assert own.difference.half == pytest.approx(4.302653 * 9 / 3**0.5)  # Student, two degrees of freedom
+    assert (own.fewer, own.verdict) == (0, "not decided")
+    assert found["PCNN, QDH+RBP", "CNN, QDH+RBP"].fewer == 2
+
+    table, pairs = write_report(
+        protocol, scores, tmp_path, title="t", configuration=CONFIGURATION, published=None
+    )
+    assert table.rows[0].cells == ("baseline", "CTW", "50.0 ± 10.0", "3", "6")
+    assert any(note.startswith("Mean ± standard deviation of 3 draws") for note in table.notes)
+    assert pairs.rows[2].cells == ("PCNN, QDH+RBP against CTW", "music", "-30.0 ± 0.0", "3 of 3", "fewer")
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["pairs"][2] == {
+        "first": "PCNN, QDH+RBP", "second": "CTW", "text": "music", "difference": -30.0, "half_interval": 0.0,
+        "fewer": 3, "verdict": "fewer",
+    }  # fmt: skip
+    assert len(content["rows"]) == 12
+    assert (tmp_path / "pairs.csv").read_text().startswith("pair,text,difference,fewer in,verdict")
+    assert "What the paper compares" in (tmp_path / "report.html").read_text()
+    assert sizes_table(protocol, scores).columns[-1] == "seed"
+    assert pairs_of(replace(protocol, seeds=1), scores) == []
+
+
 def test_the_best_of_several_starts_counts() -> None:
     cell = Cell("CNN, QDH+RBP", "music", 4)
     alone = [compute(cell, protocol_from(("a test", {**TINY, "seed": 1000 + k}))) for k in range(3)]
@@ -211,6 +271,7 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
         ({"restarts": {"anbn": 0}}, "'restarts' has 0"),
         ({"restarts": 8}, "'restarts' in a test is 8: give a table"),
         ({"heat": -1}, "'heat' has -1"),
+        ({"seeds": 0}, "'seeds' has 0: give whole numbers from 1 on"),
         ({"seconds": {"anbn": 0}}, "'seconds' has 0: give positive numbers"),
         ({"seconds": {"xor": 3}}, "Unknown name 'xor' in the setting 'seconds'"),
         ({"rows": ["PCNN, merged"]}, "'merged' lacks 'alphabet'"),
@@ -306,7 +367,7 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     written = write_report(
         protocol, [score], tmp_path, title="t", configuration=CONFIGURATION, published=None
     )
-    assert written == table
+    assert written == [table]
     assert "PCNN, merged, 3 units" in (tmp_path / "report.html").read_text()
     assert [heading for heading, _ in samples(protocol, [score])] == [
         "music: the generator",

@@ -23,16 +23,18 @@ DRAWN, SHOWN = 4000, 600  # symbols that a network writes, and signs of it on th
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be scored: a row of the table, a text, and the size of the model (0 where there is none)."""
+    """What is to be scored: a row of the table, a text, the size of the model (0 where there is none), and the draw."""
 
     row: str
     text: str
     size: int
+    draw: int = 0
 
     @property
     def key(self) -> str:
         """A file name."""
-        return f"{self.row}-{self.text}-{self.size}".replace(", ", "-").replace("+", "-").lower()
+        name = f"{self.row}-{self.text}-{self.size}".replace(", ", "-").replace("+", "-").lower()
+        return f"{name}-seed{self.draw}" if self.draw else name
 
 
 @dataclass(frozen=True)
@@ -89,25 +91,28 @@ class _SpentError(Exception):
 
 
 def cells(protocol: Protocol) -> list[Cell]:
-    """Return all cells with all sizes, those that take longest first."""
+    """Return all cells with all sizes: one draw after the other, of each those that take longest first."""
     sizes = {"bzip2": (0,), "CTW": protocol.depths, "HMM": protocol.states}
     found = [
-        Cell(row, text, size)
+        Cell(row, text, size, draw)
+        for draw in range(protocol.seeds)
         for text in protocol.texts
         for row in protocol.rows
         for size in ((protocol.merged[text]["units"],) if row == MERGED else sizes.get(row, protocol.units))
     ]
     slow = ("anbn", "music", "alphabet")
     return sorted(
-        found, key=lambda cell: (cell.row == MERGED, slow.index(cell.text), cell.size), reverse=True
+        found,
+        key=lambda cell: (-cell.draw, cell.row == MERGED, slow.index(cell.text), cell.size),
+        reverse=True,
     )
 
 
-def best(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
-    """Return by row and text the score of the size that the validation text prefers."""
-    chosen: dict[tuple[str, str], Score] = {}
+def best(scores: Sequence[Score]) -> dict[tuple[str, str, int], Score]:
+    """Return by row, text and draw the score of the size that the validation text prefers."""
+    chosen: dict[tuple[str, str, int], Score] = {}
     for score in scores:
-        place = (score.cell.row, score.cell.text)
+        place = (score.cell.row, score.cell.text, score.cell.draw)
         if place not in chosen or (score.validation, score.cell.size) < (
             chosen[place].validation,
             chosen[place].cell.size,
@@ -143,6 +148,7 @@ def compute(cell: Cell, protocol: Protocol) -> Score:
     """Train and score; the same numbers each time, on one machine and version, but for a budget of seconds."""
     from pathspace.sequences.tasks import regret
 
+    protocol = protocol.drawn(cell.draw)
     text, held, test = texts(cell.text, protocol)
     began = time.process_time()
     if cell.row in BASELINES:

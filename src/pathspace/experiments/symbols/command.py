@@ -61,18 +61,20 @@ def reproduce(
             told=_told,
         )
         published = load_published(recipe.name)
-        table = write_report(
+        tables = write_report(
             protocol, scores, output, title=recipe.title, configuration=configuration, published=published
         )
     if around.as_json:
         print(json.dumps(as_json(protocol, scores, configuration, published), indent=2, allow_nan=False))
     else:
         console = output_console()
-        print_table(table, console)
+        for table in tables:
+            print_table(table, console)
         console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
     return scores
 
 
 def _told(score: Score) -> str:
     size = f", size {score.cell.size}" if score.cell.size else ""
+    size += f", seed {score.cell.draw}" if score.cell.draw else ""
     return f"{score.cell.row} on {score.cell.text}{size}: {score.test:.1f} bits, {score.seconds:.1f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.saved_figure import saved
@@ -21,6 +22,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     from matplotlib.ticker import NullFormatter
 
     chosen = best(scores)
+    draws = range(protocol.seeds)
     colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e", "merged": "#55752f"}
     colours |= dict.fromkeys(BASELINES, "#9aa5b1")
     with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
@@ -31,10 +33,15 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
         axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
         places = range(len(protocol.rows))[::-1]
         for axis, text in zip(axes, protocol.texts, strict=True):
-            values = [max(chosen[row, text].test, 1.0) for row in protocol.rows]
+            regrets = [[max(chosen[row, text, draw].test, 1.0) for draw in draws] for row in protocol.rows]
+            values = [fmean(bits) for bits in regrets]
             axis.barh(
                 places, values, color=[colours[row.split(", ")[-1]] for row in protocol.rows], height=0.7
             )
+            if len(draws) > 1:  # each draw, as few of them are hardly normal
+                for place, bits in zip(places, regrets, strict=True):
+                    axis.plot(bits, len(bits) * [place], "o", color="black", alpha=0.6, markersize=2.5)
+                    values += bits
             axis.set_xscale("log")
             axis.xaxis.set_minor_formatter(NullFormatter())
             axis.set_title(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -15,12 +15,20 @@ LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a tex
 NETWORKS = ("RNN", "CNN", "PCNN")
 # The paper's names: how writing weights are stepped, then transition weights.
 RULES = {"DH+FB": ("dh", "fb"), "QDH+RUTSD": ("qdh", "rutsd"), "QDH+RBP": ("qdh", "rbp")}
+INVARIANT = ("QDH+RUTSD", "QDH+RBP")
 BASELINES = ("bzip2", "CTW", "HMM")
 ROWS = (*BASELINES, *(f"{network}, {rule}" for network in NETWORKS for rule in RULES))
 # Not in the paper: several networks made one, which have learned the training and the validation text in turn.
 MERGED = "PCNN, merged"
+# What the paper says has fewer bits than what: invariant steps than backpropagation, its network than others.
+COMPARED = (
+    *((f"{network}, {rule}", f"{network}, DH+FB") for network in NETWORKS for rule in INVARIANT),
+    *((f"PCNN, {rule}", f"{network}, {rule}") for network in NETWORKS[:2] for rule in INVARIANT),
+    *((f"PCNN, {rule}", baseline) for baseline in BASELINES for rule in INVARIANT),
+)
 # What it takes, and the least of it; of the priors, any number from there on.
 MERGED_OPTIONS = {"units": 1, "restarts": 2, "ensemble": 2, "heat": 0, "passes": 1, "patience": 1}
+SEEDS_APART = 1000  # more than the networks of one draw
 PRIORS = {"prior_writing": 0, "prior_transition": 0}
 
 
@@ -46,6 +54,8 @@ class Protocol:
         merged: For each text, what the row `MERGED` takes instead of the above: names in `MERGED_OPTIONS`, `PRIORS`.
         data_seed: Decides the texts.
         seed: Decides graphs and start values of the networks.
+        seeds: How often everything is drawn anew, texts, graphs and start values: `data_seed` and the ones after it,
+            with `seed` and the thousands after it. The table has means over them.
     """
 
     texts: tuple[str, ...] = TEXTS
@@ -64,6 +74,7 @@ class Protocol:
     merged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_seed: int = 21
     seed: int = 1000
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         _check_whole("connectivity", self.connectivity, 1)
@@ -90,6 +101,7 @@ class Protocol:
             ("iterations", 1),
             ("data_seed", 0),
             ("seed", 0),
+            ("seeds", 1),
         ):
             _check_whole(name, getattr(self, name), least)
         wanted = {"passes": self.passes} | ({"merged": self.merged} if MERGED in self.rows else {})
@@ -116,6 +128,10 @@ class Protocol:
                 _check_number(f"{where}.{name}", value)
             else:
                 raise unknown_name("option", str(name), (*MERGED_OPTIONS, *PRIORS), f"the setting {where!r}")
+
+    def drawn(self, draw: int) -> Protocol:
+        """Return the protocol of one draw alone, the first of which is 0."""
+        return replace(self, data_seed=self.data_seed + draw, seed=self.seed + SEEDS_APART * draw, seeds=1)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from rich import box
@@ -18,6 +19,8 @@ from pathspace.experiments.report.table import Table, TableRow
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
+from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
+from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
 
 PAGE, FIGURE, OVER_TIME = "report.html", "symbols.png", "validation.png"
@@ -39,9 +42,12 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     before = ""
     for row in protocol.rows:
         group, variant = ("baseline", row) if row in BASELINES else row.split(", ")
-        found = [chosen[row, text] for text in protocol.texts]
-        regrets = [f"{score.test:,.1f}{BROKEN * score.broke_off}" for score in found]
-        sizes = "/".join(str(score.cell.size or NOTHING) for score in found)
+        found = [[chosen[row, text, draw] for draw in range(protocol.seeds)] for text in protocol.texts]
+        regrets = [_regret(draws) for draws in found]
+        sizes = "/".join(
+            ",".join(str(size or NOTHING) for size in sorted({score.cell.size for score in draws}))
+            for draws in found
+        )
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
         rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), {}, bool(shown)))
@@ -63,6 +69,13 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
     return Table(title, columns, tuple(rows), notes(protocol, published, broken=broken))
 
 
+def _regret(draws: Sequence[Score]) -> str:
+    bits, broken = [score.test for score in draws], BROKEN * any(score.broke_off for score in draws)
+    if len(bits) == 1:
+        return f"{bits[0]:,.1f}{broken}"
+    return f"{mean(bits):,.1f} ± {stdev(bits):,.1f}{broken}"
+
+
 def notes(protocol: Protocol, published: Published | None, *, broken: bool = False) -> tuple[str, ...]:
     """Say what a reader has to know in order to trust the table."""
     passes = ", ".join(f"{text} {protocol.passes[text]}" for text in protocol.texts)
@@ -77,6 +90,10 @@ def notes(protocol: Protocol, published: Published | None, *, broken: bool = Fal
         f"{_starts(protocol)}. The RNN takes the quasi-diagonal form of its metrics. Seconds: processor time of all "
         "sizes.",
     ]
+    if protocol.seeds > 1:
+        found.append(
+            f"Mean ± standard deviation of {protocol.seeds} draws, each with texts, graphs and start values of its own."
+        )
     if protocol.seconds:
         bounded = (text for text in protocol.texts if text in protocol.seconds)
         budgets = ", ".join(f"{text} {protocol.seconds[text]:g}" for text in bounded)
@@ -119,7 +136,8 @@ def print_table(table: Table, console: Console) -> None:
     """Print the table and its notes."""
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
-        text.add_column(title, justify="left" if index < 2 else "right", no_wrap=True)
+        words = index < 2 or title == "verdict"
+        text.add_column(title, justify="left" if words else "right", no_wrap=True)
     for row in table.rows:
         if row.begins_method and row is not table.rows[0]:
             text.add_section()
@@ -141,24 +159,29 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
             str(score.passes or NOTHING),
             str(score.tries or NOTHING),
             f"{score.seconds:.1f}",
+            *((str(score.cell.draw),) if protocol.seeds > 1 else ()),
         )
         for text in protocol.texts
         for row in protocol.rows
-        for score in sorted(scores, key=lambda score: score.cell.size)
+        for score in sorted(scores, key=lambda score: (score.cell.draw, score.cell.size))
         if (score.cell.row, score.cell.text) == (row, text)
     ]
     columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds")
+    columns += ("seed",) if protocol.seeds > 1 else ()
     note = "Tries: passes with those that were undone. Validation chooses, test decides nothing."
     rows = tuple(TableRow(line, {}, True) for line in lines)
     return Table("Bits beyond the true code length, of every size", columns, rows, (note,))
 
 
 def samples(protocol: Protocol, scores: Sequence[Score]) -> tuple[tuple[str, str], ...]:
-    """Return what the generator writes, and what the networks do that the validation text prefers, by text."""
-    chosen = best([score for score in scores if score.sample])
+    """Return what the generator writes, and what the networks do that the validation text prefers, by text.
+
+    Of the first draw.
+    """
+    chosen = best([score for score in scores if score.sample and not score.cell.draw])
     found = []
     for text in protocol.texts:
-        candidates = [score for (_, of), score in chosen.items() if of == text]
+        candidates = [score for (_, of, _), score in chosen.items() if of == text]
         single = [score for score in candidates if score.cell.row != MERGED]
         found.append((f"{text}: the generator", shown(texts(text, protocol)[2])))
         for score in [
@@ -180,13 +203,16 @@ def as_json(
             {
                 "row": row,
                 "text": text,
-                "size": chosen[row, text].cell.size,
-                "test": chosen[row, text].test,
-                "validation": chosen[row, text].validation,
+                "seed": draw,
+                "size": chosen[row, text, draw].cell.size,
+                "test": chosen[row, text, draw].test,
+                "validation": chosen[row, text, draw].validation,
             }
             for row in protocol.rows
             for text in protocol.texts
+            for draw in range(protocol.seeds)
         ],
+        "pairs": pairs_as_json(pairs_of(protocol, scores)),
         "scores": [score.as_dict() for score in scores],
         "published": None
         if published is None
@@ -206,8 +232,14 @@ def write_report(
     title: str,
     configuration: dict[str, Any],
     published: Published | None,
-) -> Table:
-    """Write `symbols.png`, `validation.png`, `table.csv`, `results.json` and `report.html`; returns the table."""
+) -> list[Table]:
+    """Write pictures, tables, `results.json` and `report.html`.
+
+    The tables are `table.csv` and, of several draws, `pairs.csv`.
+
+    Returns:
+        The tables that are printed.
+    """
     table = build_table(protocol, scores, published)
     png, svg = draw(protocol, scores, published)
     sections = [Section("Results", table, svg, samples=samples(protocol, scores))]
@@ -216,13 +248,22 @@ def write_report(
     if over_time is not None:
         write_atomically(output / OVER_TIME, lambda file: file.write(over_time[0]))
     sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
+    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_text(output / "table.csv", _csv(table))
+    tables = [table]
+    if pairs := pairs_of(protocol, scores):
+        tables.append(pairs_table(protocol, pairs))
+        sections.insert(1, Section(tables[1].title, tables[1]))
+        write_text(output / "pairs.csv", _csv(tables[1]))
+    write_json(output / "results.json", as_json(protocol, scores, configuration, published))
+    # The page last: who finds it finds the rest.
+    write_text(output / PAGE, render(title, sections, configuration, None))
+    return tables
+
+
+def _csv(table: Table) -> str:
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(table.columns)
     writer.writerows(row.cells for row in table.rows)
-    write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", lines.getvalue())
-    write_json(output / "results.json", as_json(protocol, scores, configuration, published))
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, None))
-    return table
+    return lines.getvalue()
