@@ -5,6 +5,7 @@ import pytest
 
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.kernels import reference as ref
+from pathspace.sequences.layout import Buffers
 from pathspace.sequences.parameters import Parameters, logistic_twin, start
 from pathspace.sequences.passes import (
     forward,
@@ -37,6 +38,30 @@ def tiny(kind):
     model = Parameters(kind, "tanh", graph, p["w"], to_edges(graph, p["tau"]), rho, p["V0"])
     x, chi = tiny_sequence()
     return p, model, Corpus.of([x], 3, [chi.astype(bool)])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_that_need_no_modulus_read_none(kind, dense, monkeypatch):
+    monkeypatch.setattr(Graph, "is_dense", dense)
+    _, model, corpus = tiny(kind)
+    state = forward(model, corpus)
+    buffers = Buffers()
+    for name in ("B", "m"):
+        buffers.array(name, *state.a.shape).fill(np.nan)  # whatever was in the memory
+    gradient, outer = (
+        moments(model, corpus, state, 0, buffers=buffers),
+        moments(model, corpus, state, 1, True, buffers),
+    )
+    whole = moments(model, corpus, state, 1)
+    for sums in (gradient, outer):
+        np.testing.assert_array_equal(sums.G, whole.G)
+        np.testing.assert_array_equal(sums.B0, whole.B0)
+    assert not gradient.m0.any()
+    B, m = gradient_and_modulus(model, corpus, state)
+    np.testing.assert_array_equal(outer.m0, (B**2)[corpus.starts].sum(axis=0))
+    assert np.isfinite(outer.diagonal).all()
+    assert not np.array_equal(outer.m0, m[corpus.starts].sum(axis=0))
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -132,11 +132,13 @@ def _divide(numerator: Array, remainder: Array, diagonal: Array) -> Array:
 
 
 class _Backward:
-    """Backpropagation through a text, the last part first, B and m (R, N+1) filling up."""
+    """Backpropagation through a text, the last part first, B (R, N+1) filling up, and m if ``modulus``."""
 
-    def __init__(self, model: Parameters, corpus: Corpus, state: Forward, buffers: Buffers) -> None:
+    def __init__(
+        self, model: Parameters, corpus: Corpus, state: Forward, buffers: Buffers, *, modulus: bool
+    ) -> None:
         tau = model.contextual_tau()
-        self._model, self._corpus, self._state = model, corpus, state
+        self._model, self._corpus, self._state, self._modulus = model, corpus, state, modulus
         self.B = buffers.array("B", *state.a.shape)
         self.m = buffers.array("m", *state.a.shape)
         self._now = np.zeros((2, model.units + 1))
@@ -165,10 +167,12 @@ class _Backward:
         for stop in range(end, begin, -self.block):
             first = max(begin, stop - self.block)
             p = slice(*np.searchsorted(corpus.positions, (first, stop)))
-            u, variance = output.activity_gradient(model.w, state.pi[p], corpus.expected[p])
+            u, variance = output.activity_gradient(
+                model.w, state.pi[p], corpus.expected[p], variance=self._modulus
+            )
             self._kernel(
                 corpus.x, corpus.bounds, first, stop, corpus.chi, *self._weights, state.a, u, variance,
-                model.kind == "pcnn", model.squash == "logistic", self._now, self.B, self.m,
+                model.kind == "pcnn", model.squash == "logistic", self._modulus, self._now, self.B, self.m,
             )  # fmt: skip
 
 
@@ -176,7 +180,7 @@ def gradient_and_modulus(
     model: Parameters, corpus: Corpus, state: Forward, buffers: Buffers | None = None
 ) -> tuple[Array, Array]:
     """Return B and the RBP modulus m, both (R, N+1)."""
-    backward = _Backward(model, corpus, state, buffers or Buffers())
+    backward = _Backward(model, corpus, state, buffers or Buffers(), modulus=True)
     backward.through(0, len(corpus.x))
     return backward.B, backward.m
 
@@ -191,7 +195,7 @@ class Moments:
         cross: (A, E) row 0 of the metric (detail 1).
         M: (A, packed triangles) the metric over the edges into each unit (detail 2).
         B0: (N+1,) gradient of the start values.
-        m0: (N+1,) modulus of the start values.
+        m0: (N+1,) modulus of the start values, 0 with detail 0.
     """
 
     G: Array
@@ -224,7 +228,8 @@ def moments(
     G = np.zeros((A, graph.edges))
     diagonal, cross = (np.zeros(G.shape if detail == 1 else (0, 0)) for _ in range(2))
     M = np.zeros((A, int(graph.triangle[-1])) if detail == 2 else (0, 0))
-    backward = _Backward(model, corpus, state, buffers or Buffers())
+    modulus = detail > 0 and not outer_product
+    backward = _Backward(model, corpus, state, buffers or Buffers(), modulus=modulus)
     # the sums of a part are taken while it is in the cache; a part needs enough of each symbol for long blocks
     for part in reversed(corpus.parts(max(backward.block, 64 * A))):
         backward.through(part.begin, part.end)
@@ -236,7 +241,8 @@ def moments(
             detail, part.by_symbol, part.offsets, state.a, backward.B, backward.m,
             graph.first, graph.sources, graph.triangle, G, diagonal, cross, M,
         )  # fmt: skip
-    B0, m0 = backward.B[corpus.starts].sum(axis=0), backward.m[corpus.starts].sum(axis=0)
+    B0 = backward.B[corpus.starts].sum(axis=0)
+    m0 = backward.m[corpus.starts].sum(axis=0) if detail else np.zeros_like(B0)
     return Moments(G, diagonal, cross, M, B0, m0)
 
 

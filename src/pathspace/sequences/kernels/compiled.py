@@ -124,20 +124,32 @@ def _receive(logistic, persistent, a, loop, sum_B, sum_m, shift, B, m):
 
 
 @njit(inline="always", error_model="numpy")
-def _begin(u, variance, p, due, shift, sum_B, sum_m):
+def _begin(u, variance, p, due, shift, modulus, sum_B, sum_m):
     """Start the sums with what the output layer sends back, if the symbol was predicted."""
     if due:
         for i in range(shift, u.shape[1]):
             sum_B[i - shift] = u[p, i]
-            sum_m[i - shift] = variance[p, i]
+        if modulus:
+            for i in range(shift, u.shape[1]):
+                sum_m[i - shift] = variance[p, i]
     else:
         sum_B[:] = 0.0
         sum_m[:] = 0.0
 
 
+@njit(inline="always", error_model="numpy")
+def _write(modulus, now, B, m):
+    """Write B^t and m^t into their rows."""
+    for i in range(len(B)):
+        B[i] = now[0, i]
+    if modulus:
+        for i in range(len(m)):
+            m[i] = now[1, i]
+
+
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def backpropagate_dense(
-    x, bounds, begin, end, chi, tau, squared, loop, a, u, variance, persistent, logistic, now, B, m
+    x, bounds, begin, end, chi, tau, squared, loop, a, u, variance, persistent, logistic, modulus, now, B, m
 ):
     """Fill the gradients B[r, i] and the RBP moduli m[r, i] of a dense graph for t = end-1 down to begin.
 
@@ -155,9 +167,10 @@ def backpropagate_dense(
         variance: variance of w[i, y] under pi_t, likewise.
         persistent: as in `states_dense`.
         logistic: as in `states_dense`.
+        modulus: whether m is to be filled; if not, squared and variance are not read.
         now: (2, N+1) B and m at the end of the part; on return at its beginning.
         B: (R, N+1), written.
-        m: (R, N+1), written.
+        m: (R, N+1), written if ``modulus``.
     """
     N = a.shape[1] - 1
     sum_B, sum_m = np.zeros(tau.shape[2]), np.zeros(tau.shape[2])
@@ -172,18 +185,34 @@ def backpropagate_dense(
             B[r + 1] = 0.0
             m[r + 1] = 0.0
         p -= chi[t]
-        _begin(u, variance, p, chi[t], 1, sum_B[:N], sum_m[:N])
+        _begin(u, variance, p, chi[t], 1, modulus, sum_B[:N], sum_m[:N])
         _add_product(now[0, 1:], N, tau[x[t]], sum_B)
-        _add_product(now[1, 1:], N, squared[x[t]], sum_m)
+        if modulus:
+            _add_product(now[1, 1:], N, squared[x[t]], sum_m)
         _receive(logistic, persistent, a[r], loop[x[t]], sum_B, sum_m, 1, now[0], now[1])
-        for i in range(N + 1):
-            B[r, i] = now[0, i]
-            m[r, i] = now[1, i]
+        _write(modulus, now, B[r], m[r])
 
 
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def backpropagate_sparse(
-    x, bounds, begin, end, chi, weight, squared, target, loop, a, u, variance, persistent, logistic, now, B, m
+    x,
+    bounds,
+    begin,
+    end,
+    chi,
+    weight,
+    squared,
+    target,
+    loop,
+    a,
+    u,
+    variance,
+    persistent,
+    logistic,
+    modulus,
+    now,
+    B,
+    m,
 ):
     """Fill B and m as `backpropagate_dense` does; weight, squared (A, D, N+1) and target (D, N+1) are slots."""
     N = a.shape[1] - 1
@@ -199,16 +228,19 @@ def backpropagate_sparse(
             B[r + 1] = 0.0
             m[r + 1] = 0.0
         p -= chi[t]
-        _begin(u, variance, p, chi[t], 0, sum_B, sum_m)
+        _begin(u, variance, p, chi[t], 0, modulus, sum_B, sum_m)
         now_B, now_m, y = now[0], now[1], x[t]
-        for k in range(weight.shape[1]):
-            for i in range(N + 1):
-                sum_B[i] += weight[y, k, i] * now_B[target[k, i]]
-                sum_m[i] += squared[y, k, i] * now_m[target[k, i]]
+        if modulus:
+            for k in range(weight.shape[1]):
+                for i in range(N + 1):
+                    sum_B[i] += weight[y, k, i] * now_B[target[k, i]]
+                    sum_m[i] += squared[y, k, i] * now_m[target[k, i]]
+        else:
+            for k in range(weight.shape[1]):
+                for i in range(N + 1):
+                    sum_B[i] += weight[y, k, i] * now_B[target[k, i]]
         _receive(logistic, persistent, a[r], loop[y], sum_B, sum_m, 0, now_B, now_m)
-        for i in range(N + 1):
-            B[r, i] = now_B[i]
-            m[r, i] = now_m[i]
+        _write(modulus, now, B[r], m[r])
 
 
 @njit(inline="always", error_model="numpy")

@@ -124,9 +124,15 @@ def _centre(mean, square, columns, x):
             mean[p, i] = seen[i] - mean[p, i]
 
 
-def activity_gradient(w: Array, pi: Array, x: Integers) -> tuple[Array, Array]:
-    """Return u[p, i] = w[i, x_t] - E w[i, y] and Var w[i, y], y drawn from pi_t, both (P, N+1)."""
+def activity_gradient(w: Array, pi: Array, x: Integers, *, variance: bool) -> tuple[Array, Array]:
+    """Return u[p, i] = w[i, x_t] - E w[i, y] and Var w[i, y], y drawn from pi_t, both (P, N+1).
+
+    Without ``variance`` the second one is (0, N+1).
+    """
     columns = np.ascontiguousarray(w.T)
-    u, variance = pi @ columns, pi @ columns**2
-    _centre(u, variance, columns, x)
-    return u, variance
+    u = pi @ columns
+    if not variance:
+        return np.subtract(columns[x], u, out=u), np.zeros((0, u.shape[1]))
+    squares = pi @ columns**2
+    _centre(u, squares, columns, x)
+    return u, squares
