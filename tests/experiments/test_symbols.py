@@ -129,6 +129,17 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert json.loads(printed.stdout)["rows"] == content["rows"]
 
 
+def test_a_terminal_shows_what_came_out_and_the_time_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    result = call("--set", 'rows=["bzip2"]', "--output", str(tmp_path / "table"))
+    assert result.exit_code == 0, result.output
+    assert "bzip2 on anbn" in result.stderr
+    assert "about 0:00 left" in result.stderr
+
+
 def test_a_training_whose_gradient_overflows_counts_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
     from pathspace.sequences import training
 

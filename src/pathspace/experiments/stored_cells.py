@@ -164,7 +164,12 @@ def all_results(
             done[cell.key] = _stored(file, read)
     open_cells = [cell for cell in wanted if cell.key not in done]
     console = Console(stderr=True, quiet=around.quiet)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     display = Progress(*columns, console=console, transient=True) if console.is_terminal else None
     lines = Lines(console.print)
     lines.begin(len(done) / len(wanted))
@@ -173,12 +178,11 @@ def all_results(
         for result in _computed(open_cells, compute, around):
             done[result.cell.key] = result
             write_json(folder / f"{result.cell.key}.json", result.as_dict())
+            line = f"{told(result)}{lines.left(len(done) / len(wanted), '; ')}"
             if display is not None and bar is not None:
-                display.update(bar, advance=1, description=told(result))
+                display.update(bar, advance=1, description=line)
             else:
-                line = (
-                    f"[{len(done)}/{len(wanted)}] {told(result)}{lines.left(len(done) / len(wanted), '; ')}"
-                )
+                line = f"[{len(done)}/{len(wanted)}] {line}"
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
     return [done[cell.key] for cell in wanted]
 
