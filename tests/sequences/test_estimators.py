@@ -289,6 +289,10 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
         ({"jobs": 0}, "jobs"),
         ({"ensemble": 2}, "ensemble between 1 and restarts"),
         ({"restarts": 3, "ensemble": 2}, "give one to fit"),
+        # what a file would not hold, so that the trained network would be lost
+        ({"passes": math.inf, "seconds": 0.1}, "passes must be a whole number of at least 0, got inf"),
+        ({"jobs": 1.0}, "jobs must be a whole number"),
+        ({"heat": -1}, "heat must be a whole number of at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -106,6 +106,9 @@ class SequenceModel(Reader):
         return f"{type(self).__name__}({shown})"
 
     def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
+        for name, value in _plain(self.get_params()).items():
+            if name in storage.WHOLE and (type(value) is not int or value < 0):  # no file holds it otherwise
+                raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
         settings = {
             "metric": self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
             "writing": self.writing,

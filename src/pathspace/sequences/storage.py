@@ -38,7 +38,9 @@ _COUNTERS = (
     "best_pass",
     "validation_bits",
 )
-_WHOLE = {"passes", "tries", "best_pass", "restarts", "ensemble", "folds", "jobs", "heat", "units"}
+WHOLE = {"passes", "restarts", "ensemble", "folds", "jobs", "heat", "units"}
+"""Options that a file holds as whole numbers of at least 0."""
+_WHOLE_COUNTERS = {"passes", "tries", "best_pass"}
 
 
 class ModelFileError(ValueError):
@@ -174,7 +176,7 @@ def build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored
     known = {field.name for field in fields(Settings)}
     settings = Settings(**{name: v for name, v in description["settings"].items() if name in known})
     options = dict(description["options"])
-    for name in _WHOLE & options.keys():
+    for name in WHOLE & options.keys():
         if type(options[name]) is not int or options[name] < 0:
             raise ValueError(f"the option {name} is {options[name]!r}")
     return Stored(training, alphabet, settings, options)
@@ -204,7 +206,7 @@ def alphabet_of(symbols: Any) -> Alphabet:
 
 
 def _number(counters: dict[str, Any], name: str) -> Any:
-    value, whole = counters[name], name in _WHOLE
+    value, whole = counters[name], name in _WHOLE_COUNTERS
     if type(value) not in ((int,) if whole else (int, float)) or (whole and value < 0):
         raise ValueError(f"the counter {name} is {value!r}")
     return value
