@@ -133,6 +133,27 @@ def test_an_interrupted_fit_goes_on_to_the_passes_it_was_given(run, book, monkey
     assert passes("--resume") == 18
 
 
+def test_seconds_that_are_spent_bind_no_further_fit_and_those_of_an_interrupted_one_do(
+    run, book, monkeypatch
+):
+    def figures(*more):
+        told = run("fit", book, "-o", "m", "--units", 6, "--no-context", "--share", 0, "--json", *more)
+        return json.loads(told.stdout)
+
+    figures("--seconds", 0.01)
+    assert figures("--resume", "--passes", 200)["passes"] == 200
+
+    def interrupt(report, training):
+        report.last = training
+        if training.passes == 205:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_FitReport, "__call__", interrupt)
+        assert figures("--resume", "--passes", 10**6, "--seconds", 3)["passes"] == 205
+    assert figures("--resume")["seconds"] >= 3
+
+
 def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypatch):
     # eight passes on 2^14 symbols and more, four on twice as many
     (tmp_path / "t").write_text("she sells sea shells by the sea shore; " * 2000)

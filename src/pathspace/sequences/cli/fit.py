@@ -102,7 +102,12 @@ def fit(
         ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Most seconds of training, those before --resume included.", min=0)
+        float | None,
+        typer.Option(
+            help="Most seconds of training, those before --resume included; with --resume alone what an interrupted "
+            "fit was given.",
+            min=0,
+        ),
     ] = None,
     patience: Annotated[
         int, typer.Option(help="Passes without improvement before it stops; 0: never.", min=0)
@@ -221,7 +226,10 @@ def fit(
             _check_resumed(estimator, output, model, text, options)
             if passes is None and estimator.training_.passes < estimator.passes:
                 passes = estimator.passes
-            estimator.set_params(passes=PASSES if passes is None else passes)
+            left = estimator.seconds is not None and estimator.training_.seconds < estimator.seconds
+            if seconds is None and left:  # a budget that is spent would let no pass happen
+                seconds = estimator.seconds
+            estimator.set_params(passes=PASSES if passes is None else passes, seconds=seconds)
         else:
             estimator = _MODELS[model](**options)
         training_text = read_for(estimator, file) if resume else read(file, text)
@@ -258,7 +266,6 @@ def fit(
                         mask=mask,
                         validation_mask=held_mask,
                         alphabet=known,
-                        seconds=seconds if resume else None,
                         resume=resume,
                         report=report,
                         checkpoint=checkpoint,
