@@ -1,5 +1,6 @@
 """Training against the exact trajectories; rates, stopping, resuming."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,15 @@ def test_another_validation_text_starts_its_own_record():
         resumed = train(half, corpus, Settings(passes=26), other)
         assert resumed.best_bits == code_length(resumed.result, other)
         assert resumed.best_bits <= code_length(half.result, other)
+
+
+def test_going_on_without_a_validation_text_keeps_what_was_learned_last():
+    training, corpus, validation = some_training(units=12, length=120)
+    half = train(training, corpus, Settings(passes=80), validation)
+    assert half.best_pass < 80
+    resumed = train(half, corpus, Settings(passes=81))
+    assert resumed.result is resumed.model
+    assert resumed.best_bits == math.inf
 
 
 def test_seconds_do_not_pay_for_the_compiler(monkeypatch):

@@ -308,6 +308,8 @@ def _train_on(
         training = replace(training, log_likelihood=state.log_likelihood)
         if validation is not None:
             training = _again(training, validation, memory)
+        elif training.best is not None:  # by a validation text that is no longer given
+            training = replace(training, best=None, best_bits=math.inf, best_pass=training.passes)
     while training.passes < settings.passes:
         if settings.seconds is not None and training.seconds >= settings.seconds:
             break
