@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.base
+import sklearn.model_selection
 import torch
 
 from pathspace import sequences
@@ -265,6 +266,17 @@ def test_scikit_learn_can_clone_and_set(fitted):
     with pytest.raises(ValueError, match="no argument 'width'"):
         copy.set_params(width=3)
     assert sklearn.base.clone(RNN(units=4)).get_params()["units"] == 4
+
+
+def test_scikit_learn_can_search_among_networks_by_their_score():
+    texts = [TEXT, TEXT[::-1], TEXT, TEXT[::-1]]
+    search = sklearn.model_selection.GridSearchCV(
+        PCNN(connectivity=None), {"units": [2, 3], "passes": [1, 20]}, cv=2, error_score="raise"
+    )
+    best = search.fit(texts).best_estimator_
+    assert best.passes == 20
+    scores = sklearn.model_selection.cross_val_score(best, texts, cv=2)
+    assert scores.mean() == pytest.approx(search.best_score_)
 
 
 def test_numbers_of_numpy_are_kept_in_files(tmp_path):
