@@ -175,6 +175,15 @@ def test_masks_are_as_many_as_texts(mask):
             model.fit(["abab", "baba"], validation, mask=mask)
 
 
+@pytest.mark.parametrize("mask", [True, [[True, False]] * 4, [True] * 3, [True] * 5])
+def test_a_mask_of_another_shape_than_its_text_is_refused(mask):
+    for model in (PCNN(units=3), Mixed()):
+        with pytest.raises(ValueError, match="one entry for each symbol"):
+            model.fit("abab", mask=mask)
+        with pytest.raises(ValueError, match="one entry for each symbol"):
+            model.fit("abab", 0.5, mask=mask)
+
+
 def test_a_mask_without_its_text_is_refused():
     model, marks = PCNN(units=3, passes=2), [True, False] * 10
     for validation in (None, 0, 0.5):

@@ -53,14 +53,17 @@ def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
     """Return the masks of one or several texts, None if there are none.
 
     Raises:
-        ValueError: if there is not one for each text of a list.
+        ValueError: if there is not one for each text of a list, or one is no vector.
     """
     if mask is None:
         return None
     if isinstance(text, str | bytes):
-        return [np.asarray(mask, dtype=bool)]
+        only = np.asarray(mask, dtype=bool)
+        if only.ndim != 1:
+            raise ValueError("the mask of a text needs one entry for each symbol of it, in a row")
+        return [only]
     masks = [np.asarray(part, dtype=bool) for part in mask]
-    if len(masks) != len(text) or not all(part.ndim for part in masks):
+    if len(masks) != len(text) or not all(part.ndim == 1 for part in masks):
         raise ValueError(
             f"a list of {len(text)} texts needs a list of {len(text)} masks, each with an entry for each symbol"
         )
