@@ -181,6 +181,15 @@ def test_a_singular_metric_without_damping_ends_a_training():
     assert not train(Training.begin(model, 1e-300), corpus, Settings(passes=9)).broke_off
 
 
+@pytest.mark.parametrize("metric", ["rbp", "rbp-qd"])
+def test_a_symbol_that_the_text_lacks_ends_a_training_without_damping_by_no_warning_of_numpy(metric):
+    training, corpus, _ = some_training()
+    wider = Corpus.of([corpus.x], corpus.A + 1)
+    graph = training.model.graph
+    begin = Training.begin(start("pcnn", "tanh", graph, wider, np.random.default_rng(0)))
+    assert train(begin, wider, Settings(metric=metric, damping=0.0, passes=9)).broke_off
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -172,14 +172,15 @@ def advance(
         FloatingPointError: if the direction is not finite, as with a singular metric without damping.
     """
     writing = training.passes % 2 == 0
-    if writing:
-        direction = writing_direction(training.model, corpus, state, settings.writing, prior=prior)
-        rate = training.rate_w
-    else:
-        direction = transition_direction(
-            training.model, corpus, state, settings.metric, settings.damping, memory.back, prior
-        )
-        rate = training.rate_tau
+    with np.errstate(all="ignore"):  # a direction that is not finite is told of below
+        if writing:
+            direction = writing_direction(training.model, corpus, state, settings.writing, prior=prior)
+            rate = training.rate_w
+        else:
+            direction = transition_direction(
+                training.model, corpus, state, settings.metric, settings.damping, memory.back, prior
+            )
+            rate = training.rate_tau
     if not direction.is_finite:
         raise FloatingPointError(f"the direction of pass {training.passes} is not finite")
     model, tries = training.model, 0
