@@ -36,8 +36,17 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
         keep: Where an older file goes, in the same folder; None: nowhere.
 
     Raises:
-        OSError: It cannot be written. A file that was there before is then untouched.
+        OSError: It cannot be written, and the error names it. A file that was there before is then untouched.
     """
+    try:
+        _write_atomically(path, write, keep)
+    except OSError as error:
+        if error.filename is None:  # the system names no file where a disk is full
+            error.filename = str(path)
+        raise
+
+
+def _write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None) -> None:
     target = check_writable(path)
     if target is None:
         with path.open("wb") as file:

@@ -46,7 +46,7 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
     full = device(tmp_path, "full", 7)
     result = generate(full)
     assert result.exit_code == 2
-    assert "No space left" in result.stderr
+    assert f"{full} cannot be written (No space left on device): make room" in result.stderr
     assert stat.S_ISCHR(full.stat().st_mode)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -29,7 +30,10 @@ def errors() -> Iterator[None]:
             warnings.showwarning = _shown_as_a_line
             yield
     except (ValueError, TypeError, FloatingPointError, OSError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        said, full = str(error), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if isinstance(error, OSError) and error.errno in full and error.filename:
+            said = f"{error.filename} cannot be written ({error.strerror}): make room there, or give another --output"
+        console.print(f"[red]error:[/red] {escape(said)}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
 
