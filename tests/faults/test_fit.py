@@ -126,7 +126,8 @@ def test_what_the_output_holds_is_no_other_fit(here, monkeypatch):
     for _ in range(2):  # the second time from the output, which has all passes
         with monkeypatch.context() as patch:
             patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
-            fit("--passes", "30", "--resume", code=130)
+            said = fit("--passes", "30", "--resume", code=130).output
+        assert "m holds the network alone, --resume goes on" in said
         assert network(load("m")).training_.passes == 30
     fit("--passes", "30", "--resume")
     assert_same(load("m"), whole)
@@ -149,6 +150,17 @@ def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
         assert "go on with --resume" in fit(code=130).output
     assert network(load("m")).training_.passes == 5
     fit("--resume")
+    assert_same(load("m"), whole)
+
+
+def test_ctrl_c_while_mixing_says_what_the_file_holds(here, monkeypatch):
+    fit()
+    whole = load("m")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
+        said = fit(code=130).output
+    assert "m holds the network alone, the same command goes on" in said
+    fit()
     assert_same(load("m"), whole)
 
 

@@ -292,7 +292,14 @@ def fit(
             result, kept = Result(output, estimator.training_, counted, held_counted), estimator
             if context is not False:
                 masks = {"mask": mask, "validation_mask": held_mask}
-                mixed = mix(estimator, training_text, held, quiet, **masks)
+                try:
+                    mixed = mix(estimator, training_text, held, quiet, **masks)
+                except KeyboardInterrupt:
+                    if checkpoint is not None:
+                        again = "--resume" if resume or interrupted else "the same command"
+                        told = f"interrupted: {output} holds the network alone, {again} goes on to mix it"
+                        console.print(told, highlight=False, markup=False, soft_wrap=True)
+                    raise
                 result = result.beside(*mixed, context)
                 if result.kept == "mixed":
                     kept = mixed[0]
