@@ -3,10 +3,12 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 
+from pathspace.sequences.folds import fold_of
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import start
-from pathspace.sequences.text import Corpus
+from pathspace.sequences.text import Alphabet, Corpus
 from pathspace.sequences.training import Settings, Training, train
 
 
@@ -26,3 +28,16 @@ def test_memory_grows_with_the_states_and_the_predictions_alone():
     slope = (peaks[1] - peaks[0]) / 8000 / 8
     assert slope < 6 * (N + A)
     assert slope < N**2 / 4
+
+
+@pytest.mark.parametrize("line", [b"10:22 GET /index.html 200\n", "10:22 GET /käse.html 200\n"])
+def test_a_text_is_laid_out_in_the_memory_that_mixing_has_for_it(line):
+    """16 bytes a symbol, docs/sequences.md says, and a mark."""
+    text = line * 40_000
+    alphabet = Alphabet.of([text])
+    tracemalloc.start()
+    fold = fold_of(alphabet, text, 0.1, None, None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert alphabet.decode(fold.corpus.x[: len(line)]) == line
+    assert peak < 20 * len(text)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 Text = str | bytes
 
+_BLOCK = 1 << 16
+
 
 class UnseenSymbolError(ValueError):
     """A text has a symbol that the alphabet of the model lacks."""
@@ -76,13 +78,18 @@ class Alphabet:
             known, given = type(self.symbols).__name__, type(text).__name__
             raise TypeError(f"the model reads {known}, the text is {given}")
         if isinstance(text, bytes):
-            codes = np.frombuffer(text, np.uint8).astype(np.int64)
+            codes = np.frombuffer(text, np.uint8)
         else:
-            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         order = np.argsort(self.codes)
-        place = np.minimum(np.searchsorted(self.codes[order], codes), len(self) - 1)
-        x = order[place]
-        return x.astype(np.int64), self.codes[x] == codes
+        x, known = np.empty(len(codes), np.int64), np.empty(len(codes), bool)
+        # by blocks, as there may be memory for little more than the numbers of a text
+        for begin in range(0, len(codes), _BLOCK):
+            part = slice(begin, begin + _BLOCK)
+            place = np.searchsorted(self.codes[order], codes[part].astype(np.int64))
+            x[part] = order[np.minimum(place, len(self) - 1)]
+            known[part] = self.codes[x[part]] == codes[part]
+        return x, known
 
     def known(self, text: Text) -> NDArray[np.bool_]:
         """Return, for each symbol of the text, whether the alphabet has it."""
@@ -161,7 +168,7 @@ class Corpus:
         bounds = np.concatenate([[0], np.cumsum([length for length in lengths if length])]).astype(np.int64)
         if bounds[-1] == 0:
             raise ValueError("the text is empty: there is no symbol to learn from")
-        x = np.concatenate(sequences).astype(np.int64)
+        x = np.concatenate(sequences).astype(np.int64, copy=False)
         chi = np.ones(len(x), bool)
         if masks is not None:
             chi = np.concatenate([np.asarray(mask, bool) for mask in masks])
