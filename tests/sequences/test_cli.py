@@ -495,6 +495,12 @@ def test_a_compressor_that_tells_nothing_of_a_few_symbols_is_left_out():
     assert all(bits >= 0 for bits in baseline_bits(b"e", b"caf\xe9 log line\n" * 60).values())
 
 
+def test_half_a_surrogate_pair_is_written_as_its_code(run):
+    PCNN(units=3, passes=2).fit("\udce9" * 20).save("m")
+    assert run("sample", "m", "--length", 2).stdout == r"\udce9\udce9"
+    assert json.loads(run("predict", "m", "--json").stdout)["next"] == [["\udce9", 1.0]]
+
+
 def test_a_rounded_zero_has_no_sign(run, tmp_path):
     (tmp_path / "same").write_text("aaaaaaaaaaaa")
     output = fit(run, "same").output + run("bits", "m", "same").output

@@ -1,5 +1,7 @@
 """Round trips through the arithmetic coder, its size, and what it refuses."""
 
+from binascii import crc_hqx
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,6 +74,20 @@ def test_every_flipped_bit_and_every_cut_is_refused(model):
             decompress(model, packed[:k])
     with pytest.raises(CorruptedError):
         decompress(model, packed + b"x")
+
+
+def test_damage_that_leads_to_half_a_surrogate_pair_is_refused():
+    model = PCNN(units=3, passes=2).fit("ab\udce9" * 20)
+    packed = compress(model, b"abab")
+    refused = 0
+    for value in range(256):
+        damaged = bytearray(packed[:8] + bytes([7, 7, 7, value]))
+        damaged[5:7] = crc_hqx(bytes(damaged[:5] + damaged[7:]), 0).to_bytes(2, "little")
+        try:
+            assert decompress(model, bytes(damaged)) == b"abab"
+        except CorruptedError:
+            refused += 1
+    assert refused > 200  # the others have the original's code, written otherwise
 
 
 def test_another_model_is_refused(model):

@@ -50,7 +50,8 @@ def sample(
         read = prompt if isinstance(estimator.alphabet_.symbols, str) else os.fsencode(prompt)
         drawn = estimator.sample(length, seed, prompt=read, temperature=temperature)
     stream = typer.get_binary_stream("stdout")
-    stream.write(drawn.encode() if isinstance(drawn, str) else drawn)
+    # half a surrogate pair, which is no UTF-8, as its code
+    stream.write(drawn.encode(errors="backslashreplace") if isinstance(drawn, str) else drawn)
     stream.flush()
 
 
