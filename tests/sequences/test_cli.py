@@ -91,6 +91,26 @@ def test_what_resuming_cannot_change_is_refused(run, book, options, says):
     assert says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
 
 
+def test_resuming_keeps_the_text_out_of_the_file_unless_it_is_asked_for(run, log, tmp_path):
+    def holds_text(*more):
+        run("fit", log, "-o", "m", "--units", 4, "-q", *more)
+        return b"pathspace.sequences.mixed" in (tmp_path / "m").read_bytes()
+
+    assert not holds_text("--no-context", "--passes", 4)
+    assert not holds_text("--resume", "--passes", 6)
+    assert not holds_text("--resume", "--passes", 8)
+    assert holds_text("--resume", "--passes", 10, "--context")
+
+
+def test_resuming_predicts_what_the_fit_predicted(run, book):
+    options = ("--after", "s", "--share", 0.3, "--no-context")
+    fit(run, book, *options, "--passes", 20)
+    fit(run, book, "--passes", 60, "--resume")
+    resumed = run("bits", "m", book).output
+    fit(run, book, *options, "--passes", 60)
+    assert run("bits", "m", book).output == resumed
+
+
 def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
     fit(run, book, "--passes", 60)
     whole = run("bits", "m", book).output

@@ -116,6 +116,7 @@ def _restored(stored: storage.Stored) -> SequenceModel:
     model = _CLASSES[stored.training.model.kind]()
     known = model.get_params()
     model.set_params(**{name: value for name, value in stored.options.items() if name in known})
+    model.told_ = {name: value for name, value in stored.options.items() if name not in known}
     model.alphabet_, model.training_ = stored.alphabet, stored.training
     return model
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -33,9 +35,14 @@ class NotFittedError(ValueError, AttributeError):
 
 
 class SequenceModel(Reader):
-    """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`."""
+    """What PCNN, CNN and RNN share; see :class:`~pathspace.sequences.PCNN`.
+
+    Attributes:
+        told_: what a file of the model keeps beside it: options of the command that fitted it.
+    """
 
     kind: ClassVar[Kind]
+    told_: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -284,7 +291,8 @@ class SequenceModel(Reader):
 
     def stored(self) -> storage.Stored:
         """Return what a file of the model holds."""
-        return storage.Stored(self._fitted(), self.alphabet_, self._settings(), _plain(self.get_params()))
+        options = {**self.told_, **_plain(self.get_params())}
+        return storage.Stored(self._fitted(), self.alphabet_, self._settings(), options)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

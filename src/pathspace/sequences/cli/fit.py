@@ -24,7 +24,7 @@ from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, re
 from .result import Result, mix
 from .worth import baseline_bits
 
-PASSES = 1000
+PASSES, SHARE = 1000, 0.1
 _MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
 
@@ -92,8 +92,13 @@ def fit(
         typer.Option(help="File to validate on, for early stopping; default: the last tenth.", exists=True),
     ] = None,
     share: Annotated[
-        float, typer.Option(help="Share of the file held out without --validation; 0: none.", min=0, max=0.99)
-    ] = 0.1,
+        float | None,
+        typer.Option(
+            help=f"Share of the file held out without --validation; 0: none; default {SHARE}.",
+            min=0,
+            max=0.99,
+        ),
+    ] = None,
     passes: Annotated[
         int | None,
         typer.Option(
@@ -230,8 +235,14 @@ def fit(
             if seconds is None and left:  # a budget that is spent would let no pass happen
                 seconds = estimator.seconds
             estimator.set_params(passes=PASSES if passes is None else passes, seconds=seconds)
+            told = estimator.told_
+            context = told.get("context") if context is None else context
+            after = told.get("after") if after is None else after
+            share = told.get("share") if share is None else share
         else:
             estimator = _MODELS[model](**options)
+        share = SHARE if share is None else share
+        estimator.told_ = {"context": context, "after": after, "share": share}
         training_text = read_for(estimator, file) if resume else read(file, text)
         # folds take turns, and need no validation part of their own
         held: Text | float | None = (share or None) if folds == 1 else None
