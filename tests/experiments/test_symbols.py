@@ -293,11 +293,21 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
         ({"merged": {"anbn": {**SOME, "folds": 3}}}, "Unknown option 'folds' in the setting 'merged.anbn'"),
         ({"merged": {"anbn": {"units": 3}}}, "'merged.anbn' lacks 'restarts'"),
         ({"merged": {"anbn": {**SOME, "prior_writing": -1}}}, r"'merged\.anbn\.prior_writing' has -1"),
+        ({"merged": {"anbn": {**SOME, "units": 2}}}, r"'merged\.anbn\.units' has 2: give .* from 3 on"),
+        (
+            {"merged": {"anbn": {**SOME, "restarts": 2, "ensemble": 4}}},
+            r"'merged\.anbn\.ensemble' has 4: give at most the 2 of its restarts",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         protocol_from(("a test", change))
+
+
+def test_a_prior_of_merged_networks_can_be_left_out() -> None:
+    options = {**SOME, "prior_writing": 0}
+    assert protocol_from(("a test", {"merged": {"anbn": options}})).merged["anbn"] == options
 
 
 def test_recipes_with_an_engine_are_checked() -> None:

@@ -26,10 +26,10 @@ COMPARED = (
     *((f"PCNN, {rule}", f"{network}, {rule}") for network in NETWORKS[:2] for rule in INVARIANT),
     *((f"PCNN, {rule}", baseline) for baseline in BASELINES for rule in INVARIANT),
 )
-# What it takes, and the least of it; of the priors, any number from there on.
+# What it takes, and the least of it (of units, the connectivity); of the priors, any number from 0 on.
 MERGED_OPTIONS = {"units": 1, "restarts": 2, "ensemble": 2, "heat": 0, "passes": 1, "patience": 1}
 SEEDS_APART = 1000  # more than the networks of one draw
-PRIORS = {"prior_writing": 0, "prior_transition": 0}
+PRIORS = ("prior_writing", "prior_transition")
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,22 @@ class Protocol:
                 raise ConfigurationError(f"The setting {where!r} lacks {name!r}: say what it takes.")
         for name, value in options.items():
             if name in MERGED_OPTIONS:
-                _check_whole(f"{where}.{name}", value, MERGED_OPTIONS[name])
+                least = self.connectivity if name == "units" else MERGED_OPTIONS[name]
+                _check_whole(f"{where}.{name}", value, least)
                 if name in ("restarts", "ensemble") and value % 2:  # half of them learn either text
                     raise ConfigurationError(
                         f"The setting '{where}.{name}' has {value}: give an even number."
                     )
             elif name in PRIORS:
-                _check_number(f"{where}.{name}", value)
+                if value != 0:  # none
+                    _check_number(f"{where}.{name}", value)
             else:
                 raise unknown_name("option", str(name), (*MERGED_OPTIONS, *PRIORS), f"the setting {where!r}")
+        if options["ensemble"] > options["restarts"]:
+            raise ConfigurationError(
+                f"The setting '{where}.ensemble' has {options['ensemble']}: give at most the {options['restarts']} of "
+                "its restarts."
+            )
 
     def drawn(self, draw: int) -> Protocol:
         """Return the protocol of one draw alone, the first of which is 0."""
