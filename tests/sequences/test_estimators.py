@@ -1,6 +1,8 @@
 """The classes a user meets: fit, bits, predict, sample, save, load, merge, resume, restarts."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -142,6 +144,16 @@ def test_restarts_in_two_processes_give_the_same():
     arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 8, "seed": 5}
     serial, parallel = PCNN(**arguments).fit(TEXT), PCNN(**arguments, jobs=2).fit(TEXT)
     assert np.array_equal(serial.parameters_.w, parallel.parameters_.w)
+
+
+def test_a_script_that_its_own_processes_would_run_anew_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathspace.sequences import PCNN\nPCNN(units=3, passes=2, restarts=2, jobs=2).fit('abab')\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "call it below `if __name__ == '__main__':`" in ended.stderr
 
 
 def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others():

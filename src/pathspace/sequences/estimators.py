@@ -54,7 +54,8 @@ class PCNN(SequenceModel):
             share of the restarts, so that nothing is lost to validation. Whole texts are dealt out if there are
             at least as many; else each is cut. Restarts and ensemble must be multiples of it. Code lengths of
             the training then are sums over what the folds held back. 1: the validation text is that of `fit`.
-        jobs: processes for the restarts.
+        jobs: processes for the restarts. A script that asks for several calls `fit` below
+            ``if __name__ == "__main__":``, as each of them runs the script anew.
         seed: of the random graph and the start values.
 
     Example:

@@ -127,7 +127,8 @@ def train_all(
                     finished(len(done), training)
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                "a process of the training died, perhaps for want of memory: give fewer jobs"
+                "a process of the training died, perhaps for want of memory: give fewer jobs. Each runs the script "
+                "that calls fit anew: call it below `if __name__ == '__main__':`"
             ) from error
     return done
 
