@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from .evaluation import code_length
 from .folds import Fold
 from .merging import merge_parameters
+from .one_thread import one_thread
 from .parameters import Parameters
 from .passes import activities, forward, predicting
 from .text import Corpus
@@ -141,7 +141,7 @@ def merge_folds(ranked: Sequence[Sequence[Training]], folds: Sequence[Fold]) -> 
     """
     models: list[Parameters] = []
     weights, offsets, held_bits = [], [], 0.0
-    with threadpool_limits(1):
+    with one_thread():
         for trainings, fold in zip(ranked, folds, strict=True):
             assert fold.validation is not None
             found = [training.result for training in trainings]

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from . import mixed_storage
 from .decisions import tree
 from .folds import Fold, Texts, as_list, fold_of, held_back
 from .mixing import Progress, Reading, blank
+from .one_thread import one_thread
 from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel
 from .text import Alphabet, Corpus, Text
@@ -137,7 +137,7 @@ class Mixed(Reader):
         decisions = tree(self.alphabet_, corpus.counts)
         parameters = None if self.model is None else self.model.parameters_
         reading = Reading(parameters, decisions, blank(decisions, len(corpus.x)))
-        with threadpool_limits(1):
+        with one_thread():
             self.bits_ = reading.learn(corpus, progress=progress)
         self._reading, self._bounds = reading, corpus.bounds
         self.validation_bits_ = None

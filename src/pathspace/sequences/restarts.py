@@ -14,13 +14,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 
 from .checkpoints import Checkpoint, Checkpoints, train_kept
 from .folds import Fold
 from .graph import Graph
+from .one_thread import one_thread
 from .parameters import Kind, Squash, start
 from .text import Corpus
 from .training import Report, Settings, Training
@@ -61,7 +61,7 @@ def score(training: Training, has_validation: bool) -> float:
 
 def _run(job: tuple[Training, Fold, Settings, Checkpoint | None]) -> Training:
     training, fold, settings, kept = job
-    with threadpool_limits(1):
+    with one_thread():
         return train_kept(training, fold, settings, None, kept)
 
 
@@ -103,7 +103,7 @@ def train_all(
     work = list(zip(trainings, folds, settings, files, strict=True))
     if jobs == 1 or len(work) == 1:
         done = []
-        with threadpool_limits(1):
+        with one_thread():
             for training, fold, each, file in work:
                 done.append(train_kept(training, fold, each, report, file))
                 if finished is not None:

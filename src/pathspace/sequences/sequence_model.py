@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from . import storage
 from .checkpoints import Checkpoints
 from .ensembles import merge_folds
 from .evaluation import code_length
 from .folds import Fold, Texts, as_list, as_masks, deal, fold_of, held_back
+from .one_thread import one_thread
 from .parameters import Kind, Parameters, Squash
 from .passes import Metric, WritingStep
 from .reader import Reader
@@ -278,7 +278,7 @@ class SequenceModel(Reader):
         """
         parameters = self.parameters_
         corpus = fold_of(self.alphabet_, text, None, mask, None).corpus
-        with threadpool_limits(1):
+        with one_thread():
             return code_length(parameters, corpus)
 
     def begin(self, length: int) -> Walk:  # noqa: ARG002 - a mixture's memory is as long

@@ -132,8 +132,7 @@ def _kept(cell: Cell, protocol: Protocol, network: Path, looks_file: Path) -> tu
 
 def wrong_lines(model: SequenceModel, text: str) -> float:
     """Return the share of lines whose bit after "=" is predicted wrongly."""
-    from threadpoolctl import threadpool_limits
-
+    from pathspace.sequences.one_thread import one_thread
     from pathspace.sequences.passes import forward
     from pathspace.sequences.tasks import xor
     from pathspace.sequences.text import Corpus
@@ -141,7 +140,7 @@ def wrong_lines(model: SequenceModel, text: str) -> float:
     x = model.alphabet_.encode(text)
     corpus = Corpus.of([x], len(model.alphabet_), [xor.mask(text)])
     bits = model.alphabet_.encode("01")
-    with threadpool_limits(1):
+    with one_thread():
         pi = forward(model.parameters_, corpus).pi
     return xor.error_rate(pi[:, bits], (corpus.expected == bits[1]).astype(int))
 
