@@ -164,6 +164,13 @@ def test_ctrl_c_while_mixing_says_what_the_file_holds(here, monkeypatch):
     assert_same(load("m"), whole)
 
 
+def test_ctrl_c_before_the_baselines_leaves_the_figures_of_the_model(here, monkeypatch):
+    monkeypatch.setattr(command, "baseline_bits", lambda *_: _raise(KeyboardInterrupt))
+    said = fit(code=130).output
+    assert "m: 12 passes in" in said
+    assert "beside it" not in said
+
+
 def _raise(error):
     raise error
 

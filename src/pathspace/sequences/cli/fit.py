@@ -320,7 +320,11 @@ def fit(
         if folds == 1 and after is None and held_counted:
             if not quiet:
                 console.print("setting it beside bzip2, xz and context trees", highlight=False)
-            others = baseline_bits(*_parts(training_text, held))
+            try:
+                others = baseline_bits(*_parts(training_text, held))
+            except KeyboardInterrupt:  # the model is written: say what it has come to
+                result.say({}, as_json)
+                raise
     result.say(others, as_json)
 
 
