@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from pathspace.sequences.kernels.machine_code import njit
 
 IntArray = NDArray[np.int64]
 

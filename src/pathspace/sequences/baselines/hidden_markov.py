@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from pathspace.sequences.evaluation import mix_with_uniform
+from pathspace.sequences.kernels.machine_code import njit
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]

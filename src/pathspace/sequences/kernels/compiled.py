@@ -16,9 +16,9 @@ the memory is a multiple of R (N + 1) and of A times the edges.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from .elementary import squash
+from .machine_code import njit
 
 # sums may be reordered and fused; NaN and infinity keep their meaning, so that a failed step shows
 _SUMS = {"reassoc", "contract", "nsz"}

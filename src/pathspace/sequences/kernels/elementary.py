@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from .machine_code import njit
 
 _LOG2E = 1.0 / math.log(2.0)
 _LN2_HIGH = 6.93147180369123816490e-01  # log(2) rounded to 32 bits: k * _LN2_HIGH is exact

@@ -29,11 +29,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from . import walk
 from .elementary import exponential
+from .machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from .elementary import exponential
+from .machine_code import njit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

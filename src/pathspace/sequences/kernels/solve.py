@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from .machine_code import njit
 
 
 @njit(error_model="numpy", cache=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
 from .elementary import exponential, squash
+from .machine_code import njit
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)

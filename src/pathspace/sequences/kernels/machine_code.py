@@ -1,0 +1,40 @@
+"""Numba's compiler, whose code is kept on disk where there is a folder for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function as `numba.njit` does; with ``cache``, but where no folder may be written, for this process.
+
+    Numba itself refuses a function whose code it can keep nowhere, so that an installation without a folder that its
+    user may write could not be imported.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(**options)(function)
+        except RuntimeError:
+            if not options.get("cache"):
+                raise
+            _say_so()
+            for_now: dict[str, Any] = {**options, "cache": False}
+            return numba.njit(**for_now)(function)
+
+    return compiled
+
+
+@cache
+def _say_so() -> None:
+    warnings.warn(
+        "compiled code can be kept in no folder, so that every process compiles it anew, which takes half a minute: "
+        "set NUMBA_CACHE_DIR to a folder that may be written",
+        RuntimeWarning,
+        stacklevel=2,
+    )
