@@ -1,6 +1,7 @@
 """The XOR table: what is learned, that a stopped training goes on as if nothing had been, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pathspace.experiments.xor.protocol import STEPS
 pytest.importorskip("numba")
 
 from pathspace.experiments.xor.cells import Cell, Look, Result, cells, compute, passes_needed, wrong_lines
-from pathspace.experiments.xor.report import build_table
+from pathspace.experiments.xor.report import build_table, notes
 from pathspace.sequences import PCNN, training
 from pathspace.sequences.tasks import xor
 
@@ -178,6 +179,8 @@ def test_the_table_counts_what_was_learned() -> None:
     assert rows[0] == ("ours", "5", "6 passes", "0.50%", "25.00%", "12")
     assert rows[1] == ("ours", "6", "–", "1.00%", "25.00%", "12")  # noqa: RUF001
     assert rows[2][2] == "1 of 2"
+    assert "from 2 seeds fixed beforehand" in notes(protocol)[0]
+    assert "from 1 seed fixed beforehand" in notes(replace(protocol, seeds=(5,)))[0]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.saved_figure import saved
-from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow
+from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
@@ -50,8 +50,8 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
         for name in protocol.steps
     )
     return (
-        f"PCNN of {protocol.units} units, each joined to all, QDH+RBP, from {len(protocol.seeds)} seeds that were "
-        f"fixed beforehand. {options}.",
+        f"PCNN of {count(protocol.units, 'unit')}, each joined to all, QDH+RBP, from "
+        f"{count(len(protocol.seeds), 'seed')} fixed beforehand. {options}.",
         f"Three texts of {protocol.lines:,} lines. Learned: at a look every {protocol.every} passes less than "
         f"{100 * protocol.passed:g} % of the lines of the second text are predicted wrongly; training ends there. The "
         "third text decided nothing. Seconds: of training.",
