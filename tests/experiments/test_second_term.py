@@ -98,8 +98,16 @@ def test_impossible_studies_are_refused(
         run_study("second-term", options, comparison, tmp_path, None)
 
 
-def test_a_study_needs_both_starts(tiny_corpora: Path, tmp_path: Path) -> None:
-    settings = settings_from(("a test", {**SETTINGS, "methods": ["path-sgd-short"], "seeds": 1}))
+@pytest.mark.parametrize(("method", "start"), [("irnn-path-sgd-short", "identity"), ("sgd", None)])
+def test_a_start_that_was_not_compared_is_left_out(
+    tiny_corpora: Path, tmp_path: Path, method: str, start: str | None
+) -> None:
+    settings = settings_from(("a test", {**SETTINGS, "methods": [method], "seeds": 1}))
     one = compare(settings, tmp_path / "runs", Silent(), data_dir=tiny_corpora)
-    with pytest.raises(ConfigurationError, match="needs the method 'irnn-path-sgd-short'"):
-        run_study("second-term", {"lengths": [3], "hidden": [4]}, one, tmp_path, tiny_corpora)
+    printed = run_study("second-term", {"lengths": [3], "hidden": [4]}, one, tmp_path, tiny_corpora)
+    if start is None:
+        assert "needs one of the methods path-sgd-short, irnn-path-sgd-short" in str(printed)
+        return
+    rows = json.loads((tmp_path / "second-term.json").read_text())["ratios"]
+    assert [row["start"] for row in rows] == [start]
+    assert len(printed) == 2

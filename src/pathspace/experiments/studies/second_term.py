@@ -70,15 +70,15 @@ def study(
     """Measure the ratios, training every network as Path-SGD was trained in the comparison.
 
     Args:
-        comparison: Of a task and a budget, with the methods `path-sgd-short` and `irnn-path-sgd-short`, whose learning
-            rates are taken.
+        comparison: Of a task and a budget, whose learning rates of `path-sgd-short` and `irnn-path-sgd-short` are
+            taken; a start whose method is not among its methods is left out.
         output: Gets `second-term.json`, `second-term.csv` and `second-term.png`.
         lengths: T, each at least 2.
         hidden: H.
         data_dir: Where the task looks for its data.
 
     Raises:
-        ConfigurationError: A number is impossible, or the comparison lacks one of the methods.
+        ConfigurationError: A number is impossible.
     """
     for name, values, least in (("lengths", lengths, 2), ("hidden", hidden, 1)):
         good = len(values) > 0 and all(isinstance(v, int) and v >= least for v in values)
@@ -86,7 +86,12 @@ def study(
             raise ConfigurationError(
                 f"The option {name!r} of the study is {values!r}: give whole numbers from {least} on."
             )
-    rows = measure(comparison, lengths, hidden, data_dir)
+    starts = [start for start, method in METHODS.items() if method in comparison.settings.methods]
+    if not starts:
+        return [
+            f"The ratio of the terms was not measured: it needs one of the methods {', '.join(METHODS.values())}."
+        ]
+    rows = [row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)]
     names = ("start", "hidden", "length", "before", "after")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -96,46 +101,41 @@ def study(
     write_atomically(output / "second-term.png", lambda file: file.write(_draw(rows)))
     write_json(output / "second-term.json", {"ratios": [asdict(row) for row in rows]})
     return [
-        *(_table(start, rows) for start in METHODS),
+        *(_table(start, rows) for start in starts),
         "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "
         "exceeds float64.",
     ]
 
 
 def measure(
-    comparison: Comparison, lengths: Sequence[int], hidden: Sequence[int], data_dir: Path | None
+    comparison: Comparison, start: str, lengths: Sequence[int], hidden: Sequence[int], data_dir: Path | None
 ) -> list[Ratio]:
-    """Return the ratios of every start, H and T."""
-    settings = comparison.settings
+    """Return the ratios of a start at every H and T."""
+    settings, method = comparison.settings, METHODS[start]
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
+    first = settings.starts[0]
+    chosen = comparison.choices[method, first].learning_rate
+    name, options = settings.model_of(method)
     rows = []
-    for start, method in METHODS.items():
-        if method not in settings.methods:
-            raise ConfigurationError(
-                f"The study of the second term needs the method {method!r} in the comparison: add it to methods."
-            )
-        first = settings.starts[0]
-        chosen = comparison.choices[method, first].learning_rate
-        name, options = settings.model_of(method)
-        for units in hidden:
-            options = {**options, "hidden": units}
-            starts = [
-                ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
-                for seed in range(settings.seeds)
-            ]
-            before = [None if None in c else math.fsum(c) / len(c) for c in zip(*starts, strict=True)]
-            config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
-            after: list[float | None] = []
-            result = run(
-                replace(config, model_options=options),
-                task,
-                finished=lambda model, after=after: after.extend(ratios(model, lengths)),
-            )
-            trained = after if result.diverged_at is None else [None] * len(lengths)
-            rows += [
-                Ratio(start, units, length, one, other)
-                for length, one, other in zip(lengths, before, trained, strict=True)
-            ]
+    for units in hidden:
+        options = {**options, "hidden": units}
+        fresh = [
+            ratios(_fresh(name, task.input_size, task.output_size, options, seed), lengths)
+            for seed in range(settings.seeds)
+        ]
+        before = [None if None in c else math.fsum(c) / len(c) for c in zip(*fresh, strict=True)]
+        config = settings.run_config(method, first, chosen, 0, evaluate_test=False)
+        after: list[float | None] = []
+        result = run(
+            replace(config, model_options=options),
+            task,
+            finished=lambda model, after=after: after.extend(ratios(model, lengths)),
+        )
+        trained = after if result.diverged_at is None else [None] * len(lengths)
+        rows += [
+            Ratio(start, units, length, one, other)
+            for length, one, other in zip(lengths, before, trained, strict=True)
+        ]
     return rows
 
 
@@ -197,11 +197,12 @@ def _draw(rows: Sequence[Ratio]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    starts = list(dict.fromkeys(row.start for row in rows))
     with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(4.2 * len(METHODS), 3.4), layout="constrained")
+        figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(METHODS), sharey=True, squeeze=False)[0]
-        for axis, start in zip(axes, METHODS, strict=True):
+        axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]
+        for axis, start in zip(axes, starts, strict=True):
             for number, units in enumerate(sorted({row.hidden for row in rows})):
                 chosen = [row for row in rows if (row.start, row.hidden) == (start, units)]
                 lengths = [row.length for row in chosen]
