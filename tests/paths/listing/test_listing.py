@@ -167,6 +167,21 @@ def test_running_statistics_may_be_of_any_sign():
     assert bool((paths.factor < 0).any())
 
 
+def test_compiled_parts_are_written_out_as_plain_python():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), torch.compile(nn.Linear(3, 1), backend=backend))
+    try:
+        assert ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths == 10
+    finally:
+        torch.compiler.reset()
+    assert not compiled
+
+
 def test_too_many_paths_are_counted_and_refused():
     case = BY_NAME["small resnet"]
     _, network = traced(case)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_network, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
@@ -268,16 +269,11 @@ def _run(
 
         return pytree.tree_map_only(Tensor, one, value)
 
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(example, dict):
-        kwargs = {key: prepare(key, value) for key, value in example.items()}
-    elif isinstance(example, (tuple, list)):
-        args = tuple(prepare(i, value) for i, value in enumerate(example))
-    else:
-        args = (prepare(0, example),)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), unroller:
-        returned = network.returned(model(*args, **kwargs))
+    given = example if isinstance(example, (dict, tuple, list)) else (example,)
+    named: dict[Any, Any] = given if isinstance(given, dict) else dict(enumerate(given))
+    prepared = {key: prepare(key, value) for key, value in named.items()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), uncompiled(), unroller:
+        returned = network.returned(model(**prepared) if given is named else model(*prepared.values()))
     result = list({id(t): t for t in returned}.values())
     of_units = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
     outputs = [(t, n) for t, n in of_units if n is not None] + unroller.entered
