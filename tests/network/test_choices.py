@@ -111,6 +111,9 @@ MATTERS = {
     "too many questions": many_questions,
     "its number": lambda m, h, mask: h * mask.sum().item(),
     "the places of ones": lambda m, h, mask: h[:, mask[0].nonzero()[:, 0]],
+    "the places of ones, by where": lambda m, h, mask: h[:, torch.where(mask[0] > 0)[0]],
+    "how many are ones": lambda m, h, mask: h * torch.bincount((mask > 0).long().flatten())[1],
+    "its mean, printed": lambda m, h, mask: (f"{mask.double().mean():.2f}", h)[1],
 }
 
 

@@ -299,7 +299,7 @@ def test_a_part_outside_may_use_constants(function):
 
 @pytest.mark.parametrize("function", [
     lambda m, h: h if h.sum().item() > 0 else -h, lambda m, h: h + h[h > 0].sum(),
-    lambda m, h: torch.from_numpy(h.detach().numpy()),
+    lambda m, h: torch.from_numpy(h.detach().numpy()), lambda m, h: h * torch.bincount((h > 0).long().flatten())[1],
 ])  # fmt: skip
 def test_a_part_outside_whose_form_depends_on_values_is_refused(function):
     with pytest.raises(ps.UntraceableError, match=r"module 'part'.*depends on values.*Leave a larger module"):

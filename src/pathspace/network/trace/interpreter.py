@@ -35,6 +35,7 @@ from pathspace.network.trace.functions import (
     SHAPED_FACTORIES,
     by_position,
     fits,
+    says_meta,
     short_name,
     tensors_in,
     without_values,
@@ -334,7 +335,7 @@ class Interpreter(TorchFunctionMode):
             return recorder.as_inputs(forward, args, kwargs, batch)
         except (RuntimeError, TypeError, ValueError) as error:
             # as torch says where values are missing, or those of packed sequences
-            if "meta" not in str(error) and "batch_sizes" not in str(error):
+            if not says_meta(error) and "batch_sizes" not in str(error):
                 raise
             return recorder.refuse(
                 "outside",

@@ -18,9 +18,9 @@ from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, Wr
 from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.examples import Examples
-from pathspace.network.trace.functions import short_name, with_sizes, without_values
+from pathspace.network.trace.functions import says_meta, short_name, with_sizes, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
-from pathspace.network.trace.reasons import ROUNDED
+from pathspace.network.trace.reasons import INPUTS_READ, OF_INPUTS, ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
 from pathspace.network.trace.values import Origin, Value, View, common_kind, put, whole
 from pathspace.squared.tape import Instruction, Leaf
@@ -50,9 +50,7 @@ class Recorder:
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
-        self.real: dict[
-            int, Tensor
-        ] = {}  # values of buffers and of views of them, by the id of the empty tensor
+        self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
         self.roots: list[int] = []  # slots of all that enters modules left outside
@@ -292,7 +290,12 @@ class Recorder:
     def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]) -> Any:
         """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
         batch = next((v.batch for v in values if v.batch is not None), None)
-        return self.as_inputs(func, args, kwargs, batch)
+        try:
+            return self.as_inputs(func, args, kwargs, batch)
+        except (NotImplementedError, TypeError) as error:
+            if not says_meta(error) and "__format__" not in str(error):
+                raise  # the model's own
+            return self.refuse(short_name(func), INPUTS_READ, OF_INPUTS)
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
