@@ -92,7 +92,7 @@ class Follower(Matched, TorchFunctionMode):
         """Match an operation that was done with the traced one, and remember what it shows."""
         if name == "_pack_padded_sequence":
             raise UnmatchedForwardError(_PACKED)
-        created = tensors_in((result,), {}) if result is not None else list(args[:1])
+        created = tensors_in((args[:1] if result is None else result,), {})
         if not created:
             return
         if name in SIGNS:  # its gradient is zero

@@ -266,6 +266,30 @@ def test_casts_of_the_model_fit_its_copies():
     assert_close(found[0], found[1], rtol=1e-6, atol=0)  # x / 255 of whole numbers is float32
 
 
+class Checked(nn.Module):
+    """Asserts the form of its input as timm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x):
+        torch._assert(x.shape[1] == 3, f"{x.shape[1]} features")
+        return self.layers(x)
+
+
+def test_assertions_are_no_operations():
+    torch.manual_seed(0)
+    model, x = Checked().double(), torch.randn(5, 3, dtype=torch.float64)
+    theirs, ours = (
+        ps.paths.data_dependent_norm(ps.trace(m, x), x, alpha=0.5).item() for m in (model.layers, model)
+    )
+    assert ours == theirs
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.1)
+    model(x).sum().backward()  # its own forward pass is followed
+    optimizer.step()
+
+
 class Repeated(nn.Module):
     """A parameter that is repeated for every example before it is used."""
 
