@@ -237,6 +237,33 @@ def test_the_evaluation_form_is_written_out_whatever_the_form_of_the_trace():
     assert_close(paths.output(network.parameters, flow), model.eval()(x), **SAME)
 
 
+WHOLE = torch.tensor([[1, 2, 0], [2, 2, 1], [0, 3, 1]])
+
+
+@pytest.mark.parametrize("add", [
+    lambda h, n, p: h + nn.functional.one_hot(n[:, 0], 4)[:, :3] + p, lambda h, n, p: n - h - p,
+    lambda h, n, p: h.add_(n > 1) + p, lambda h, n, p: h + n * p,
+    lambda h, n, p: torch.cat([h[:, :1] + p[:1], n[:, 1:]], 1),
+])  # fmt: skip
+def test_whole_numbers_that_are_added_are_inputs(add):
+    torch.manual_seed(0)
+
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.out, self.gain = nn.Linear(2, 3), nn.Linear(3, 1), nn.Parameter(torch.rand(3))
+
+        def forward(self, x, n):
+            return self.out(add(self.read(x).relu(), n, self.gain))
+
+    model, data = Counted().double(), (torch.randn(3, 2, dtype=torch.float64), WHOLE)
+    network = ps.trace(model, data)
+    paths, flow = ps.paths.enumerate_paths(network), ps.paths.activity(network, data)
+    known = (paths.factor * paths.values(network.parameters)).square().sum()
+    assert_close(known, ps.paths.squared_path_norm(network), **SAME)
+    assert_close(paths.output(network.parameters, flow), model(*data), **SAME)
+
+
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     for wrong in (

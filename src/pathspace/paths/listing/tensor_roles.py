@@ -18,7 +18,7 @@ from pathspace.paths.listing.edge_list import NONE, Edges
 from pathspace.paths.listing.probing import LARGEST
 from pathspace.paths.space.reduction import ReductionGraph
 
-_JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "pad", "__setitem__"])
+JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "pad", "__setitem__"])
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class TensorRoles:
     def _moves_inputs(self, name: str, tensors: list[Tensor]) -> bool:
         """Whether a function of inputs alone only moves them, perhaps to stand beside constants."""
         inputs = [t for t in tensors if id(t) in self._data]
-        moves = name in _JOINS or any(id(t) in self._units for t in inputs)
+        moves = name in JOINS or any(id(t) in self._units for t in inputs)
         return moves and bool(inputs) and name in MOVEMENTS and all(t.is_floating_point() for t in inputs)
 
     def _forget_nodes(self, written: Tensor) -> None:

@@ -41,7 +41,7 @@ from pathspace.paths.listing.edge_list import NONE
 from pathspace.paths.listing.gates import REDUCED, Gated, gated, gated_by_data, is_relu
 from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.listing.probing import reads
-from pathspace.paths.listing.tensor_roles import TensorRoles, Weights
+from pathspace.paths.listing.tensor_roles import JOINS, TensorRoles, Weights
 from pathspace.paths.space.reduction import ReductionGraph
 
 
@@ -295,14 +295,10 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
     def _affine(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Everything else: affine in the activations and in the parameters."""
-        leaves = list(enumerate(pytree.tree_leaves((args, kwargs))))
+        leaves = [(p, t) for p, t in enumerate(pytree.tree_leaves((args, kwargs))) if isinstance(t, Tensor)]
         weighted = [(p, t) for p, t in leaves if self._weight(t)]
-        acts = [
-            (p, t)
-            for p, t in leaves
-            if isinstance(t, Tensor)
-            and (id(t) in self._units or (id(t) in self._data and t.is_floating_point()))
-        ]
+        read = {id(t) for _, t in leaves if t.is_floating_point() or name in _NUMBERS} & self._data.keys()
+        acts = [(p, t) for p, t in leaves if id(t) in self._units or id(t) in read]
         if name in _PRODUCTS and not acts:  # a parameter in the place of activations
             acts, weighted = weighted[:1], weighted[1:]
         sources = [self._sources(t).flatten() for _, t in acts]
@@ -375,6 +371,9 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
 _NORMALIZATIONS = frozenset(["layer_norm", "rms_norm", "group_norm"])  # others may be in evaluation form
 _PICKS = ("where", "masked_fill", "masked_fill_", "gather", "index_select")  # also of what is learned
+
+_NUMBERS = JOINS | {name for name, rule in RULES.items() if rule in (RULES["add"], RULES["mul"])}
+"""What takes whole numbers as numbers, not as places."""
 
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "addmm", "addmv", "baddbmm", "einsum", "tensordot"]

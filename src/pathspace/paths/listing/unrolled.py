@@ -274,10 +274,7 @@ def _run(
     prepared = {key: prepare(key, value) for key, value in named.items()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), uncompiled(), unroller:
         returned = network.returned(model(**prepared) if given is named else model(*prepared.values()))
-    result = list({id(t): t for t in returned}.values())
-    of_units = [(t, unroller.nodes_of(t)) for t in result if unroller.is_unit(t) and not unroller.is_tail(t)]
-    outputs = [(t, n) for t, n in of_units if n is not None] + unroller.entered
-    outputs += [node for t in result if unroller.is_tail(t) for node in unroller.before_the_end(t)]
+    outputs = [node for t in returned for node in unroller.before_the_end(t)] + unroller.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
         raise UntraceableError("output", "", "no tensor that the model returns depends on its parameters")
