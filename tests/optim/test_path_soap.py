@@ -1,5 +1,6 @@
 """PathSOAP: every option against SOAP written out plainly, and SOAP itself where there is nothing to rescale."""
 
+import copy
 import itertools
 import math
 
@@ -286,6 +287,30 @@ class LastStep(nn.Module):
 
     def forward(self, inputs):
         return self.readout(self.rnn(inputs)[0][:, -1])
+
+
+class InTwoTypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.read(x.to(self.read.weight.dtype)).relu().to(self.out.weight.dtype))
+
+
+def test_parameters_of_another_type_take_the_steps_that_they_would_take_in_one():
+    """Their coordinates have memory of their own, in which the step before must not be left."""
+    torch.manual_seed(0)
+    one, x = InTwoTypes().double(), torch.randn(64, 4, dtype=torch.float64)
+    two = copy.deepcopy(one)
+    two.read.float()
+    for model in (one, two):
+        optimizer = ps.optim.PathSOAP(model.parameters(), ps.trace(model, x), lr=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - x[:, :3]).square().mean().backward()
+            optimizer.step()
+    assert_close(two.out.weight, one.out.weight, rtol=1e-3, atol=1e-4)
 
 
 def test_digits_lost_near_zero_do_not_turn_the_basis():

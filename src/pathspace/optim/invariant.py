@@ -303,8 +303,8 @@ class Invariant(MetricOptimizer):
                 for part in parts:
                     for entry in part:
                         entry.read_gradient(masked=masked, factor=factor)
-                    if decay is not None:
-                        part[0].part.clear()
+                    for memory in {entry.part for entry in part} if decay is not None else ():
+                        memory.clear()  # of parameters of each type and device
                     for entry in part:
                         if decay is None:
                             entry.put()
