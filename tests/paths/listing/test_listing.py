@@ -264,6 +264,27 @@ def test_whole_numbers_that_are_added_are_inputs(add):
     assert_close(paths.output(network.parameters, flow), model(*data), **SAME)
 
 
+@pytest.mark.parametrize("draw", [
+    lambda h: h + torch.randn(len(h), 3), lambda h: h * torch.empty(len(h), 1).bernoulli_(0.5),
+    lambda h: h + torch.randn_like(h),
+    lambda h: h.gather(1, torch.randint(0, 3, (len(h), 3))), lambda h: h.gather(1, h.argsort(1)),
+])  # fmt: skip
+def test_random_numbers_and_orders_of_activations_are_inputs(draw):
+    class Drawn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.out = nn.Linear(2, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.out(draw(self.read(x).relu()))
+
+    torch.manual_seed(0)
+    network = ps.trace(Drawn().double(), torch.zeros(1, 2))
+    paths = ps.paths.enumerate_paths(network)
+    known = (paths.factor * paths.values(network.parameters)).square().sum()
+    assert_close(known, ps.paths.squared_path_norm(network), **SAME)
+
+
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
     for wrong in (

@@ -26,7 +26,7 @@ from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
 from pathspace.network.rules import RULES
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
-from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, SHAPED_FACTORIES, short_name
+from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, RANDOM, SHAPED_FACTORIES, short_name
 from pathspace.paths.listing.affine import (
     NOT_WRITTEN,
     Operation,
@@ -102,7 +102,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
             result = self._affine(name, func, args, kwargs)
             self._keep(self._data, args[0] if changes(name) else result)
             return result
-        if not (units or weights) or name.startswith("new_") or name.endswith("_like"):
+        made = not (units or weights) or name.startswith("new_") or name.endswith("_like")
+        if made and name not in RANDOM:
             result = func(*args, **kwargs)
             # no inputs, though x is one: x.new_zeros(...), and a gate times the zeros that a recurrence begins with
             start = name in ("mul", "__mul__", "__rmul__") and any(map(self._is_zero, tensors))
@@ -115,7 +116,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if name in ("rnn_relu", "rnn_relu_cell"):
             with self._written_out():
                 return self._recurrent(name, *args, **kwargs)
-        if name in COMPARISONS or name in SIGNS:  # what they open and close is known from the example
+        # random numbers are inputs; what the others open and close is known from the example
+        if name in COMPARISONS or name in SIGNS or name in RANDOM or name == "argsort":
             return self._keep(self._data, func(*args, **kwargs))
         if name == "__setitem__" and data and id(args[1]) in self._data:
             return self._masked_write(*args)
