@@ -119,6 +119,8 @@ TRACED = {
         lambda: conv(nn.Conv3d(1, 2, 2, dilation=2), nn.ReLU(), flat=2), normal(2, 1, 3, 3, 3), 2),
     "padding by reflection": (lambda: conv(nn.Conv1d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), flat=6),
         normal(2, 1, 3), 2),
+    "padding that a maximum passes over": (
+        lambda: conv(nn.Conv1d(1, 2, 2), nn.ConstantPad1d(1, -torch.inf), nn.MaxPool1d(2), flat=4), normal(2, 1, 3), 2),
     "shuffled pixels": (lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.PixelUnshuffle(2), nn.Conv2d(8, 1, 1)),
         normal(2, 1, 2, 2), 2),
     "u-net": (lambda: UNet("nearest"), normal(2, 1, 3, 3), 3),

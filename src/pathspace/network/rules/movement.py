@@ -6,6 +6,7 @@ applies the same torch function everywhere. Only the position of the batch dimen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -181,9 +182,9 @@ def pad(
     mode: str = "constant",
     value: float | None = None,
 ) -> Tensor:
-    """Padding: zeros fit every scale, copied values keep theirs."""
+    """Padding: zeros fit every scale, and an infinity that a maximum passes over; copied values keep theirs."""
     del func
-    if value:
+    if value and not math.isinf(value):
         recorder.no_rule(
             name, f"it pads with the constant {value}, which does not scale with the units beside it"
         )

@@ -60,7 +60,8 @@ class Operation:
             leaves[place] = new + probe if self.writes else new
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         result = self.func(*args, **kwargs)
-        return torch.cat([t.reshape(-1) for t in floats(args[0] if self.writes else result)])
+        found = torch.cat([t.reshape(-1) for t in floats(args[0] if self.writes else result)])
+        return found.masked_fill(found.isinf(), 0.0)  # no path starts at an infinity of padding
 
     def form(self) -> tuple[Any, ...] | None:
         """What the terms of the operation depend on: everything but the values of its variables.
