@@ -121,6 +121,12 @@ TRACED = {
         normal(2, 1, 3), 2),
     "padding that a maximum passes over": (
         lambda: conv(nn.Conv1d(1, 2, 2), nn.ConstantPad1d(1, -torch.inf), nn.MaxPool1d(2), flat=4), normal(2, 1, 3), 2),
+    "a mask of large numbers, then a maximum": (lambda: Model(
+        lambda m, x: m.o(m.i(x).masked_fill(x < 0, -1e9).amax(1, keepdim=True).expand(-1, 4)),
+        i=nn.Linear(4, 4), o=nn.Linear(4, 2)), normal(2, 4), 0),
+    "large numbers in fixed places, then a maximum": (lambda: Model(
+        lambda m, x: m.o(torch.where(torch.tensor([True, False, True, True]), m.i(x), -1e9).amax(1, keepdim=True)),
+        i=nn.Linear(3, 4), o=nn.Linear(1, 2)), normal(2, 3), 1),
     "shuffled pixels": (lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.PixelUnshuffle(2), nn.Conv2d(8, 1, 1)),
         normal(2, 1, 2, 2), 2),
     "u-net": (lambda: UNet("nearest"), normal(2, 1, 3, 3), 3),
@@ -166,7 +172,7 @@ def test_is_the_sum_over_its_paths(name):
     torch.testing.assert_close(ours, call(model, inputs).reshape(ours.shape), rtol=1e-10, atol=1e-10)
 
 
-NOTHING_TO_RESCALE = ("tied autoencoder", "residual in place")
+NOTHING_TO_RESCALE = [name for name, (_, _, classes) in TRACED.items() if not classes]
 
 
 @pytest.mark.parametrize("name", [n for n in TRACED if n not in ("half of it frozen", *NOTHING_TO_RESCALE)])
@@ -177,6 +183,31 @@ def test_rescaling_is_bitwise_invisible(name):
         lambda m, n: ps.optim.PathSGD(m.parameters(), n, lr=0.01), steps=6,
     )  # fmt: skip
     assert report.passed
+
+
+def pooled(fill):
+    layers = {"i": nn.Linear(3, 8), "o": nn.Linear(8, 8), "r": nn.Linear(8, 2)}
+    return Model(lambda m, x, mask: m.r(m.o(m.i(x).masked_fill(mask, fill).amax(1)).relu()), **layers)
+
+
+@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_what_stands_for_an_infinity_keeps_the_rate(fill):
+    """Counted by its square, such a number drowned all paths, and PathSGD ran away at SGD's rate."""
+    x, mask = normal(32, 3, 3), (torch.arange(96) % 3 == 1).reshape(32, 3, 1)
+    losses = []
+    for number in (fill, -torch.inf):
+        torch.manual_seed(0)
+        model = pooled(number).double()
+        network = ps.trace(model, (x, mask))
+        assert ps.paths.squared_path_norm(network) < 1e3
+        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.03, momentum=0.9)
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = (model(x, mask) - x[:, 0, :2]).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] < 1.2 * losses[1]
 
 
 def after(layer, width=4, **options):

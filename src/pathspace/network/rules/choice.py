@@ -65,7 +65,7 @@ def position(
 def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
     """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them."""
     del func
-    a, b = recorder.value(x), recorder.value(y)
+    a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in (x, y))
     if "parameter" in (a.kind, b.kind):
         recorder.no_rule(name, "it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
@@ -84,10 +84,9 @@ def where(
     if gate is not None and gate.kind not in ("input", "buffer"):
         recorder.no_rule(name, "its condition depends on activations", _AS_RELU)
     tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
-    for t in tensors:
-        if recorder.lookup(t) is None and bool(torch.isnan(t).any()):
-            recorder.no_rule(name, "it fills in what is no number", "Fill in zeros or infinities")
-    a, b = (recorder.as_units(_without_infinities(recorder, t)) for t in tensors)
+    if any(recorder.lookup(t) is None and bool(torch.isnan(t).any()) for t in tensors):
+        recorder.no_rule(name, "it fills in what is no number", "Fill in zeros or infinities")
+    a, b = (recorder.as_units(t if recorder.lookup(t) is not None else counted(t)) for t in tensors)
     operands = tuple(t for t in both if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if gate is None:
@@ -106,9 +105,13 @@ def where(
     return finish(recorder, name, either, operands, (a, b, gate), labels)
 
 
-def _without_infinities(recorder: Recorder, t: Tensor) -> Tensor:
-    """An infinity fits every scale and starts no path, as a zero does: a maximum may pass it over."""
-    return t if recorder.lookup(t) is not None else t.masked_fill(torch.isinf(t), 0.0)
+def counted(constant: Tensor) -> Tensor:
+    """What a constant that is filled in or compared with counts as: a number as large as an infinity as a mask.
+
+    An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
+    """
+    large = (constant >= _LARGE) | (constant <= -_LARGE)
+    return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
 
 
 def masked_fill(
@@ -131,6 +134,7 @@ def pool_with_indices(
     return values, indices(recorder, name, created, created.shape, created.batch)
 
 
+_LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax
 _AS_RELU = (
     "Write what it does as relu, leaky_relu, abs or maximum, or move that part into a module of its own and leave that "
     "to the plain rule with outside=[...]"

@@ -105,8 +105,7 @@ RANDOM = frozenset(
 READS = frozenset(
     [
         *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
-        *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select"),
-        "unique",
+        *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select", "unique"),
     ]
 )
 """What hands values to Python, so that the code can depend on them."""

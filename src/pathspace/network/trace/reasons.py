@@ -31,10 +31,7 @@ REASONS: dict[str, str] = {
         BOUNDED,
     ),
     **dict.fromkeys(
-        [
-            *("local_response_norm", "normalize", "cosine_similarity", "var", "std", "var_mean"),
-            "std_mean",
-        ],
+        ["local_response_norm", "normalize", "cosine_similarity", "var", "std", "var_mean", "std_mean"],
         _NORMALIZED,
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),

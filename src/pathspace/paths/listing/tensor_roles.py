@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.rules import MOVEMENTS
+from pathspace.network.rules.choice import counted
 from pathspace.paths.listing.edge_list import NONE, Edges
 from pathspace.paths.listing.probing import LARGEST
 from pathspace.paths.space.reduction import ReductionGraph
@@ -128,9 +129,8 @@ class TensorRoles:
             self.inputs.append(nodes.flatten())
             self.input_values.append(tensor.detach().double().flatten().clone())  # it may be written to
         else:
-            fixed = tensor.detach().double().flatten()
-            # no path starts at a zero, nor at an infinity, which a maximum passes over
-            (where,) = ((fixed != 0) & ~fixed.isinf()).nonzero(as_tuple=True)
+            fixed = counted(tensor.detach().double().flatten())
+            (where,) = fixed.nonzero(as_tuple=True)
             self._edges(torch.zeros_like(where), nodes.flatten()[where], NONE, fixed[where])
         self._units[id(tensor)] = (tensor, nodes)
         return nodes

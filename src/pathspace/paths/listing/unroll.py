@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
 from pathspace.network.rules import RULES
+from pathspace.network.rules.choice import counted
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, RANDOM, SHAPED_FACTORIES, short_name
 from pathspace.paths.listing.affine import (
@@ -241,19 +243,15 @@ class Unroller(TensorRoles, TorchFunctionMode):
         """Rows of a table: a linear map of one-hot inputs."""
         tokens, table = args[0], args[1]
         result = func(*args, **kwargs)
-        numbers, factors = self._weights[id(table)][1].numbers, self._weights[id(table)][1].factors
+        weights = self._weights[id(table)][1]
         words, width = table.shape
         sources = self._new_nodes(torch.Size([tokens.numel(), words]))
         nodes = self._new_nodes(result.shape)
         self.inputs.append(sources.flatten())
         self.input_values.append(functional.one_hot(tokens.flatten(), words).flatten().double())
         shape = (tokens.numel(), words, width)
-        self._edges(
-            sources[:, :, None].expand(shape),
-            nodes.reshape(-1, 1, width).expand(shape),
-            numbers.expand(shape),
-            factors.expand(shape),
-        )
+        ends = sources[:, :, None], nodes.reshape(-1, 1, width)
+        self._edges(*(t.expand(shape) for t in (*ends, weights.numbers, weights.factors)))
         return self._bind(result, nodes)
 
     def _gated(self, gate: Gated, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -318,6 +316,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if self.with_edges:
             terms = self._terms(operation, values, len(acts))
             check_terms(name, terms, values, len(acts), actual)
+            if name in _PICKS:
+                terms = replace(terms, constant=counted(terms.constant))
             nodes = self._place(terms, sources, weights)
         else:
             nodes = self._new_nodes(actual.shape)
