@@ -88,9 +88,7 @@ def test_foreign_symbols_that_do_not_fit_are_refused(model, foreign):
 def test_what_is_no_character_is_refused(code):
     characters = PCNN(units=3, passes=4).fit("abab")
     varint = bytes([*(code >> 7 * k & 0x7F | 0x80 for k in range(6)), 0])
-    with pytest.raises(
-        CorruptedError, match="foreign symbols" if code > 0x10FFFF else "not all .* characters"
-    ):
+    with pytest.raises(CorruptedError, match="foreign symbols"):
         decompress(characters, stream(characters, 8, b"\x01" + varint))
 
 

@@ -269,13 +269,14 @@ def decompress(
     is_foreign = np.zeros(length, bool)
     if size % 2:
         is_foreign = _unpack_foreign(reader.take(reader.varint()), symbols, 0x10FFFF if is_text else 0xFF)
+        if is_text and _has_halves(symbols[is_foreign]):
+            raise CorruptedError("the foreign symbols are damaged: not all are characters")
     x = np.zeros(length - int(is_foreign.sum()), symbols.dtype)
     if len(model.alphabet_) > 1:
         _decode(model, reader.rest(), x, progress)
     symbols[~is_foreign] = model.alphabet_.codes.astype(symbols.dtype)[x]
     if is_text:
-        # halves of surrogate pairs, which an alphabet may have, and UTF-8 has not
-        if (symbols - np.uint32(0xD800) < 0x800).any():
+        if _has_halves(symbols):
             raise CorruptedError("the compressed file is damaged: not all of its symbols are characters")
         _check_size(length + sum(int((symbols >= more).sum()) for more in (0x80, 0x800, 0x10000)), max_bytes)
     data = symbols.astype("<u4").tobytes().decode("utf-32-le").encode() if is_text else symbols.tobytes()
@@ -284,6 +285,11 @@ def decompress(
             "the text does not fit its checksum: another model, version or kind of processor"
         )
     return data
+
+
+def _has_halves(symbols: Any) -> bool:
+    """Whether there are halves of surrogate pairs, which an alphabet may have, and UTF-8 has not."""
+    return bool((symbols - np.uint32(0xD800) < 0x800).any())
 
 
 def _check_size(size: int, max_bytes: int) -> None:
