@@ -240,7 +240,7 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     assert len(content["rows"]) == 12
     assert (tmp_path / "pairs.csv").read_text().startswith("pair,text,difference,fewer in,verdict")
     assert "What the paper compares" in (tmp_path / "report.html").read_text()
-    assert sizes_table(protocol, scores).columns[-1] == "seed"
+    assert sizes_table(protocol, scores).columns[-1] == "draw"
     assert pairs_of(replace(protocol, seeds=1), scores) == []
 
 

@@ -34,7 +34,7 @@ class Cell:
     def key(self) -> str:
         """A file name."""
         name = f"{self.row}-{self.text}-{self.size}".replace(", ", "-").replace("+", "-").lower()
-        return f"{name}-seed{self.draw}" if self.draw else name
+        return f"{name}-draw{self.draw}" if self.draw else name
 
 
 @dataclass(frozen=True)

@@ -76,5 +76,5 @@ def reproduce(
 
 def _told(score: Score) -> str:
     size = f", size {score.cell.size}" if score.cell.size else ""
-    size += f", seed {score.cell.draw}" if score.cell.draw else ""
+    size += f", draw {score.cell.draw}" if score.cell.draw else ""
     return f"{score.cell.row} on {score.cell.text}{size}: {score.test:.1f} bits, {score.seconds:.1f} s"

@@ -28,8 +28,8 @@ COMPARED = (
 )
 # What it takes, and the least of it (of units, the connectivity); of the priors, any number from 0 on.
 MERGED_OPTIONS = {"units": 1, "restarts": 2, "ensemble": 2, "heat": 0, "passes": 1, "patience": 1}
-SEEDS_APART = 1000  # more than the networks of one draw
 PRIORS = ("prior_writing", "prior_transition")
+SEEDS_APART = 1000  # between two draws: more than the networks of one
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
         if (score.cell.row, score.cell.text) == (row, text)
     ]
     columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds")
-    columns += ("seed",) if protocol.seeds > 1 else ()
+    columns += ("draw",) if protocol.seeds > 1 else ()
     note = "Tries: passes with those that were undone. Validation chooses, test decides nothing."
     rows = tuple(TableRow(line, {}, True) for line in lines)
     return Table("Bits beyond the true code length, of every size", columns, rows, (note,))
@@ -203,7 +203,7 @@ def as_json(
             {
                 "row": row,
                 "text": text,
-                "seed": draw,
+                "draw": draw,
                 "size": chosen[row, text, draw].cell.size,
                 "test": chosen[row, text, draw].test,
                 "validation": chosen[row, text, draw].validation,

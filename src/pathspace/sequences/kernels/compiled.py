@@ -195,25 +195,9 @@ def backpropagate_dense(
 
 @njit(error_model="numpy", fastmath=_SUMS, cache=True)
 def backpropagate_sparse(
-    x,
-    bounds,
-    begin,
-    end,
-    chi,
-    weight,
-    squared,
-    target,
-    loop,
-    a,
-    u,
-    variance,
-    persistent,
-    logistic,
-    modulus,
-    now,
-    B,
-    m,
-):
+    x, bounds, begin, end, chi, weight, squared, target, loop, a, u, variance, persistent, logistic, modulus,
+    now, B, m,
+):  # fmt: skip
     """Fill B and m as `backpropagate_dense` does; weight, squared (A, D, N+1) and target (D, N+1) are slots."""
     N = a.shape[1] - 1
     sum_B, sum_m = np.zeros(N + 1), np.zeros(N + 1)
