@@ -129,6 +129,25 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert json.loads(printed.stdout)["rows"] == content["rows"]
 
 
+def test_draws_are_added_to_a_table(tmp_path: Path) -> None:
+    words = ("--output", str(tmp_path), "--set", 'rows=["bzip2", "CTW"]', "--set", 'texts=["anbn"]')
+    assert call(*words).exit_code == 0
+    marked = tmp_path / "cells" / "bzip2-anbn-0.json"
+    marked.write_text(json.dumps({**json.loads(marked.read_text()), "test": 123.25}))
+    refused = call(*words, "--seeds", "2")  # which would start over
+    assert (refused.exit_code, "add to its seeds with --resume" in refused.stderr) == (2, True)
+    assert "123.25" in marked.read_text()
+    more = call(*words, "--seeds", "2", "--resume")
+    assert more.exit_code == 0, more.output
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert {(row["row"], row["draw"]) for row in content["rows"]} == {
+        (row, draw) for row in ("bzip2", "CTW") for draw in (0, 1)
+    }
+    assert 123.25 in [row["test"] for row in content["rows"]]
+    fewer = call(*words, "--seeds", "1", "--resume")
+    assert (fewer.exit_code, "other settings" in fewer.stderr) == (2, True)
+
+
 def test_a_terminal_shows_what_came_out_and_the_time_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

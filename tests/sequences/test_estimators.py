@@ -292,12 +292,24 @@ def test_scikit_learn_can_clone_and_set(fitted):
 def test_scikit_learn_can_search_among_networks_by_their_score():
     texts = [TEXT, TEXT[::-1], TEXT, TEXT[::-1]]
     search = sklearn.model_selection.GridSearchCV(
-        PCNN(connectivity=None), {"units": [2, 3], "passes": [1, 20]}, cv=2, error_score="raise"
+        PCNN(), {"units": [2, 3], "passes": [1, 20]}, cv=2, error_score="raise"
     )
     best = search.fit(texts).best_estimator_
     assert best.passes == 20
     scores = sklearn.model_selection.cross_val_score(best, texts, cv=2)
     assert scores.mean() == pytest.approx(search.best_score_)
+
+
+def test_more_connections_than_units_are_all():
+    few, full = (PCNN(units=2, connectivity=c, passes=2).fit(TEXT) for c in (3, None))
+    assert np.array_equal(few.parameters_.tau, full.parameters_.tau)
+
+
+def test_a_network_cannot_go_on_with_other_units():
+    model = PCNN(units=3, passes=2).fit(TEXT)
+    with pytest.raises(ValueError, match="of 3 units cannot go on with units=4"):
+        model.set_params(units=4).fit(TEXT, passes=4, resume=True)
+    assert model.training_.passes == 2
 
 
 def test_numbers_of_numpy_are_kept_in_files(tmp_path):
@@ -315,7 +327,7 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
     ("arguments", "message"),
     [
         ({"units": 0}, "at least one unit"),
-        ({"units": 3, "connectivity": 7}, "connectivity 7"),
+        ({"units": 3, "connectivity": 0}, "connectivity 0"),
         ({"metric": "x"}, "unknown metric"),
         ({"squash": "relu"}, "unknown squash"),
         ({"restarts": 0}, "restarts"),

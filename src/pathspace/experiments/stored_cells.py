@@ -83,7 +83,8 @@ def table_folder(configuration: dict[str, Any], page: str, around: Surroundings)
     """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
 
     Args:
-        configuration: What decides the results; cells of another one are refused.
+        configuration: What decides the results; cells of another one are refused, but with `--resume` those of the
+            same with fewer seeds are taken.
         page: The file that is written last.
         around: Where to write, and whether to continue or to start over.
 
@@ -116,6 +117,18 @@ def _is_same(output: Path, configuration: dict[str, Any]) -> bool:
     return content == json.loads(json.dumps(configuration))
 
 
+def _has_fewer_seeds(output: Path, configuration: dict[str, Any]) -> bool:
+    """Say whether a folder's results are some of those wanted, as no cell depends on how many seeds there are."""
+    wanted = json.loads(json.dumps(configuration))
+    more = wanted["protocol"]["seeds"]
+    content = json.loads((output / folders.FILE).read_text(encoding="utf-8"))
+    fewer = (content.get("protocol") or {}).get("seeds")
+    if not isinstance(fewer, type(more)):
+        return False
+    wanted["protocol"]["seeds"] = fewer
+    return content == wanted and (set(fewer) < set(more) if isinstance(fewer, list) else fewer < more)
+
+
 def _check(output: Path, configuration: dict[str, Any], around: Surroundings) -> None:
     """Refuse a folder that holds results with other settings."""
     if around.fresh:
@@ -124,10 +137,13 @@ def _check(output: Path, configuration: dict[str, Any], around: Surroundings) ->
         if around.resume:
             raise folders.nothing_to_resume(output)
     elif not _is_same(output, configuration):
-        raise ConfigurationError(
-            f"The folder {str(output)!r} holds results with other settings or of other versions: give another "
-            "--output, or start over with --fresh."
-        )
+        fewer = _has_fewer_seeds(output, configuration)
+        if not (fewer and around.resume):
+            more = ", add to its seeds with --resume" if fewer else ""
+            raise ConfigurationError(
+                f"The folder {str(output)!r} holds results with other settings or of other versions: give another "
+                f"--output{more}, or start over with --fresh."
+            )
 
 
 def all_results(

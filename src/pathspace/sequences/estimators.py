@@ -24,7 +24,7 @@ class PCNN(SequenceModel):
 
     Args:
         units: N.
-        connectivity: edges that leave each unit, its loop included, drawn at random; None for all N.
+        connectivity: edges that leave each unit, its loop included, drawn at random; None, or N and more, for all N.
         metric: of the transition steps: "rbp" or "rutsd", whole; "rbp-qd" or "rutsd-qd", quasi-diagonal; "fb",
             frequency-adjusted backpropagation. None: "rbp", or "rbp-qd" for an RNN.
         writing: step of the writing weights, "qdh" (quasi-diagonal) or "dh" (diagonal Hessian).

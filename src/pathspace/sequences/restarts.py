@@ -33,7 +33,7 @@ class Architecture:
     Args:
         kind: "pcnn", "cnn" or "rnn".
         units: N.
-        connectivity: edges that leave each unit, its loop included, or None for all N.
+        connectivity: edges that leave each unit, its loop included; None, or N and more, for all N.
         squash: "tanh" or "logistic".
         rate: first learning rate, 1/N if None.
     """
@@ -47,7 +47,7 @@ class Architecture:
     def training(self, corpus: Corpus, seed: int) -> Training:
         """Return a training at its beginning, graph and start values drawn with this seed."""
         rng = np.random.default_rng(seed)
-        full = self.connectivity is None or self.connectivity == self.units
+        full = self.connectivity is None or self.connectivity >= self.units
         graph = Graph.full(self.units) if full else Graph.random(self.units, self.connectivity or 0, rng)
         return Training.begin(start(self.kind, self.squash, graph, corpus, rng), self.rate)
 

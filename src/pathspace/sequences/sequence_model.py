@@ -185,6 +185,10 @@ class SequenceModel(Reader):
                     "a model of several folds cannot go on: the folds it has seen differ; fit anew"
                 )
             training = self._fitted()
+            if self.ensemble == 1 and self.units != training.model.units:  # merged ones are larger
+                raise ValueError(
+                    f"a model of {training.model.units} units cannot go on with units={self.units}: fit anew"
+                )
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)

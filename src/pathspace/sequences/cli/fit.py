@@ -68,7 +68,9 @@ def fit(
     ),
     model: Annotated[str, typer.Option(help="Kind of network: pcnn, cnn or rnn.")] = "pcnn",
     units: Annotated[int, typer.Option(help="Hidden units.", min=1)] = 32,
-    connectivity: Annotated[int, typer.Option(help="Edges that leave each unit; 0: all.", min=0)] = 3,
+    connectivity: Annotated[
+        int, typer.Option(help="Edges that leave each unit, at most all; 0: all.", min=0)
+    ] = 3,
     metric: Annotated[
         str | None,
         typer.Option(
