@@ -24,6 +24,9 @@ class Model(nn.Module):
         return self.o(self._function(self, self.a(x).relu(), self.b(x)))
 
 
+HALVES = torch.full((4,), 0.5, **DOUBLE)
+
+
 def product(x, y):
     return (x[:, None] @ y[:, :, None])[:, 0].expand(-1, 4)
 
@@ -69,6 +72,22 @@ PAIRS = {  # by name, and by position
             batch1=h[:, None], batch2=z[:, :, None], beta=2.0, alpha=0.25
         )[:, 0].expand(-1, 4),
         lambda m, h, z: 2 + 0.25 * product(h, z),
+    ),
+    "addcmul": (lambda m, h, z: torch.addcmul(h, z, tensor2=m.v, value=0.5), lambda m, h, z: h + 0.5 * (z * m.v)),
+    "addcmul of activations": (lambda m, h, z: h.addcmul(h, z), lambda m, h, z: h + h * z),
+    "lerp by a parameter": (
+        lambda m, h, z: torch.lerp(h, z, weight=m.v.sigmoid()),
+        lambda m, h, z: (lambda s: (1 - s) * h + s * z)(m.v.sigmoid()),
+    ),
+    "lerp by a constant": (lambda m, h, z: h.lerp(end=z, weight=HALVES), lambda m, h, z: HALVES * h + HALVES * z),
+    "hsplit": (lambda m, h, z: torch.hsplit(h, 2)[1].repeat(1, 2), lambda m, h, z: h[:, 2:].repeat(1, 2)),
+    "dsplit": (
+        lambda m, h, z: h.view(-1, 1, 4).dsplit([1])[1].sum(1).repeat(1, 2)[:, :4],
+        lambda m, h, z: h[:, 1:].repeat(1, 2)[:, :4],
+    ),
+    "broadcast_tensors": (
+        lambda m, h, z: sum(torch.broadcast_tensors(h, m.v)),
+        lambda m, h, z: h + m.v.expand(h.shape),
     ),
 }  # fmt: skip
 

@@ -134,6 +134,17 @@ def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, al
     return (input if beta == 1 else beta * input) + product
 
 
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """``torch.addcmul``: b + value x y, element by element."""
+    return input + (tensor1 * tensor2 if value == 1 else value * (tensor1 * tensor2))
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """``torch.broadcast_tensors``."""
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    return tuple(t.expand(shape) for t in tensors)
+
+
 def in_pairs(equation: str, operands: Sequence[Tensor], rank: Callable[[Tensor], int]) -> Tensor:
     """``einsum`` of more than two tensors, two at a time: activations first, and the parameter last."""
     given, arrow, result = equation.replace(" ", "").partition("->")
@@ -155,6 +166,12 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "bilinear": bilinear,
     "multi_head_attention_forward": multi_head_attention,
     **dict.fromkeys(SUMS, sum_with_product),
+    "addcmul": addcmul,
+    "lerp": lambda input, end, weight: (1 - weight) * input + weight * end,
+    "hsplit": lambda x, parts: x.tensor_split(parts, min(1, x.dim() - 1)),
+    "vsplit": lambda x, parts: x.tensor_split(parts, 0),
+    "dsplit": lambda x, parts: x.tensor_split(parts, 2),
+    "broadcast_tensors": broadcast_tensors,
 }
 
 

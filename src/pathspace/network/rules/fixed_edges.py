@@ -1,4 +1,4 @@
-"""Fixed edges from few elements: negation, neighbours subtracted, means of two, triangles of matrices.
+"""Fixed edges from few elements: negation, neighbours subtracted, triangles of matrices.
 
 A fixed edge of weight c is c^2 in the squared network, whatever its sign.
 """
@@ -33,25 +33,6 @@ def triangle(
     """``tril`` and ``triu``: a product with zeros and ones."""
     mask = func(torch.ones(input.shape[-2:], dtype=torch.float64), diagonal)
     return scaled(recorder, name, input, (input,), mask)
-
-
-def lerp(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, end: Tensor, weight: Any
-) -> Tensor:
-    """``input + weight (end - input)`` with a number as the weight."""
-    del func
-    if isinstance(weight, Tensor):
-        if recorder.lookup(weight) is not None or weight.numel() != 1:
-            recorder.no_rule(name, "its weight is a tensor", "Write it as a sum of two products")
-        weight = float(weight)
-    a, b = recorder.as_units(input), recorder.as_units(end)
-    weights = ((1 - weight) ** 2, weight**2)
-
-    def squared(u: Tensor, v: Tensor) -> Tensor:
-        return weights[0] * u + weights[1] * v
-
-    labels = recorder.scales.unify(a.labels, b.labels)
-    return finish(recorder, name, squared, (input, end), (a, b), labels)
 
 
 def difference(
@@ -90,7 +71,6 @@ def _neighbours(recorder: Recorder, name: str, x: Tensor, dim: int) -> Tensor:
 
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["neg", "neg_", "negative", "__neg__"], negative),
-    "lerp": lerp,
     "diff": difference,
     **dict.fromkeys(["tril", "triu"], triangle),
 }
