@@ -298,12 +298,13 @@ def test_copy_with_its_model_goes_the_same_way():
         ({"examples": 2.5}, "examples must be"),
         ({"examples": float("nan")}, "examples must be"),
         ({"damping": -1.0}, "damping must not be negative"),
+        ({"seed": "7"}, "seed must be a number"),
     ],
 )
 @pytest.mark.parametrize("optimizer", [ps.optim.DDPSGD, ps.optim.DDPAdam])
 def test_bad_options_are_refused(optimizer, options, message):
     model, x, _ = small()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         optimizer(model.parameters(), ps.trace(model, x), **options)
 
 

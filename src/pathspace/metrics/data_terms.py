@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pathspace.metrics.average import AVERAGED
-from pathspace.metrics.checks import check_names
+from pathspace.metrics.checks import check_names, check_numbers
 from pathspace.metrics.path import Form, Path
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
@@ -93,7 +93,8 @@ class DataTerms(Path):
         super().__init__(**options)
         check_options(alpha, statistic)
         check_estimation(sharing, estimator, averaging, examples)
-        self.alpha, self.averaging, self.seed = alpha, averaging, seed
+        check_numbers(seed=seed)
+        self.alpha, self.averaging, self.seed = alpha, averaging, int(seed)
         self.statistic: Statistic = statistic
         self.sharing: Sharing = sharing
         self.estimator: Estimator = estimator
