@@ -289,10 +289,19 @@ def test_excerpts_on_the_page_of_trainers_stand_in_its_programs():
         assert lines in places, text
 
 
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the headings of a page, as docs/site.py makes them on the site, too."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(place), f"{page.name} links to {target}#{anchor}"
 
 
 def core_modules() -> list[str]:
