@@ -41,6 +41,13 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
     assert f"\n    {' '.join(('pathspace', *command))} " in text
 
 
+@pytest.mark.parametrize("command", [(), ("sequence",)])
+def test_commands_are_listed_by_whole_sentences(command: tuple[str, ...]) -> None:
+    lines = call(*command, "--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert len(lines) >= 7
+    assert all(re.fullmatch(r"  [a-z-]+ +\S.*[^.]\.", line) for line in lines), lines
+
+
 @pytest.mark.parametrize("command", ["compare", "train"])
 def test_all_methods_are_listed_by_groups_with_a_line_for_each(command: str) -> None:
     from pathspace.experiments.methods import GROUPS, METHODS

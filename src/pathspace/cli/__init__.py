@@ -105,10 +105,18 @@ def _root(
     pass
 
 
-for command in (training.compare, training.train, training.reproduce, training.sweep):
-    app.command()(command)
-app.command("check-invariance")(networks.check_invariance)
-app.command()(networks.paths)
+# for the list of commands, where a longer first sentence of a docstring would be cut
+for command, short_help in (
+    (training.compare, "Compare optimizers from two starts of the same function."),
+    (training.train, "Train one network once, with checkpoints."),
+    (training.reproduce, "Run a published experiment, beside the published numbers."),
+    (training.sweep, "Search learning rates, and other settings, of optimizers."),
+):
+    app.command(short_help=short_help)(command)
+app.command("check-invariance", short_help="Check which optimizers train alike from a rescaled start.")(
+    networks.check_invariance
+)
+app.command(short_help="Count paths, basis paths and dead units of a model.")(networks.paths)
 
 
 @app.command(

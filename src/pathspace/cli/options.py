@@ -90,7 +90,9 @@ DeviceOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe. Repeatable."
+        "--set",
+        help="Any other setting: NAME=VALUE or TABLE.NAME=VALUE, as in a recipe; a wrong NAME lists all. "
+        "Repeatable.",
     ),
 ]
 ClipStepOption = Annotated[

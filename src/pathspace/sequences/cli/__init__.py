@@ -20,7 +20,17 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (fit.fit, use.sample, use.bits, use.predict, use.compress, use.decompress):
-    app.command()(command)
-app.command("generate-task")(tasks.generate_task)
-app.command()(tasks.baseline)
+# for the list of commands, where a longer first sentence of a docstring would be cut
+for command, short_help in (
+    (fit.fit, "Learn a file and write the model."),
+    (use.sample, None),
+    (use.bits, None),
+    (use.predict, None),
+    (use.compress, "Compress a file with the model's predictions."),
+    (use.decompress, "Bring back a compressed file."),
+):
+    app.command(short_help=short_help)(command)
+app.command("generate-task", short_help="Write a synthetic text, print its true code length.")(
+    tasks.generate_task
+)
+app.command(short_help="Score a file by bzip2, xz, context trees and an HMM.")(tasks.baseline)
