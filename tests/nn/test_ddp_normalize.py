@@ -118,6 +118,28 @@ def test_second_derivatives_where_the_input_depends_on_the_weight():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_torch_func_differentiates_what_a_backward_pass_does(rule):
+    """As with BatchNorm, running statistics are arguments then."""
+    alpha, statistic, centred = rule
+    model, x, _ = single("conv1d", bias=True)
+    network = ps.trace(model, x)
+    normal = ps.nn.ddp_normalize(model, network, alpha=alpha, statistic=statistic, centred=centred)
+    other = copy.deepcopy(normal)
+    parameters = {name: p.detach() for name, p in other.named_parameters()}
+    buffers = dict(other.named_buffers())
+
+    def loss(parameters, buffers):
+        return torch.func.functional_call(other, (parameters, buffers), (x,)).square().sum(), buffers
+
+    gradients, buffers = torch.func.grad(loss, has_aux=True)(parameters, buffers)
+    normal(x).square().sum().backward()
+    for name, p in normal.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad)
+    for name, buffer in normal.named_buffers():
+        torch.testing.assert_close(buffers[name], buffer)
+
+
 def test_three_dimensions_agree_with_batch_normalization():
     torch.manual_seed(4)
     model = nn.Sequential(nn.Conv3d(2, 3, 2, bias=False), nn.ReLU(), nn.Conv3d(3, 1, 1)).double()

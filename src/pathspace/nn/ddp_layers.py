@@ -85,8 +85,9 @@ class _DDPNormalized(_Base):
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
         """The autograd function on a batch ``[n, in, ...]``."""
-        if self._sample is not None:
-            last = self._last(len(x))
+        func = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined] - takes operations alone
+        if self._sample is not None or func is not None:
+            last = len(x) if self._sample is None else self._last(len(x))
             return normalized_apart(x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule, last)
         z, mean, statistic = Normalized.apply(  # pyright: ignore[reportGeneralTypeIssues]
             x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule
