@@ -363,6 +363,13 @@ def test_evaluation_does_not_track_and_batch_statistics_flow_gradients():
     assert int(normal[0].num_batches_tracked) == 2
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_empty_batch_has_no_outputs_where_no_statistic_is_taken(name):
+    model, x, _ = single(name, bias=True)
+    normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=0.0)
+    assert normal(x[:0]).shape == model(x[:0]).shape
+
+
 def test_a_variance_of_one_value_is_refused():
     model = mlp(3, 5, 2)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), statistic="covariance")

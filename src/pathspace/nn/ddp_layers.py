@@ -159,7 +159,7 @@ class DDPLinear(_DDPNormalized, nn.Linear):
         if self._sample is not None:
             self._last(len(x))  # rows would not show that the examples are in another dimension
         z, mean, statistic = self._normalized(rows, Product())
-        return z.reshape(*x.shape[:-1], -1), mean, statistic
+        return z.reshape(*x.shape[:-1], len(mean)), mean, statistic
 
 
 class _DDPConvolution(_DDPNormalized, _Convolution):
