@@ -370,6 +370,19 @@ def test_an_empty_batch_has_no_outputs_where_no_statistic_is_taken(name):
     assert normal(x[:0]).shape == model(x[:0]).shape
 
 
+def test_inference_mode_is_no_obstacle():
+    model, x = mlp(3, 5, 2), torch.randn(4, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    with torch.inference_mode():
+        normal = ps.nn.ddp_normalize(model, network)
+    normal(x).square().sum().backward()
+    with torch.inference_mode():
+        plain = ps.nn.fold(normal)
+    plain(x).square().sum().backward()
+    for m in (normal, plain):
+        assert not any(t.is_inference() for t in m.state_dict().values())
+
+
 def test_a_variance_of_one_value_is_refused():
     model = mlp(3, 5, 2)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), statistic="covariance")

@@ -46,7 +46,7 @@ def path_measures(network: Network, places: Mapping[str, Instruction]) -> dict[s
         measures[path] = others[0] if others else _compact(gradients[own[0]])
         return torch.ones_like(h)
 
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         network.tape.run({name: t.requires_grad_() for name, t in q.items()}, network.live, mix=normalize)
     return measures
 

@@ -24,6 +24,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 @with_tables_on_the_cpu
+@torch.inference_mode(False)
 def ddp_normalize(
     model: _Model,
     network: Network,
@@ -112,6 +113,7 @@ def ddp_normalize(
     return normalized
 
 
+@torch.inference_mode(False)
 def fold(model: _Model) -> _Model:
     """The plain network with the function that a normalized one has in evaluation mode.
 
