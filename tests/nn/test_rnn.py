@@ -409,6 +409,9 @@ def test_copies_refuse_what_does_not_fit():
     for x, hx in wrong:
         with pytest.raises(ValueError, match="copies needs a first dimension of 2"):
             layer.copies(parameters, x, hx)
+    for other in (dict(layer.named_parameters()), dict.fromkeys(parameters, torch.zeros(()))):
+        with pytest.raises(ValueError, match=r"copies needs .*\[3, 2\], .*stack_module_state stacks them"):
+            layer.copies(other, torch.zeros(8, 1, 2))
     with pytest.raises(RuntimeError, match="input"):
         layer.copies(parameters, torch.zeros(4, 1, 5))
 

@@ -134,6 +134,12 @@ class RNN(nn.RNN):
                 f"copies needs the parameters {names}, each with its copies; got {list(parameters)}"
             )
         weights = [parameters[name] for name in names]
+        own = self._weights()
+        if any(weight.shape[1:] != one.shape for weight, one in zip(weights, own, strict=True)):
+            raise ValueError(
+                f"copies needs {names} of the shapes {[list(one.shape) for one in own]} behind a first dimension of "
+                f"copies; got {[list(weight.shape) for weight in weights]}: torch.func.stack_module_state stacks them"
+            )
         K = weights[0].shape[0]
         x = input.expand(K, *input.shape) if input.dim() == 3 else input
         stacked = [x, *weights] if hx is None else [x, hx, *weights]
@@ -147,12 +153,9 @@ class RNN(nn.RNN):
         reason = reason or self._refusal(first[0]) or _looked_at()
         reason = reason or self._unfit(x[0], None if hx is None else hx[0], None, first)
         if reason:
+            starts = [None] * K if hx is None else hx
             results = [
-                functional_call(
-                    self,
-                    {name: p[k] for name, p in parameters.items()},
-                    (x[k], None if hx is None else hx[k]),
-                )
+                functional_call(self, {name: p[k] for name, p in parameters.items()}, (x[k], starts[k]))
                 for k in range(K)
             ]
             states, last = zip(*results, strict=True)
@@ -228,11 +231,8 @@ class RNN(nn.RNN):
         if [tensor.shape for tensor in weights] != shapes:
             return "the parameters have other shapes than they began with"
         if batch_sizes is not None:
-            fits, steps, rows = (
-                x.dim() == 2 and batch_sizes.sum() == len(x),
-                len(batch_sizes),
-                (int(batch_sizes[0]),),
-            )
+            fits = x.dim() == 2 and batch_sizes.sum() == len(x)
+            steps, rows = len(batch_sizes), (int(batch_sizes[0]),)
         else:
             steps = x.shape[x.dim() == 3 and self.batch_first]
             fits, rows = x.dim() in (2, 3), x.shape[1 - self.batch_first :][: x.dim() - 2]
