@@ -242,14 +242,26 @@ def test_embedding_and_decoder_take_the_plain_rule():
         (lambda: ps.nn.StackedReLURNN(3, []), "needs a layer"),
         (lambda: ps.nn.StackedReLURNN(3, [4, 0]), "positive sizes"),
         (lambda: ps.nn.StackedReLURNN(3, [4], weight_drop=1.0), r"weight_drop must be in \[0, 1\), got 1.0"),
-        (lambda: ps.nn.LanguageModel(0), "vocabulary=0"),
-        (lambda: ps.nn.LanguageModel(5, layers=0), "layers=0"),
+        (lambda: ps.nn.StackedReLURNN(3, [4.5]), r"whole: got 3 and \[4.5\]"),
+        (lambda: ps.nn.StackedReLURNN("3", [4]), "whole: got 3"),
+        (lambda: ps.nn.LanguageModel(0), "vocabulary must be a whole number, at least 1, got 0"),
+        (lambda: ps.nn.LanguageModel("5"), "vocabulary must be a whole number, at least 1, got '5'"),
+        (lambda: ps.nn.LanguageModel(5, layers=0), "layers must be"),
         (lambda: ps.nn.LanguageModel(5, embedding_dropout=-0.1), "embedding_dropout must be"),
     ],
 )
 def test_bad_options(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_what_is_no_number_is_named():
+    with pytest.raises(TypeError, match="weight_drop must be a number"):
+        ps.nn.StackedReLURNN(3, [4], weight_drop="0.1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dropout must be a number, got None"):
+        ps.nn.RecurrentCNN(1, 2, dropout=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="hidden_sizes must be a sequence, one size per layer, got None"):
+        ps.nn.StackedReLURNN(3, None)  # type: ignore[arg-type]
 
 
 def test_number_of_states():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from pathspace.metrics.checks import check_counts
 from pathspace.nn.stacked_rnn import StackedReLURNN, States, check_probabilities
 
 
@@ -49,6 +50,7 @@ class LanguageModel(nn.Module):
         weight_drop: of the recurrent matrices.
 
     Raises:
+        TypeError: a probability is no number.
         ValueError: a size is not positive, or a probability is not in [0, 1).
 
     Example:
@@ -80,10 +82,7 @@ class LanguageModel(nn.Module):
         weight_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if min(vocabulary, layers) < 1:
-            raise ValueError(
-                f"a language model needs a token and a layer, got vocabulary={vocabulary}, layers={layers}"
-            )
+        check_counts(vocabulary=vocabulary, embedding=embedding, hidden=hidden, layers=layers)
         self.embedding = RowDropEmbedding(vocabulary, embedding, dropout=embedding_dropout)
         self.rnn = StackedReLURNN(
             embedding,

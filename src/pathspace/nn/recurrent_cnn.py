@@ -77,6 +77,7 @@ class RecurrentCNN(nn.Module):
         dropout: probability of leaving out a value between two layers.
 
     Raises:
+        TypeError: the probability is no number.
         ValueError: a size is not positive, or the probability is out of [0, 1).
 
     Example:

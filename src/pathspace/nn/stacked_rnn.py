@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from pathspace.metrics.checks import check_numbers
+
 States = tuple[Tensor, ...]
 """The last hidden state of every layer, ``[B, H_l]`` each."""
 
@@ -40,7 +42,7 @@ class StackedReLURNN(nn.Module):
         bias: whether layers have biases.
 
     Raises:
-        TypeError: ``hidden_sizes`` is one number.
+        TypeError: ``hidden_sizes`` is one number, or a probability is none.
         ValueError: a size is not positive, there is no layer, or a probability is not in [0, 1).
 
     Example:
@@ -65,12 +67,12 @@ class StackedReLURNN(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if isinstance(hidden_sizes, int):
+        if not isinstance(hidden_sizes, Sequence):
             raise TypeError(f"hidden_sizes must be a sequence, one size per layer, got {hidden_sizes}")
         sizes = [input_size, *hidden_sizes]
-        if len(sizes) < 2 or any(size < 1 for size in sizes):
+        if len(sizes) < 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise ValueError(
-                f"a stack needs a layer, and positive sizes: got {input_size} and {list(hidden_sizes)}"
+                f"a stack needs a layer, and positive sizes that are whole: got {input_size} and {list(hidden_sizes)}"
             )
         check_probabilities(
             input_dropout=input_dropout,
@@ -133,11 +135,8 @@ class StackedReLURNN(nn.Module):
 
 
 def check_probabilities(**options: float) -> None:
-    """Refuse what is no probability of being left out.
-
-    Raises:
-        ValueError: an option is not in [0, 1).
-    """
+    """Refuse what is no probability of being left out, in [0, 1)."""
+    check_numbers(**options)
     for name, value in options.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} must be in [0, 1), got {value}")
