@@ -117,6 +117,23 @@ def test_dropouts_leave_out_the_same_units_at_all_steps(name):
         assert (entered[0][entered[0] > 0] > 0.2).all()
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_weight_drop_takes_tied_and_parametrized_weights(bias):
+    """The parameters of such a layer are fewer than its weights, or stand in another order."""
+    torch.manual_seed(0)
+    dropped, plain = (
+        ps.nn.StackedReLURNN(4, [4, 4], weight_drop=p, bias=bias).double().eval() for p in (0.4, 0.0)
+    )
+    plain.load_state_dict(dropped.state_dict())
+    for rnn in (dropped, plain):
+        rnn.layers[0].weight_ih_l0 = rnn.layers[0].weight_hh_l0
+        nn.utils.parametrizations.weight_norm(rnn.layers[1], "weight_ih_l0")
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    assert_close(dropped(x)[0], plain(x)[0])
+    dropped.train()(x)[0].square().sum().backward()
+    assert all(p.grad is not None for p in dropped.parameters())
+
+
 def test_embedding_dropout_leaves_out_whole_tokens():
     model = language_model(embedding_dropout=0.5).train()
     tokens = torch.arange(7).repeat(2, 3)

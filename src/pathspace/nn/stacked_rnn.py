@@ -124,7 +124,7 @@ class StackedReLURNN(nn.Module):
     def _run(self, layer: nn.RNN, x: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self.weight_drop:
             return layer(x, start)
-        w_in, w_rec, *biases = layer.parameters()
+        w_in, w_rec, *biases = layer.all_weights[0]
         weights = [w_in, F.dropout(w_rec, self.weight_drop, self.training), *biases]
         if start is None:
             start = x.new_zeros(1, x.shape[0], layer.hidden_size)
