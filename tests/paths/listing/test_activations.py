@@ -182,3 +182,23 @@ def test_what_is_no_point_of_path_space_is_refused():
     assert incomplete.incomplete
     with pytest.raises(ValueError, match="have no skeleton edges"):
         ps.paths.weights_from_values(network, incomplete, values, signs)
+
+
+@pytest.mark.parametrize("function", ["basis_values", "skeleton_signs", "weights_from_values", "activity"])
+def test_values_by_name_are_those_of_the_networks_parameters(function):
+    """The first value has as many elements as the parameter; the second would be expanded to its shape."""
+    network = traced(ZOO[0], torch.float64)[1]
+    skeleton, _, signs = coordinates(network)
+    name, parameter = next(iter(network.parameters.items()))
+
+    def found(values):
+        if function == "activity":
+            return ps.paths.activity(network, torch.zeros(2, 3), values)
+        more = (signs,) if function == "weights_from_values" else ()
+        return getattr(ps.paths, function)(network, skeleton, values, *more)
+
+    for wrong in (parameter.t(), parameter[:1]):
+        with pytest.raises(ValueError, match=f"'{name}' has shape .*, the network's"):
+            found({**network.parameters, name: wrong})
+    with pytest.raises(KeyError, match=f"lacks '{name}'"):
+        found({n: p for n, p in network.parameters.items() if n != name})

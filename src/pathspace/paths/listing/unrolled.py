@@ -165,7 +165,8 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
         Inputs, gates and outputs, in float64 on the CPU.
 
     Raises:
-        ValueError: the data are not of the form of the example input.
+        KeyError: ``parameters`` lacks a parameter of the network.
+        ValueError: one of them has another shape, or the data are not of the form of the example input.
 
     Example:
         >>> import torch, pathspace as ps
@@ -220,22 +221,13 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
 
 def _check_sums(network: Network) -> None:
     """Refuse products, and a root mean square written by hand; layers of normalization are met later, or are none."""
-    if network.tape.product:
-        raise UntraceableError(
-            network.tape.product,
-            "",
-            "it multiplies two activations or weights, so what it returns is no sum over paths",
-            NOT_WRITTEN,
-        )
+    name, why = network.tape.product, "it multiplies two activations or weights"
     for instruction in network.tape.instructions:
-        name = instruction.name.partition(" in ")[0]
-        if isinstance(instruction.form, Normalization) and ("mul" in name or "div" in name):
-            raise UntraceableError(
-                instruction.name,
-                "",
-                "it divides by a statistic of what enters, so what it returns is no sum of paths",
-                NOT_WRITTEN,
-            )
+        kind = instruction.name.partition(" in ")[0]
+        if not name and isinstance(instruction.form, Normalization) and ("mul" in kind or "div" in kind):
+            name, why = instruction.name, "it divides by a statistic of what enters"
+    if name:
+        raise UntraceableError(name, "", f"{why}, so what it returns is no sum over paths", NOT_WRITTEN)
 
 
 def _run(
@@ -244,6 +236,7 @@ def _run(
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
     expect_weights(network)
     current_values(network)
+    values = current_values(network, parameters)
     _check_sums(network)
     call = network.call
     model = evaluation_form_of(network.model).to("cpu", torch.float64)
@@ -251,8 +244,7 @@ def _run(
     unroller.buffers = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     for name in network.parameters:
         own = model.get_parameter(name)
-        if parameters is not None:
-            own.data.copy_(parameters[name])
+        own.data.copy_(values[name])
         unroller.bind_parameter(name, own)
     for name in call.outside:
         module = model.get_submodule(name)

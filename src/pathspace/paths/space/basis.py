@@ -19,6 +19,7 @@ from torch import Tensor
 from pathspace.network import Edge, Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_network, expect_paths
+from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.reduction import ReductionGraph
 from pathspace.paths.space.skeleton import Skeleton
@@ -93,7 +94,7 @@ def basis_values(
         A_c B_c; nan for weights on no path, and where a class has no skeleton edge.
 
     Raises:
-        ValueError: see :func:`basis_paths`.
+        KeyError, ValueError: see :func:`basis_paths`, and for ``parameters`` :func:`kappa`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -104,7 +105,7 @@ def basis_values(
         3.0
     """
     graph = checked(network, skeleton)
-    source = network.parameters if parameters is None else parameters
+    source = current_values(network, parameters)
     products = skeleton.products(source)
     products = torch.where(products == 0, torch.nan, products)
     weights = graph.flatten(source).detach().double()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.network import current_values
 from pathspace.paths.space.basis import check_complete, checked
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
@@ -40,7 +41,7 @@ def skeleton_signs(
         int64 ``[num_classes]`` on the CPU: 1 or -1; 0 where a class has no skeleton edge.
 
     Raises:
-        ValueError: see :func:`basis_paths`.
+        KeyError, ValueError: see :func:`basis_paths`, and for ``parameters`` :func:`kappa`.
 
     Example:
         >>> import torch, pathspace as ps
@@ -51,7 +52,7 @@ def skeleton_signs(
         tensor([ 1, -1])
     """
     graph = checked(network, skeleton)
-    weights = graph.flatten(network.parameters if parameters is None else parameters).detach().cpu()
+    weights = graph.flatten(current_values(network, parameters)).detach().cpu()
     edges = skeleton.edges[1 + graph.num_classes :]
     return torch.where(edges < 0, 0, weights[edges].sign().long())
 
@@ -76,8 +77,10 @@ def weights_from_values(
         Parameter name -> float64 tensor of the parameter's shape; 0 for weights on no path.
 
     Raises:
-        ValueError: see :func:`basis_paths`; or a class on a path has no skeleton edges, or a basis path that consists
-            of skeleton edges alone has the value zero: there path space has no coordinates.
+        KeyError: ``values`` lacks a parameter of the network.
+        ValueError: see :func:`basis_paths`; or a value has another shape than the parameter, a class on a path has no
+            skeleton edges, or a basis path that consists of skeleton edges alone has the value zero: there path space
+            has no coordinates.
 
     Example:
         >>> import torch, pathspace as ps
@@ -96,7 +99,7 @@ def weights_from_values(
     c = graph.num_classes
     if signs.shape != (c,) or bool((signs[skeleton.complete].abs() != 1).any()):
         raise ValueError(f"signs must hold 1 or -1 for each of the {c} unit classes")
-    v = graph.flatten({name: value.detach().double().cpu() for name, value in values.items()})
+    v = graph.flatten({n: v.detach().double().cpu() for n, v in current_values(network, values).items()})
     held = torch.zeros(graph.num_edges, dtype=torch.bool)
     held[skeleton.edges[1 + c :][skeleton.edges[1 + c :] >= 0]] = True
     b, through = (torch.ones(1 + c, dtype=torch.float64) for _ in range(2))
