@@ -480,6 +480,7 @@ def test_without_a_path_measure_fixed_scales_do_no_harm():
         ({"alpha": float("nan")}, "alpha"),
         ({"statistic": "variance"}, "second_moment"),
         ({"eps": -1.0}, "eps"),
+        ({"eps": float("inf")}, "eps must be finite"),
         ({"momentum": 2.0}, "momentum"),
     ],
 )
@@ -487,6 +488,13 @@ def test_bad_arguments(options, message):
     model = mlp(3, 5, 2)
     with pytest.raises(ValueError, match=message):
         ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), **options)
+
+
+@pytest.mark.parametrize("name", ["alpha", "eps", "momentum"])
+def test_what_is_no_number_is_named(name):
+    model = mlp(3, 5, 2)
+    with pytest.raises(TypeError, match=f"{name} must be a number"):
+        ps.nn.ddp_normalize(model, ps.trace(model, torch.zeros(1, 3).double()), **{name: "0.5"})
 
 
 def test_network_of_another_model_and_folding_a_plain_one():
@@ -497,6 +505,8 @@ def test_network_of_another_model_and_folding_a_plain_one():
         ps.nn.ddp_normalize(model, model)
     with pytest.raises(ValueError, match="nothing to fold"):
         ps.nn.fold(model)
+    with pytest.raises(ValueError, match="this Network has no layer made by ddp_normalize"):
+        ps.nn.fold(network)
 
 
 @pytest.mark.parametrize("training", [True, False])

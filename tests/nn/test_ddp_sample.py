@@ -76,6 +76,10 @@ def test_what_cannot_be_measured_is_refused():
     normal = ps.nn.ddp_normalize(model, ps.trace(model, x))
     with pytest.raises(ValueError, match="no layer made by ddp_normalize"):
         ps.nn.measured_on(model, x, sample)
+    with pytest.raises(ValueError, match="this NoneType has no layer made by ddp_normalize"):
+        ps.nn.measured_on(None, x, sample)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="inputs and sample must be tensors"):
+        ps.nn.measured_on(normal, (x,), sample)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="of one shape"):
         ps.nn.measured_on(normal, x, sample[:, :2])
     with pytest.raises(ValueError, match="at least one of each"):

@@ -145,6 +145,15 @@ def ddp_normalized(input: Tensor, weight: Tensor, layer: _DDPNormalized) -> Tens
     return layer._forward(input)
 
 
+def normalized_layers(model: nn.Module, so: str) -> list[_DDPNormalized]:
+    """The layers of a model that :func:`pathspace.nn.ddp_normalize` made; without any it is refused."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [module for module in modules if isinstance(module, _DDPNormalized)]
+    if not layers:
+        raise ValueError(f"this {type(model).__name__} has no layer made by ddp_normalize; {so}")
+    return layers
+
+
 class DDPLinear(_DDPNormalized, nn.Linear):
     """A linear layer normalized by its batch; made by :func:`pathspace.nn.ddp_normalize`.
 

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from pathspace.metrics.checks import check_not_negative, check_numbers
 from pathspace.network import Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_network
@@ -14,7 +15,7 @@ from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import copy_of
 from pathspace.network.trace.tracer import unwrapped
 from pathspace.nn.ddp_function import Rule
-from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized
+from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized, normalized_layers
 from pathspace.nn.ddp_measure import path_measures
 from pathspace.squared.tape import Instruction
 
@@ -65,6 +66,7 @@ def ddp_normalize(
         The normalized copy: an ordinary module with ordinary parameters and buffers (``state_dict``, ``deepcopy``).
 
     Raises:
+        TypeError: a number is none, or the network is no traced one.
         ValueError: an argument is out of range, the network is not a trace of this model, a part of the network has
             no normalized form (recurrent layers, embeddings, BatchNorm, layers used twice), or nothing is left to
             normalize. The message names the part.
@@ -81,6 +83,7 @@ def ddp_normalize(
 
     Source: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016, "Data-Dependent Path Normalization in Neural Networks".
     """
+    check_numbers(alpha=alpha, momentum=0.0 if momentum is None else momentum)
     rule = _rule(alpha, statistic, centred, eps)
     if momentum is not None and not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be None or between 0 and 1, got {momentum}")
@@ -140,13 +143,9 @@ def fold(model: _Model) -> _Model:
           (2): Linear(in_features=8, out_features=2, bias=True)
         )
     """
+    normalized_layers(model, "there is nothing to fold")
     plain = copy_of(model)
-    layers = [module for module in plain.modules() if isinstance(module, _DDPNormalized)]
-    if not layers:
-        raise ValueError(
-            f"this {type(model).__name__} has no layer made by ddp_normalize; there is nothing to fold"
-        )
-    for layer in layers:
+    for layer in normalized_layers(plain, ""):
         with torch.no_grad():
             weight, bias = layer.folded()
         trained = layer.weight.requires_grad
@@ -165,8 +164,7 @@ def _rule(alpha: float, statistic: str, centred: bool | None, eps: float) -> Rul
         raise ValueError(f"alpha is the share of the data in the measure, from 0 to 1; got {alpha}")
     if statistic not in _STATISTICS:
         raise ValueError(f"statistic must be one of {', '.join(map(repr, _STATISTICS))}; got {statistic!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps must not be negative, got {eps}")
+    check_not_negative(eps=eps)
     second = statistic == "second_moment"
     return Rule(float(alpha), second, not second if centred is None else centred, eps)
 

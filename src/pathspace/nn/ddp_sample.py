@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pathspace.nn.ddp_layers import _DDPNormalized
+from pathspace.nn.ddp_layers import normalized_layers
 
 
 def measured_on(model: nn.Module, inputs: Tensor, sample: Tensor) -> Any:
@@ -28,6 +28,7 @@ def measured_on(model: nn.Module, inputs: Tensor, sample: Tensor) -> Any:
         What ``model(inputs)`` returns: of every tensor the part that belongs to ``inputs``.
 
     Raises:
+        TypeError: the inputs or the sample are no tensor.
         ValueError: the model has no normalized layer or is in evaluation mode, where running statistics stand for those
             of a batch; the two shapes differ, or one is empty; or a layer does not have the examples in the first
             dimension of what it reads.
@@ -42,11 +43,9 @@ def measured_on(model: nn.Module, inputs: Tensor, sample: Tensor) -> Any:
         >>> torch.allclose(outputs[:1], one, atol=1e-6)
         True
     """
-    layers = [module for module in model.modules() if isinstance(module, _DDPNormalized)]
-    if not layers:
-        raise ValueError(
-            f"this {type(model).__name__} has no layer made by ddp_normalize; nothing is measured"
-        )
+    layers = normalized_layers(model, "nothing is measured")
+    if not isinstance(inputs, Tensor) or not isinstance(sample, Tensor):
+        raise TypeError("inputs and sample must be tensors, with the examples in their first dimension")
     if not all(layer.training for layer in layers):
         raise ValueError("in evaluation mode running statistics are used: call train(), or the model itself")
     if inputs.shape[1:] != sample.shape[1:] or not len(inputs) or not len(sample):
