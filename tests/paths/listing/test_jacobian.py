@@ -186,8 +186,13 @@ def test_derivatives_are_taken_where_gradients_are_off(mode):
 
 def test_data_of_another_form_are_refused():
     network = ps.trace(nn.Linear(3, 2), torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="form of the example input"):
-        ps.paths.dead_units(network, [torch.zeros(2, 3)])
+    for wrong in ([torch.zeros(2, 3)], torch.zeros(3), torch.zeros(2, 3, dtype=torch.long), None):
+        with pytest.raises(ValueError, match="form of the example input"):
+            ps.paths.dead_units(network, wrong)
+    with pytest.raises(ValueError, match=r"shape \(2, 4\), the network was traced with \(1, 3\)"):
+        ps.paths.dead_units(network, torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="the batch is empty"):
+        ps.paths.dead_units(network, torch.zeros(0, 3))
 
 
 def test_examples_do_not_meet_what_a_call_leaves_in_the_model():

@@ -248,8 +248,7 @@ def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def outputs_on(network: Network, model: nn.Module, data: Any) -> list[Tensor]:
     """Outputs of a copy of the model, which forgets what the call leaves in its modules."""
-    if pytree.tree_structure(data) != pytree.tree_structure(network.call.arguments):
-        raise ValueError("the data are not of the form of the example input that the network was traced with")
+    next(examples(network.call, data))  # which looks at their form
     data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )
