@@ -176,6 +176,28 @@ def test_weights_on_no_path_do_not_move_and_wrong_options_are_refused():
     assert float(d["4.bias"].abs().max()) == 0.0  # no gradient
     with pytest.raises(ValueError, match="damping must be positive"):
         ps.paths.natural_gradient(network, x, {}, damping=0.0)
+    for tolerance in (-1.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match=r"tolerance must be in \[0, 1\)"):
+            ps.paths.natural_gradient(network, x, {}, tolerance=tolerance)
     for function in (ps.paths.fisher, ps.paths.degrees_of_freedom):
         with pytest.raises(ValueError, match="'gaussian' or 'softmax'"):
             function(network, x, output="poisson")
+
+
+def test_gradients_are_of_the_parameters_shape_and_finite_and_may_be_missing():
+    model, x = nets()[0]
+    network = ps.trace(model, x)
+    bias = torch.ones_like(model[4].bias)
+    alone = ps.paths.natural_gradient(network, x, {"4.bias": bias})
+    with_none = ps.paths.natural_gradient(
+        network,
+        x,
+        {**dict.fromkeys(network.parameters), "4.bias": bias},  # type: ignore[arg-type]
+    )
+    assert all(torch.equal(alone[name], with_none[name]) for name in network.parameters)
+    assert float(alone["4.bias"].abs().max()) > 0
+    for value in (math.nan, math.inf):  # was zero, the natural gradient of nothing
+        with pytest.raises(FloatingPointError, match="gradients are not finite"):
+            ps.paths.natural_gradient(network, x, {"4.bias": bias * value})
+    with pytest.raises(ValueError, match=r"'4.bias' has shape \(1,\)"):
+        ps.paths.natural_gradient(network, x, {"4.bias": bias[:1]})

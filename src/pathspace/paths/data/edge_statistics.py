@@ -105,10 +105,7 @@ class Seeded:
 
 
 def statistics(
-    seeded: Seeded,
-    statistic: Statistic,
-    sharing: Sharing,
-    names: Sequence[str] | None = None,
+    seeded: Seeded, statistic: Statistic, sharing: Sharing, names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """Stat of every parameter's J, or the sum of stat over its edges.
 

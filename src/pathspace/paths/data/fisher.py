@@ -103,7 +103,7 @@ def natural_gradient(
     Args:
         network: a traced network.
         data: examples, as the example input of :func:`pathspace.trace` was.
-        gradients: g by name, such as those of a loss; a parameter that is missing has none.
+        gradients: g by name, such as those of a loss; a parameter that is missing, or None, has none.
         damping: the share of kappa, positive. It does not harm the invariance, and F is singular without it.
         output: see :func:`fisher`.
         dim: likewise.
@@ -114,7 +114,9 @@ def natural_gradient(
         Parameter name -> tensor of the parameter's shape, float64 on the CPU; zero where kappa is.
 
     Raises:
-        ValueError: ``damping`` is not positive; see :func:`fisher` for the rest.
+        FloatingPointError: a gradient is not finite, or kappa is not.
+        ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of another shape than its
+            parameter; see :func:`fisher` for the rest.
 
     Example:
         >>> import torch, pathspace as ps
@@ -126,12 +128,17 @@ def natural_gradient(
     check_output(output)
     if not damping > 0:
         raise ValueError(f"damping must be positive, because F is singular; got {damping}")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be in [0, 1), got {tolerance}")
     current_values(network)
     graph = reduction_graph(network)
     kappas = graph.flatten({name: k.double().cpu() for name, k in kappa(network).items()})
-    given = {name: gradients.get(name, torch.zeros_like(p)) for name, p in network.parameters.items()}
-    g = graph.flatten({name: t.detach().double().cpu() for name, t in given.items()})
+    found = {name: g for name, g in gradients.items() if g is not None}
+    given = {name: found.get(name, torch.zeros_like(p)) for name, p in network.parameters.items()}
+    g = graph.flatten({n: t.detach().double().cpu() for n, t in current_values(network, given).items()})
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
+    if not bool(g.isfinite().all()):
+        raise FloatingPointError("gradients are not finite: training diverged, or a batch held NaN")
     product = _fisher_product(network, data, output, dim)
 
     def operator(v: Tensor) -> Tensor:

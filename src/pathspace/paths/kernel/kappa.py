@@ -88,9 +88,7 @@ def surveyed_kappa(
 
 @in_full_precision
 def first_term(
-    network: Network,
-    parameters: Mapping[str, Tensor] | None = None,
-    names: Iterable[str] | None = None,
+    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:
     """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
 
@@ -108,9 +106,7 @@ def first_term(
 
 
 def squared_gradients(
-    network: Network,
-    parameters: Mapping[str, Tensor] | None = None,
-    names: Iterable[str] | None = None,
+    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Iterable[str] | None = None
 ) -> Values:
     """:func:`first_term` in tensors that may share memory, and as products delta_v h_u where a matrix is used once.
 

@@ -86,11 +86,7 @@ class Frame:
     """
 
     def __init__(
-        self,
-        chart: Chart,
-        measure: Measure,
-        weights: Mapping[str, Tensor],
-        scratch: Scratch | None = None,
+        self, chart: Chart, measure: Measure, weights: Mapping[str, Tensor], scratch: Scratch | None = None
     ) -> None:
         self.chart = chart
         fixed, nodes = measure.fixed, len(measure.fixed)
