@@ -61,6 +61,10 @@ def test_a_self_loop_enters_and_leaves_its_class():
     unit_class = int(graph.source[loop]) - 1
     assert loop in graph.entering(unit_class).tolist()
     assert loop in graph.leaving(unit_class).tolist()
+    for wrong in (-1, graph.num_classes):
+        for edges_at in (graph.entering, graph.leaving):
+            with pytest.raises(IndexError, match=f"there is no unit class {wrong}"):
+                edges_at(wrong)
     assert not graph.exponents()[loop].any()
     assert graph.bias[graph.number(("read.0.bias", (1,)))]
     assert not graph.bias[loop]

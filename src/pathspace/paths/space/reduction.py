@@ -106,22 +106,21 @@ class ReductionGraph:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Undo :meth:`flatten`: name -> tensor of the parameter's shape."""
         parts = vector.split([shape.numel() for shape in self.shapes])
-        return {
-            name: part.reshape(shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
+        return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def entering(self, unit_class: int) -> Tensor:
         """Numbers of the edges whose weight is multiplied by the scale of a class; self-loops too."""
-        into = (self.factors(self.target) == unit_class + 1) | (self.factors(self.source) == -unit_class - 1)
-        return into.any(0).nonzero().flatten()
+        return self._ending_at(unit_class, self.target, self.source)
 
     def leaving(self, unit_class: int) -> Tensor:
         """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
-        out_of = (self.factors(self.source) == unit_class + 1) | (
-            self.factors(self.target) == -unit_class - 1
-        )
-        return out_of.any(0).nonzero().flatten()
+        return self._ending_at(unit_class, self.source, self.target)
+
+    def _ending_at(self, unit_class: int, nodes: Tensor, of_inverses: Tensor) -> Tensor:
+        if not 0 <= unit_class < self.num_classes:
+            raise IndexError(f"there is no unit class {unit_class}: the network has {self.num_classes}")
+        ends = (self.factors(nodes) == unit_class + 1) | (self.factors(of_inverses) == -unit_class - 1)
+        return ends.any(0).nonzero().flatten()
 
     @with_tables_on_the_cpu
     def exponents(self) -> Tensor:
