@@ -130,9 +130,7 @@ class RNN(nn.RNN):
         """
         names = list(self._flat_weights_names)
         if sorted(parameters) != sorted(names):
-            raise ValueError(
-                f"copies needs the parameters {names}, each with its copies; got {list(parameters)}"
-            )
+            raise ValueError(f"copies needs the parameters {names}, all stacked; got {list(parameters)}")
         weights = [parameters[name] for name in names]
         own = self._weights()
         if any(weight.shape[1:] != one.shape for weight, one in zip(weights, own, strict=True)):
@@ -266,9 +264,7 @@ def fast_(model: nn.Module) -> list[str]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"fast_ takes a module with its layers, not {type(model).__name__}")
-    names = [
-        name for name, layer in model.named_modules() if type(layer) is nn.RNN and layer.mode == "RNN_RELU"
-    ]
+    names = [n for n, m in model.named_modules() if type(m) is nn.RNN and m.mode == "RNN_RELU"]
     for name in names:
         model.get_submodule(name).__class__ = RNN
     return names

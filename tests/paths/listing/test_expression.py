@@ -68,3 +68,21 @@ def test_a_class_without_a_skeleton_edge_is_named():
     network = ps.trace(model, torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"linear in '0'\[1\]"):
         ps.paths.express(network, ps.paths.skeleton(network), ps.paths.enumerate_paths(network))
+
+
+def test_what_was_listed_for_another_network_is_refused():
+    """Of the same parameters, but other shapes: it gave a table of other weights."""
+    network, other = (
+        ps.trace(
+            torch.nn.Sequential(torch.nn.Linear(2, h), torch.nn.ReLU(), torch.nn.Linear(h, 1)),
+            torch.zeros(1, 2),
+        )
+        for h in (3, 4)
+    )
+    skeleton, paths = ps.paths.skeleton(network), ps.paths.enumerate_paths(other)
+    with pytest.raises(ValueError, match="paths was made for another network"):
+        ps.paths.express(network, skeleton, paths)
+    with pytest.raises(ValueError, match="paths was made for another network"):
+        ps.paths.path_jacobian(network, paths)
+    with pytest.raises(ValueError, match="graph was written out for another network"):
+        ps.paths.enumerate_paths(network, graph=ps.paths.unroll(other))

@@ -26,7 +26,7 @@ from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
-from pathspace.paths.space.reduction import reduction_graph
+from pathspace.paths.space.reduction import expect_own, reduction_graph
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
 from pathspace.paths.space.slots import Scratch
@@ -97,7 +97,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         super().__init__(params, network, {**defaults, "maximize": maximize})
         expect_paths(network)
         if isinstance(self._wanted, Skeleton):
-            _check_skeleton(self._wanted, network)
+            expect_own(self._wanted.graph, network, "skeleton was chosen")
         elif self._wanted not in RULES:
             raise ValueError(
                 f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
@@ -138,7 +138,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _begin(self, chosen: Skeleton) -> None:
         network = self.network
-        _check_skeleton(chosen, network)
+        expect_own(chosen.graph, network, "skeleton was chosen")
         gauge = gauge_of_nodes(network)
         complete = torch.cat([torch.zeros(1, dtype=torch.bool), chosen.complete.repeat(2)]).to(gauge.device)
         products = chosen.products(network.parameters)
@@ -361,9 +361,3 @@ def _shrinking(inside: Inside) -> dict[str, float] | None:
     if not any(group["weight_decay"] for _, group in inside.values()):
         return None
     return {name: 1 - float(group["lr"]) * group["weight_decay"] for name, (_, group) in inside.items()}
-
-
-def _check_skeleton(chosen: Skeleton, network: Network) -> None:
-    graph = chosen.graph
-    if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
-        raise ValueError("the skeleton was chosen for another network: choose one for this network")

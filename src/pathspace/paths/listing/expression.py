@@ -25,6 +25,7 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.listing.edge_list import NONE
 from pathspace.paths.listing.listing import Paths
 from pathspace.paths.space.basis import basis_paths, check_complete
+from pathspace.paths.space.reduction import expect_own
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
 
@@ -70,8 +71,8 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
         Basis paths and exponents: ``paths.counts == exponents @ counts``.
 
     Raises:
-        ValueError: the skeleton lacks an edge of some class, is another network's, or the network uses a matrix in
-            both directions.
+        ValueError: the skeleton lacks an edge of some class, it or the paths are another network's, or the network
+            uses a matrix in both directions.
 
     Example:
         >>> import torch, pathspace as ps
@@ -83,6 +84,7 @@ def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpressi
     """
     basis = basis_paths(network, skeleton)  # refuses a skeleton that does not fit
     graph, classes = skeleton.graph, skeleton.num_classes
+    expect_own(paths.reduction, network, "list of paths was made")
     used = used_edges(network, graph)
     ends = torch.cat([graph.source[used], graph.target[used]]).unique().tolist()
     check_complete(graph, skeleton, used)

@@ -31,7 +31,7 @@ from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples
-from pathspace.paths.space.reduction import reduction_graph
+from pathspace.paths.space.reduction import expect_own, reduction_graph
 from pathspace.paths.space.usage import used_edges
 from pathspace.squared.precision import AtLeast
 
@@ -52,6 +52,7 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
 
     Raises:
         TooManyPathsError: there are more than ``limit`` paths.
+        ValueError: the paths are another network's.
 
     Example:
         >>> import torch, pathspace as ps
@@ -63,6 +64,7 @@ def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = 
     """
     current_values(network)
     paths = enumerate_paths(network, limit) if paths is None else paths
+    expect_own(paths.reduction, network, "list of paths was made")
     w = paths.reduction.flatten({n: p.detach().double().cpu() for n, p in network.parameters.items()})
     factors = torch.cat([w, w.new_ones(1)])[paths.weights]  # [P, L]
     ones = factors.new_ones(len(paths), 1)

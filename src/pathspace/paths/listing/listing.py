@@ -22,7 +22,7 @@ from pathspace.network import Edge, Network
 from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.paths.listing.edge_list import BIAS, NONE
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, unroll
-from pathspace.paths.space.reduction import ReductionGraph
+from pathspace.paths.space.reduction import ReductionGraph, expect_own
 
 LIMIT = 100_000
 """How many paths are listed unless more are asked for."""
@@ -126,6 +126,7 @@ def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGrap
     Raises:
         TooManyPathsError: there are more than ``limit``; the message says how many.
         UntraceableError: see :func:`unroll`.
+        ValueError: the graph is another network's.
 
     Example:
         >>> import torch, pathspace as ps
@@ -136,6 +137,7 @@ def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGrap
         [[1, 2], [1, 1], [1, 0]]
     """
     graph = unroll(network) if graph is None else graph
+    expect_own(graph.reduction, network, "graph was written out")
     if graph.num_paths > limit:
         raise TooManyPathsError(
             f"the network has {count_in_words(graph.num_paths)} paths, more than the limit of {limit}: allow more with "

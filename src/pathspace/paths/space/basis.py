@@ -21,7 +21,7 @@ from pathspace.network.devices import with_tables_on_the_cpu
 from pathspace.network.errors import expect_network, expect_paths
 from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import cover
-from pathspace.paths.space.reduction import ReductionGraph
+from pathspace.paths.space.reduction import ReductionGraph, expect_own
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
 
@@ -65,9 +65,7 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
             else:
                 out_of[node - c] = (edge, *out_of[max(0, start - c)])
     held = set(skeleton.edges[1 + c :].tolist())
-    numbers = [
-        number for number in used_edges(network, graph).nonzero().flatten().tolist() if number not in held
-    ]
+    numbers = [e for e in used_edges(network, graph).nonzero().flatten().tolist() if e not in held]
     source, target = graph.source.tolist(), graph.target.tolist()
     return [
         tuple(graph.edge(e) for e in (*into[source[number]], number, *out_of[target[number]]))
@@ -129,8 +127,7 @@ def checked(network: Network, skeleton: Skeleton) -> ReductionGraph:
         )
     expect_paths(network)
     graph = skeleton.graph
-    if graph.names != tuple(network.parameters) or graph.num_classes != network.num_classes:
-        raise ValueError("the skeleton was chosen for another network: choose one for this network")
+    expect_own(graph, network, "skeleton was chosen")
     if graph.signed:
         raise ValueError(
             "a matrix of the network is used in both directions (tied input and output embeddings), so its paths have "

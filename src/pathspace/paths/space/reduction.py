@@ -148,6 +148,14 @@ class ReductionGraph:
         return (table[nodes.abs()] * nodes.sign()[..., None]).movedim(-1, 0)
 
 
+def expect_own(graph: ReductionGraph, network: Network, what: str) -> None:
+    """Refuse what was made for a network of other weights or unit classes."""
+    shapes = tuple(parameter.shape for parameter in network.parameters.values())
+    own = (tuple(network.parameters), shapes, network.num_classes)
+    if (graph.names, graph.shapes, graph.num_classes) != own:
+        raise ValueError(f"the {what} for another network: make one for this network")
+
+
 @with_tables_on_the_cpu
 def reduction_graph(network: Network) -> ReductionGraph:
     """The reduction graph of a traced network.
