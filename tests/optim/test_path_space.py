@@ -1,5 +1,6 @@
 """Steps in path space against path values and path gradients computed by brute force."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -575,6 +576,28 @@ def test_nesterov_needs_momentum_and_parameters_their_network():
         ps.optim.GSGD(model.parameters(), trace(case, model), skeleton=other)
     with pytest.raises(ValueError, match="another network"):
         ps.optim.GSGD(model.parameters(), trace(case, model)).choose_skeleton(other)
+
+
+@pytest.mark.parametrize("bad", ["other", "nan"])
+def test_a_choice_that_is_refused_keeps_what_was_kept(bad):
+    case = BY_NAME["mlp"]
+    model = case.model()
+    optimizer = ps.optim.GSGD(model.parameters(), trace(case, model), momentum=0.9)
+    case.loss(call(model, case.example(4, torch.float32, seed=0))).backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    if bad == "other":
+        with pytest.raises(ValueError, match="another network"):
+            optimizer.choose_skeleton(ps.paths.skeleton(trace(BY_NAME["rnn"], BY_NAME["rnn"].model())))
+    else:
+        with torch.no_grad():
+            model[0].weight[0, 0] = float("nan")
+        with pytest.raises(FloatingPointError, match="not finite"):
+            optimizer.choose_skeleton()
+    after = optimizer.state_dict()
+    assert before["state"].keys() == after["state"].keys()
+    for number, state in before["state"].items():
+        assert torch.equal(state["momentum_buffer"], after["state"][number]["momentum_buffer"])
 
 
 def test_states_of_other_optimizers_are_refused():

@@ -131,9 +131,9 @@ class PathSpaceOptimizer(NetworkOptimizer):
             The skeleton.
         """
         chosen = skeleton if isinstance(skeleton, Skeleton) else choose(self.network, skeleton, generator)
+        self._begin(chosen)
         for p in self.network.parameters.values():
             self.state.pop(p, None)
-        self._begin(chosen)
         return chosen
 
     def _begin(self, chosen: Skeleton) -> None:
