@@ -68,3 +68,11 @@ def test_a_self_loop_enters_and_leaves_its_class():
     assert not graph.exponents()[loop].any()
     assert graph.bias[graph.number(("read.0.bias", (1,)))]
     assert not graph.bias[loop]
+
+
+def test_ends_are_found_under_another_default_device():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    graph = ps.paths.reduction_graph(ps.trace(model, torch.zeros(1, 2)))
+    with torch.device("meta"):
+        assert graph.entering(0).tolist() == [0, 1, 6]
+        assert graph.leaving(0).tolist() == [9]

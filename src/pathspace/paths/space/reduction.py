@@ -116,6 +116,7 @@ class ReductionGraph:
         """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
         return self._ending_at(unit_class, self.source, self.target)
 
+    @with_tables_on_the_cpu
     def _ending_at(self, unit_class: int, nodes: Tensor, of_inverses: Tensor) -> Tensor:
         if not 0 <= unit_class < self.num_classes:
             raise IndexError(f"there is no unit class {unit_class}: the network has {self.num_classes}")
