@@ -466,6 +466,23 @@ def test_inference_mode_is_no_obstacle(criterion, dtype):
     other(x).sum().backward()
 
 
+@pytest.mark.parametrize("checked", [False, True])
+def test_autocast_does_not_go_on_with_the_weights_before(checked):
+    """It keeps the copies in half precision that it made, and knows nothing of changes in place."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    )
+    x = torch.randn(5, 3)
+    network = ps.trace(model, x)
+    model.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = model(x)
+        factors = ps.rescaling.balance_(network, x if checked else None, criterion="range")
+        assert float(factors.max()) < 0.5
+        assert_close(model(x), before, rtol=0.02, atol=0.01)
+
+
 def test_balancing_takes_the_damage_of_bad_scales_out_of_int8():
     torch.manual_seed(0)
     model, x = Recurrent(inputs=8, hidden=32, num_layers=2, batch_first=True), torch.rand(16, 10, 8)

@@ -242,6 +242,7 @@ class _Probe:
         with torch.no_grad():
             for ours, theirs in zip(self.copy.parameters(), self.network.model.parameters(), strict=True):
                 ours.copy_(theirs)
+        torch.clear_autocast_cache()
         for i, (old, new) in enumerate(zip(self.before, self._outputs(), strict=True)):
             if not old.is_floating_point() or not old.numel():
                 continue

@@ -62,6 +62,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
     network.rescalings["done"] += 1
     for name, new in changed.items():
         network.parameters[name].copy_(new)
+    torch.clear_autocast_cache()  # it holds the weights before in half precision
 
 
 @with_tables_on_the_cpu
