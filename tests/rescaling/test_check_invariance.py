@@ -52,6 +52,14 @@ def test_fails_methods_that_depend_on_the_scales(case, make_optimizer):
     assert report.differs_from_sgd is (make_optimizer is adam)
 
 
+def test_steps_are_seen_under_autocast():
+    """It keeps copies of weights in half precision, and knows nothing of changes in place."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = check(BY_NAME["mlp"], adam, steps=10, low=0.5, high=2)
+    assert not report.outputs_equal
+    assert report.largest_output_difference != 0
+
+
 class Idle(torch.optim.SGD):
     """An update loop that never runs, as over a generator that was read once."""
 

@@ -222,6 +222,7 @@ def _step(
     else:
         closure()
         take()
+    torch.clear_autocast_cache()  # or the next call would take the weights before this step
     return outputs[0]
 
 
