@@ -108,13 +108,7 @@ def rnn(
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
     out = recorder.emit_many(
-        squared,
-        inputs,
-        results,
-        name=name,
-        dtype=input.dtype,
-        recurrent=True,
-        form=stack,
+        squared, inputs, results, name=name, dtype=input.dtype, recurrent=True, form=stack
     )
     return out[0], out[1]
 
