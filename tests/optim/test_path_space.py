@@ -527,6 +527,29 @@ def test_invariant_with_frozen_parameters(frozen):
 
 
 @pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
+def test_units_without_basis_paths_are_rescaled_before_the_first_step(make):
+    case = BY_NAME["tied characters"]
+    model, network = traced(case, torch.float64)
+    optimizer = make(model.parameters(), network, lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        case.loss(call(model, case.example(4, torch.float64, seed=1))).backward()
+        optimizer.step()
+
+    scales = 2.0 ** torch.arange(network.num_classes, dtype=torch.float64).remainder(3)
+    ps.rescaling.rescale_(network, scales)
+    step()
+    ps.rescaling.rescale_(network, scales)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="rescaled after the first step"):
+        step()
+    assert all(map(torch.equal, before, model.parameters()))
+    optimizer.choose_skeleton()
+    step()
+
+
+@pytest.mark.parametrize("make", [ps.optim.GSGD, ps.optim.GAdam])
 def test_a_warm_up_may_begin_at_zero(make):
     torch.manual_seed(0)
     model, x = mlp(3, 6, 2), torch.randn(8, 3)

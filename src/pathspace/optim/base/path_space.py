@@ -160,7 +160,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
-        self._frames, self._far = {}, None
+        self._frames, self._far, self._rescalings = {}, None, self.network.rescalings["done"]
 
     def _is_far(self) -> bool:
         """Whether float32 has no room for the factors between gradients of weights and of paths, as they began."""
@@ -187,7 +187,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
     # --- steps -------------------------------------------------------------------------------------------
 
     def _take(self, active: Active) -> None:
-        names = self.network.names_by_id
+        names, rescaled = self.network.names_by_id, self.network.rescalings["done"]
+        if self.skeleton is not None and rescaled != self._rescalings and self.skeleton.incomplete:
+            raise RuntimeError(
+                "the network was rescaled after the first step of the optimizer, and has units without basis paths, "
+                "whose weights step as in the balanced one: call choose_skeleton(), or rescale before the first step"
+            )
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
             own = torch.Generator().manual_seed(self._seed)  # the user's random state is not touched
             with cpu_by_default():
