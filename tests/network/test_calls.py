@@ -81,6 +81,14 @@ PAIRS = {  # by name, and by position
     ),
     "lerp by a constant": (lambda m, h, z: h.lerp(end=z, weight=HALVES), lambda m, h, z: HALVES * h + HALVES * z),
     "hsplit": (lambda m, h, z: torch.hsplit(h, 2)[1].repeat(1, 2), lambda m, h, z: h[:, 2:].repeat(1, 2)),
+    "hsplit, by name": (
+        lambda m, h, z: torch.hsplit(h, sections=2)[1].repeat(1, 2),
+        lambda m, h, z: h[:, 2:].repeat(1, 2),
+    ),
+    "vsplit, by name": (
+        lambda m, h, z: torch.vsplit(h.view(-1, 2, 2).transpose(0, 1), indices=[1])[0][0].repeat(1, 2),
+        lambda m, h, z: h[:, :2].repeat(1, 2),
+    ),
     "dsplit": (
         lambda m, h, z: h.view(-1, 1, 4).dsplit([1])[1].sum(1).repeat(1, 2)[:, :4],
         lambda m, h, z: h[:, 1:].repeat(1, 2)[:, :4],

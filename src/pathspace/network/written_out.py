@@ -168,9 +168,10 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SUMS, sum_with_product),
     "addcmul": addcmul,
     "lerp": lambda input, end, weight: (1 - weight) * input + weight * end,
-    "hsplit": lambda x, parts: x.tensor_split(parts, min(1, x.dim() - 1)),
-    "vsplit": lambda x, parts: x.tensor_split(parts, 0),
-    "dsplit": lambda x, parts: x.tensor_split(parts, 2),
+    # how many, or where, has a name of its own in each form of these
+    "hsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), min(1, input.dim() - 1)),
+    "vsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 0),
+    "dsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 2),
     "broadcast_tensors": broadcast_tensors,
 }
 
