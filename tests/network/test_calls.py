@@ -74,6 +74,10 @@ PAIRS = {  # by name, and by position
         lambda m, h, z: 2 + 0.25 * product(h, z),
     ),
     "addcmul": (lambda m, h, z: torch.addcmul(h, z, tensor2=m.v, value=0.5), lambda m, h, z: h + 0.5 * (z * m.v)),
+    "addcmul, its value first": (
+        lambda m, h, z: torch.addcmul(h, 0.5, z, m.v),
+        lambda m, h, z: h + 0.5 * (z * m.v),
+    ),
     "addcmul of activations": (lambda m, h, z: h.addcmul(h, z), lambda m, h, z: h + h * z),
     "lerp by a parameter": (
         lambda m, h, z: torch.lerp(h, z, weight=m.v.sigmoid()),
@@ -100,6 +104,7 @@ PAIRS = {  # by name, and by position
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:\\s*This overload of addcmul is deprecated:UserWarning")
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_call_by_name_is_that_by_position(name):
     models = [Model(function) for function in PAIRS[name]]

@@ -134,9 +134,10 @@ def sum_with_product(input: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, al
     return (input if beta == 1 else beta * input) + product
 
 
-def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
-    """``torch.addcmul``: b + value x y, element by element."""
-    return input + (tensor1 * tensor2 if value == 1 else value * (tensor1 * tensor2))
+def addcmul(input: Tensor, *factors: Any, value: Any = 1, **named: Tensor) -> Tensor:
+    """``torch.addcmul``: b + value x y, element by element; the value may be the first factor, as it once was."""
+    value, x, y = (value, *factors, *named.values())[-3:]
+    return input + (x * y if value == 1 else value * (x * y))
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -168,7 +169,6 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SUMS, sum_with_product),
     "addcmul": addcmul,
     "lerp": lambda input, end, weight: (1 - weight) * input + weight * end,
-    # how many, or where, has a name of its own in each form of these
     "hsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), min(1, input.dim() - 1)),
     "vsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 0),
     "dsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 2),
