@@ -33,9 +33,6 @@ class PathSOAP(Invariant):
     eigenvalues lie close it turns the basis: in float32 two such runs part after a few steps, as two runs do
     that sum their examples in another order (in float64 they agree to 1e-7 after 200 steps of a small network).
 
-    Entries of d whose root of the second moment is far below 1/256 of the largest are left out: where a gradient has
-    not full rank they are rounding errors in a basis that rounding chose.
-
     Biases and other vectors take PathAdam's rule. The first step of a matrix only measures its basis, as in the
     published code; weight decay acts on it already. Parameters that do not belong to the network take the same rules
     with D = 1: SOAP and AdamW.

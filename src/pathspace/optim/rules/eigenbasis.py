@@ -16,16 +16,13 @@ from pathspace.optim.rules.moments import adam_direction, in_type
 
 _SIDES = ("rows", "columns")
 _MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
-_RESOLUTION = 2.0**-8
-"""r, beside the largest entry. Products of a matrix in float32 leave rounding errors of 2^-24 of their largest, the
-squares of entries of 2^-12, which are sixteen times smaller than r."""
 _NOTHING = 2.0**-80  # beside the largest entry, far below what the products of float64 matrices still hold
 
 
 def soap_direction(
     G: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, frequency: int, largest: int
 ) -> Tensor:
-    """Take G into the averages and return the direction Q_L Adam(Q_L^T G Q_R) Q_R^T, without what is rounding in it.
+    """Take G into the averages and return the direction Q_L Adam(Q_L^T G Q_R) Q_R^T.
 
     The first gradient only measures the basis and gets the direction 0: in its own eigenbasis it would be diagonal,
     and Adam would magnify the rounding errors off the diagonal to the size of the rest.
@@ -55,24 +52,12 @@ def soap_direction(
         state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
         return torch.zeros_like(G)
     in_type(state, G.dtype, _MATRICES)
-    direction = adam_direction(to_basis(G, state), state, betas, eps).mul_(_resolved(state["exp_avg_sq"]))
-    direction = from_basis(direction, state)
+    direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
     # after the step, so that a gradient never chooses the basis that it is seen in
     _average_(G, state, betas[1])
     if state["step"] % frequency == 0:
         _turn_(state)
     return direction
-
-
-def _resolved(V: Tensor) -> Tensor:
-    """V / (V + r^2 max V): 1 for entries of the size of the gradient, and 0 for those that are its rounding errors.
-
-    Where a gradient has less than full rank, which it has wherever a batch is smaller than a layer or a unit is closed,
-    the eigenvectors that are left over are a basis that rounding chooses, of entries that are rounding errors, and Adam
-    would magnify each of them to the size of the rest.
-    """
-    floor = V.amax() * _RESOLUTION**2 if V.numel() else V.new_zeros(())
-    return V / (V + floor.clamp_min(torch.finfo(V.dtype).tiny))
 
 
 def to_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
