@@ -180,6 +180,26 @@ def test_hooks_on_states_are_run(name):
 
 
 @ALL
+def test_a_hook_may_put_a_state_in_the_order_of_other_parameters(name):
+    """As torch's recipe does; it sees a state before anything is checked, and another one what was loaded."""
+    model, optimizer = build(name)
+    train(model, optimizer)
+    again, _ = build(name)
+    again.load_state_dict(model.state_dict())
+    network, kind = ps.trace(again, torch.zeros(1, 4)), getattr(ps.optim, name)
+    other, steps = kind(list(again.parameters())[::-1], network, **OPTIONS[name]), []
+
+    def in_reverse(_, state):
+        state["state"] = {5 - i: kept for i, kept in state["state"].items()}
+
+    other.register_load_state_dict_pre_hook(in_reverse)
+    other.register_load_state_dict_post_hook(lambda o: steps.append(len(o.state_dict()["state"])))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert steps == [6]
+    assert_close(train(again, other, first=3), train(model, optimizer, first=3), rtol=0, atol=0)
+
+
+@ALL
 @pytest.mark.parametrize("how", [pickle.dumps, lambda o: torch.save(o, io.BytesIO()), copy.copy])
 def test_pickling_says_what_to_save_instead(name, how):
     _, optimizer = build(name)

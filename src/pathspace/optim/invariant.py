@@ -400,16 +400,7 @@ class Invariant(MetricOptimizer):
             packed = hook(self, packed) or packed
         return packed
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
-
-        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
-
-        Raises:
-            ValueError: it is the state of another rule, or of parameters of other shapes.
-        """
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = hook(self, {**state_dict}) or state_dict
+    def _load(self, state_dict: dict[str, Any]) -> None:
         more = of_no_parameter(state_dict)
         state_dict = self._unpacked(state_dict)
         ours: dict[int, dict[str, Any]] = {}
@@ -436,8 +427,6 @@ class Invariant(MetricOptimizer):
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
                 }
         self._share_states()
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         of_rule = self._gathers and not key.startswith(_OURS)

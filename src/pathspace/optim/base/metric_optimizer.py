@@ -82,15 +82,8 @@ class MetricOptimizer(NetworkOptimizer):
             step.factor = step.state.get("factor")
         return steps
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
-
-        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
-
-        Raises:
-            ValueError: it is the state of another rule, or of parameters of other shapes.
-        """
-        super().load_state_dict(state_dict)
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        super()._load(state_dict)
         self._share_states()
 
     def _share_states(self) -> None:

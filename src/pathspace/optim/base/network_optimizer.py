@@ -216,15 +216,30 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
 
-        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
-        parameters to half precision.
+        It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
 
         Raises:
             ValueError: it is the state of another rule, or of parameters of other shapes.
+            KeyError: it is not the state of an optimizer in path space, where this is one.
+        """
+        state_dict = {**state_dict}
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        self._load(state_dict)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        """Take a state, as hooks have left it.
+
+        Tensors keep the type that they were saved in, where torch would round float32 values of half-precision
+        parameters to half precision.
         """
         state_dict = self._unpacked(state_dict)
         saved, ours = self._check_loaded(state_dict, state_dict["state"])
-        super().load_state_dict(state_dict)
+        loaded = torch.optim.Optimizer(self.param_groups, {})  # which has no hooks
+        loaded.load_state_dict(state_dict)
+        self.state, self.param_groups = loaded.state, loaded.param_groups
         for index, p in zip(saved, ours, strict=True):
             state = self.state.get(p, {})
             for key, value in state_dict["state"].get(index, {}).items():

@@ -332,13 +332,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         state = {**packed["state"], first: {**packed["state"].get(first, {}), "path_space": kept}}
         return super()._packed({**packed, "state": state})
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a state; see ``torch.optim.Optimizer.load_state_dict``.
-
-        Raises:
-            KeyError: it is not the state of an optimizer in path space.
-            ValueError: it belongs to another network.
-        """
+    def _load(self, state_dict: dict[str, Any]) -> None:
         states = {index: dict(state) for index, state in state_dict["state"].items()}
         kept = [state.pop("path_space") for state in states.values() if "path_space" in state]
         kept = copy.deepcopy(kept[0] if kept else state_dict.get("path_space"))  # older states have it there
@@ -347,7 +341,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
         restored = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
-        super().load_state_dict({**state_dict, "state": {i: s for i, s in states.items() if s}})
+        super()._load({**state_dict, "state": {i: s for i, s in states.items() if s}})
         if restored is not None:
             device = next(iter(self.network.parameters.values())).device
             self._start = {key: value.to(device) for key, value in kept.items()}
