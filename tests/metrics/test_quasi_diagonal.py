@@ -202,6 +202,37 @@ def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):
         assert state["normalizer"] == pytest.approx(float(mean), rel=1e-9)
 
 
+@pytest.mark.parametrize("absent", ["weight", "bias"])
+def test_what_comes_back_after_a_refresh_has_the_metric_of_that_refresh(absent):
+    """M_0i of one time beside M_00 of another would leave a remainder of any size."""
+    torch.manual_seed(0)
+    model = mlp(3, 5, 2).double()
+    network = ps.trace(model, torch.zeros(1, 3, dtype=torch.float64))
+    optimizer = ps.optim.QuasiDiagonal(
+        model.parameters(), network, lr=0.05, damping=0.0, estimator="exact", refresh_every=3
+    )
+    for step in range(8):
+        x = torch.randn(16, 3, dtype=torch.float64) + step
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        for name, p in model.named_parameters():
+            if step in (5, 6) and name.endswith(absent):
+                p.grad = None
+        if step == 6:  # where it is refreshed
+            metric = quasi_diagonal_metric(network, x)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    for layer in ("0", "2"):
+        w, b = f"{layer}.weight", f"{layer}.bias"
+        g, g_0 = (network.parameters[name].grad for name in (w, b))
+        assert g is not None
+        assert g_0 is not None
+        d = solve_quasi_diagonal(g, g_0, metric.diagonal[w], metric.cross[w], metric.diagonal[b])
+        for name, direction in zip((w, b), d, strict=True):
+            c = next(iter(optimizer.metric.state.values()))["normalizer"]
+            assert_close(before[name] - network.parameters[name].detach(), 0.05 * c * direction, **TIGHT)
+
+
 def test_it_has_a_metric_of_its_own():
     model = mlp(4, 6, 3)
     network = ps.trace(model, torch.zeros(1, 4))

@@ -98,7 +98,7 @@ def take_step_of_ones(model, optimizer, edges):
     optimizer.step()
 
 
-@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "DDPSGD"])
+@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam", "DDPSGD", "QuasiDiagonal"])
 @pytest.mark.parametrize("factor", [1.0, 8.0])
 def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
     model, network = deep(factor)
@@ -106,7 +106,8 @@ def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
         n: network.edge_factors(n, torch.full((network.num_classes,), factor)) for n in network.parameters
     }
     balance = {n: b.clone() for n, b in model.named_parameters()}
-    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-3)
+    options = {"alpha": 0.5} if rule == "QuasiDiagonal" else {}
+    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-3, **options)
     model(X).square().mean().backward()
     take_step_of_ones(model, optimizer, edges)
     gauges = {name: optimizer.metric.gauge(name) for name in network.parameters}
@@ -119,9 +120,10 @@ def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
     inverse = {name: optimizer.state[p]["factor"] for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
         assert torch.isfinite(p).all()
-        power = 1 if rule == "PathAdam" else 2
+        power = {"PathAdam": 1, "QuasiDiagonal": 0}.get(rule, 2)
         expected = gauges[name].times_(torch.ones_like(p).detach(), power)
         assert_close(inverse[name], expected)
+        assert "bias" not in optimizer.state[p]  # nor products with it
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(kept[name])

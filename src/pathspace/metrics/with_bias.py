@@ -24,6 +24,12 @@ class DataDependentWithBias(DataDependent):
 
     pairs = staticmethod(biases)
 
+    def _refresh(self, names: list[str]) -> None:
+        """All of them, be there a gradient or not: M_0i of one time and M_00 of another make no metric."""
+        for state in self.state.values():
+            state.pop("bias", None)  # without kappa there are no products
+        super()._refresh([n for n in self.network.parameters if n in names or n in self.state])
+
     def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
         if "gauge_rows" not in self.state.get(bias, {}):
             return {}
