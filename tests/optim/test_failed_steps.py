@@ -132,6 +132,20 @@ def test_beyond_float64_steps_are_those_of_the_balanced_network(rule, factor):
     assert not all(torch.equal(optimizer.state[p]["factor"], inverse[n]) for n, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("rule", ["PathSGD", "DDPSGD"])
+def test_path_decay_beyond_float64_is_refused(rule):
+    model, network = deep(1.0)
+    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-3, path_decay=0.1)
+    model(X).square().mean().backward()
+    optimizer.step()
+    for p in model.parameters():
+        p.data.sign_().mul_(1e36)
+    before = weights(model)
+    with pytest.warns(UserWarning, match="running away"), pytest.raises(FloatingPointError):
+        optimizer.step()
+    assert_close(weights(model), before, rtol=0, atol=0)
+
+
 def weights(model):
     return [p.detach().clone() for p in model.parameters()]
 

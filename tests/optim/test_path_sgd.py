@@ -359,6 +359,21 @@ def test_path_decay_keeps_what_half_precision_does_not_hold():
     assert_close(*moved, rtol=0.02, atol=1e-4)
 
 
+def test_path_decay_holds_where_kappa_is_beyond_float32():
+    """By the rule of the paper every weight loses lr lambda of itself, however large kappa is."""
+    torch.manual_seed(0)
+    model = mlp(4, 8, 8, 8, 8, 8, 3)
+    network = ps.trace(model, torch.zeros(1, 4))
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=1.0, path_decay=0.1, normalization="none")
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+        p.data.mul_(1e5)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    assert max(k.max() for k in ps.paths.kappa(network).values()) > 1e40
+    assert_close(list(model.parameters()), [0.9 * p for p in before])
+
+
 def test_step_does_nothing_before_any_gradient():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.randn(2, 3))

@@ -17,8 +17,9 @@ from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import Descent, clipping, descend_, turn
-from pathspace.paths.kernel.kappa import first_term
+from pathspace.paths.kernel.kappa import surveyed_kappa
 from pathspace.squared.parts import local
+from pathspace.squared.squares import dense
 
 
 class PathSGD(MetricOptimizer):
@@ -104,7 +105,7 @@ class PathSGD(MetricOptimizer):
         near = self.metric.near_parameters()
         weights = self.network.parameters if near is None else near
         decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
-        kappa1 = first_term(self.network, near, names=list(decayed)) if decayed else {}
+        kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
-            term = kappa1[name] * local(weights[name])  # half precision may hold neither kappa1 nor this
-            step.g = torch.add(step.g, term, alpha=step.group["path_decay"]).to(step.g.dtype)
+            term = dense(kappa1[name]) * local(weights[name])  # the parameter's type may hold neither
+            step.g = torch.add(step.g, term, alpha=step.group["path_decay"])
