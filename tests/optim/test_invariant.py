@@ -712,6 +712,32 @@ def test_options_of_the_metric_are_no_options_of_groups(option, value):
         ps.optim.Invariant(groups, network, torch.optim.AdamW, lr=0.01)
 
 
+@pytest.mark.parametrize(
+    ("rule", "option"),
+    [(torch.optim.Adafactor, {"eps": (1e-8, 1e-2)}), (po.Adan, {"betas": (0.9, 0.8, 0.9)})],
+)
+def test_a_group_takes_what_its_rule_takes(rule, option):
+    """Two numbers as eps and three betas are refused by rules that have one and two."""
+    ends = []
+    for in_group in (True, False):
+        torch.manual_seed(0)
+        model = mlp(3, 4, 2)
+        network, group = ps.trace(model, torch.zeros(1, 3)), {"params": list(model.parameters())}
+        optimizer = ps.optim.Invariant(
+            [{**group, **option} if in_group else group],
+            network,
+            rule,
+            points=(),
+            **({} if in_group else option),
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert_close(*ends, rtol=0, atol=0)
+
+
 def test_options_of_the_metric_are_sent_to_the_metric():
     case = BY_NAME["mlp"]
     model, network = traced(case)

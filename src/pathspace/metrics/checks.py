@@ -59,10 +59,9 @@ def check_bounds(**options: float | None) -> None:
         TypeError: an option is no number.
         ValueError: an option is not positive, or NaN; None is no bound.
     """
-    for name, value in options.items():
-        if value is None:
-            continue
-        check_numbers(**{name: value})
+    given = {name: value for name, value in options.items() if value is not None}
+    check_numbers(**given)
+    for name, value in given.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive or None, got {value}")
 
@@ -84,8 +83,6 @@ def check_betas(betas: tuple[float, float]) -> None:
     Raises:
         ValueError: one of the two is, or no number.
     """
-    two = (
-        isinstance(betas, Sequence) and len(betas) == 2 and all(isinstance(b, (Real, Tensor)) for b in betas)
-    )
-    if not two or not all(0 <= beta < 1 for beta in betas):
+    good = isinstance(betas, Sequence) and [isinstance(b, (Real, Tensor)) and 0 <= b < 1 for b in betas]
+    if good != [True, True]:
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

@@ -6,6 +6,7 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
@@ -138,9 +139,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"'{name}' is an option of {kind} as a whole, not of a group: give it to {kind}(...) itself"
                 )
-        check_not_negative(**{name: param_group[name] for name in _NOT_NEGATIVE if name in param_group})
-        check_counts(**{name: param_group[name] for name in _COUNTS if name in param_group})
-        if "betas" in param_group:
+        # rules of others may have other options of these names: two numbers as eps, three as betas, no lr
+        ours = {n: v for n, v in param_group.items() if isinstance(self.defaults.get(n), (Real, Tensor))}
+        check_not_negative(**{name: ours[name] for name in _NOT_NEGATIVE if name in ours})
+        check_counts(**{name: ours[name] for name in _COUNTS if name in ours})
+        if "betas" in param_group and len(self.defaults.get("betas", ())) == 2:
             check_betas(param_group["betas"])
 
     @classmethod
