@@ -262,6 +262,11 @@ MISTAKES = {
     ),
     # --- options
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
+    "a rate of RMSprop in quotes": (lambda: optimizer("PathRMSprop", lr="1"), "lr must be a number, got '1'"),
+    "a momentum of Muon in quotes": (
+        lambda: optimizer("PathMuon", momentum="1"),
+        "momentum must be a number, got '1'",
+    ),
     "a bound in quotes": (lambda: optimizer(clip_norm="1"), "clip_norm must be a number, got '1'"),
     "a bound of steps in quotes": (lambda: optimizer(clip_step="1"), "clip_step must be a number, got '1'"),
     "a bound on path values in quotes": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
+from pathspace.metrics.checks import check_betas, check_counts, check_not_negative, check_numbers
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
@@ -102,10 +102,10 @@ class PathMuon(Invariant):
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         super()._check_group(param_group)
-        if "momentum" in param_group:
-            _check_momentum(param_group["momentum"])
+        _check_momentum(param_group.get("momentum", 0.0))
 
 
 def _check_momentum(momentum: float) -> None:
+    check_numbers(momentum=momentum)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
