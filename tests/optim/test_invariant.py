@@ -355,6 +355,27 @@ def test_the_slower_of_two_rules_with_one_metric_takes_no_old_one(kind, monkeypa
             assert set(computed.values()) == {step}
 
 
+def test_what_the_slower_of_two_rules_knows_of_data_waits_for_its_step():
+    """The faster one computes the metric of both, in memory that must not be that of the other's average."""
+    case = BY_NAME["mlp"]
+    model = case.model()
+    network, metric = trace(case, model), ps.metrics.DataDependent(estimator="signs", refresh_every=1)
+    fast, slow = (
+        ps.optim.Invariant(layer.parameters(), network, torch.optim.SGD, lr=0.1, metric=metric)
+        for layer in [m for m in model.modules() if isinstance(m, torch.nn.Linear)][:2]
+    )
+    kept = []
+    for step in range(12):
+        fast.zero_grad()
+        case.loss(model(case.example(4, seed=step))).backward()
+        fast.step()
+        if step < 3:
+            slow.step()
+            kept = [(state["data_average"], state["data_average"].clone()) for state in slow.state.values()]
+    assert kept
+    assert all(torch.equal(*pair) for pair in kept)
+
+
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("steps", [1, 3, 12])
 def test_two_rules_with_one_metric_go_on_bit_by_bit(steps, order):

@@ -192,7 +192,7 @@ class Path:
             # what another optimizer of this metric is about to ask for; at the first step of this one it has just asked
             if "factor" in states[first]:
                 others = [n for n in self.state if n not in own and self.is_due(n)]
-                self.state |= {n: dict(self.state[n]) for n in others}  # until its step
+                self.state |= {n: copy.deepcopy(self.state[n]) for n in others}  # until its step
             expect_values(self.network.parameters[first])
             with full_precision(self.network.parameters[first]):
                 kept = self.power == 0 or self.frozen
