@@ -265,6 +265,21 @@ def test_points_move_with_the_metric():
     assert stood_for is not None
 
 
+@pytest.mark.parametrize("estimator", ["exact", "signs"])
+def test_points_move_with_a_metric_of_data(estimator):
+    """The mean of weights that stand still is where they are, whatever the batches do to the coordinates."""
+    case = BY_NAME["mlp"]
+    model, network = traced(case)
+    metric = ps.metrics.DataDependent(estimator=estimator, refresh_every=1)
+    still = ps.optim.Invariant(model.parameters(), network, torch.optim.ASGD, lr=0.0, t0=0, metric=metric)
+    for step in range(4):
+        still.zero_grad()
+        case.loss(model(case.example(4, seed=step))).backward()
+        still.step()
+        for p in model.parameters():
+            assert_close(still.rule.state[still._shadows[p]]["ax"] * still.state[p]["factor"], p.detach())
+
+
 def test_a_point_alone_may_be_named_without_a_tuple():
     case, means = BY_NAME["mlp"], []
     for points in ("ax", ("ax",)):

@@ -21,7 +21,7 @@ from pathspace.metrics.replicas import mean_over_replicas
 from pathspace.network.errors import expect_finite
 from pathspace.paths.data.data_dependent import KappaTerms, check_finite, fits
 from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
-from pathspace.squared.squares import dense, memory_for
+from pathspace.squared.squares import dense
 
 
 class DataDependent(DataTerms):
@@ -113,8 +113,7 @@ class DataDependent(DataTerms):
             state, new = self.state[name], {"draws": draws + 1}
             kept[name] = new
             data, weight = averaged(state, new, "data", terms.data[name], decay)
-            out = memory_for(data, self._memory, f"{name}, kappa") if data.dim() == 2 else None
-            kappa[name] = terms.kappa(name, data, self.alpha / weight, out)
+            kappa[name] = terms.kappa(name, data, self.alpha / weight)
             if name in terms.cross:
                 cross, weight = averaged(state, new, "cross", terms.cross[name], decay)
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))

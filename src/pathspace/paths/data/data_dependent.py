@@ -140,16 +140,14 @@ class KappaTerms:
     bias_of: dict[str, str]
     drawn: bool
 
-    def kappa(self, name: str, data: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
+    def kappa(self, name: str, data: Tensor, factor: float) -> Tensor:
         """Path + factor data of a parameter, with data of any origin."""
         path = self.path.get(name)
         if path is None:
-            return torch.mul(data, factor, out=out)
+            return data * factor
         if isinstance(path, Outer):
-            return torch.addr(
-                data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor, out=out
-            )
-        return torch.add(path, data, alpha=factor, out=out)
+            return torch.addr(data, path.rows.to(data.dtype), path.columns.to(data.dtype), beta=factor)
+        return torch.add(path, data, alpha=factor)
 
 
 @dataclass(frozen=True)
