@@ -102,6 +102,20 @@ def test_rules_of_several_evaluations_go_through_the_closure(rule, options):
     assert not torch.equal(once[0], plain[0])  # the metric has a part in it
 
 
+@pytest.mark.parametrize("rule", [torch.optim.LBFGS, lambda g: po.SAM(g, torch.optim.SGD, lr=0.1)])
+def test_sparse_gradients_of_a_closure_are_refused(rule):
+    model, words = torch.nn.Sequential(torch.nn.Embedding(5, 4, sparse=True), mlp(4, 6, 3)), torch.arange(4)
+    optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, words), rule, points=())
+
+    def closure():
+        loss = model(words).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"Invariant does not support sparse gradients; use Embedding"):
+        optimizer.step(closure)
+
+
 def test_without_freedom_it_is_the_rule():
     """One linear layer has no unit to rescale, and its kappa is 1."""
     x = torch.randn(9, 4, dtype=torch.float64)

@@ -227,6 +227,7 @@ class Invariant(MetricOptimizer):
         self._check_current()
         if not self._active():
             evaluated(closure)  # SAM begins with gradients
+            self._active()  # which may be sparse
         # a later evaluation may use parameters that the first one does not
         every = [(p, group, p) for group in self.param_groups for p in group["params"]]
         steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])
