@@ -180,6 +180,33 @@ def test_every_evaluation_is_clipped_and_moves_what_it_used():
         ps.optim.Invariant(model.parameters(), ps.trace(model, x[:1]), torch.optim.LBFGS, clip_norm=1.0)
 
 
+def test_gradients_that_a_rule_has_cleared_are_not_added_to():
+    """SAM clears them between its two evaluations, and many closures that it is given do not."""
+    x, found = torch.randn(9, 4, dtype=torch.float64), []
+    start, options = nn.Linear(4, 3).double(), {"base_optimizer": torch.optim.SGD, "lr": 0.1, "rho": 0.5}
+    for ours in (True, False):
+        model = copy.deepcopy(start)
+        if ours:
+            network, metric = ps.trace(model, x[:1]), ps.metrics.Balanced()
+            optimizer = ps.optim.Invariant(
+                model.parameters(), network, po.SAM, metric=metric, points=(), **options
+            )
+        else:
+            optimizer = po.SAM(model.parameters(), **options)
+
+        def closure(model=model):
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.zero_grad()
+            closure()
+            optimizer.step(closure)
+        found.append([p.detach() for p in model.parameters()])
+    assert_close(*found)
+
+
 @pytest.mark.parametrize(
     ("rule", "first", "options"),
     [(torch.optim.LBFGS, 2, {"max_iter": 3}), (po.SAM, 1, {"base_optimizer": torch.optim.SGD, "rho": 0.5})],

@@ -250,6 +250,8 @@ class Invariant(MetricOptimizer):
         def evaluate() -> Any:
             for entry, w in zip(entries, start, strict=True):
                 entry.move_to(w)
+                if entry.shadow.grad is None:  # as SAM has cleared it
+                    entry.parameter.grad = None
             try:
                 with self._rule_at_rest():  # the closure clears the gradients of the model's parameters
                     loss = evaluated(closure)
