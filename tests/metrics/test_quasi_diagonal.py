@@ -185,6 +185,13 @@ def test_alpha_must_be_positive():
         ps.optim.QuasiDiagonal(model.parameters(), ps.trace(model, torch.zeros(1, 2)), alpha=0.0)
 
 
+def test_an_estimator_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="estimator must be 'exact', 'signs' or 'auto', got 'exakt'"):
+        quasi_diagonal_metric(
+            ps.trace(nn.Linear(2, 1), torch.zeros(1, 2)), torch.ones(3, 2), estimator="exakt"
+        )
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.01])
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
-from pathspace.paths.data.data_dependent import Estimator, Request, in_safe_type
+from pathspace.paths.data.data_dependent import Estimator, Request, check_estimation, in_safe_type
 from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.replay.replay import Replay
 
@@ -86,9 +86,9 @@ def quasi_diagonal_metric(
         (5.0, 2.0, 1.0)
     """
     check_options(alpha, statistic)
+    check_estimation("parameters", estimator)
     if alpha == 0:
         raise ValueError("alpha must be positive: without data the metric has no column of the bias")
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
     request = Request(alpha, statistic, "parameters", estimator, biases)
     diagonal, shares = in_safe_type(network, inputs, request, generator)
     cross = {name: value.mul_(alpha).to(diagonal[name].dtype) for name, value in shares.cross.items()}

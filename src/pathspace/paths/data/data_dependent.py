@@ -96,7 +96,6 @@ def data_dependent_kappa(
     if alpha == 0:
         network.check_current()
         return kappa(network)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
     return in_safe_type(network, inputs, Request(alpha, statistic, sharing, estimator), generator)[0]
 
 
@@ -219,13 +218,14 @@ def kappa_terms(
 
 
 def in_safe_type(
-    network: Network, inputs: Any, request: Request, generator: torch.Generator
+    network: Network, inputs: Any, request: Request, generator: torch.Generator | None
 ) -> tuple[dict[str, Tensor], KappaTerms]:
     """Kappa on a batch, and its two terms; again in float64 if the type of the parameters cannot hold it.
 
     Raises:
         FloatingPointError: it is not finite even there.
     """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
     before, alpha = generator.get_state(), request.alpha
     terms = kappa_terms(network, replay(network, inputs), request, generator)
     kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
