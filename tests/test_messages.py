@@ -278,6 +278,7 @@ MISTAKES = {
         lambda: optimizer("GAdam", skeleton_rate="1"),
         "skeleton_rate must be a number, got '1'",
     ),
+    "a seed of skeletons in quotes": (lambda: optimizer("GSGD", seed="1"), "seed must be a number, got '1'"),
     "no share of the data": (
         lambda: optimizer("QuasiDiagonal", alpha=None),
         "alpha must be a number, got None",

@@ -78,7 +78,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
     ) -> None:
         check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         check_bounds(clip_norm=clip_norm, clamp=clamp)
-        check_numbers(skeleton_rate=skeleton_rate)
+        check_numbers(skeleton_rate=skeleton_rate, seed=seed)
         if clamp is not None and not clamp > 1:
             raise ValueError(f"clamp must be greater than 1 or None, got {clamp}")
         if units not in ("balanced", "none"):
@@ -87,7 +87,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise ValueError(f"skeleton_rate must be positive, got {skeleton_rate}")
         self.clip_norm, self.clamp, self.units, self.skeleton_rate = clip_norm, clamp, units, skeleton_rate
         self._wanted: Skeleton | Rule = "largest" if skeleton is None else skeleton
-        self._seed = seed
+        self._seed = int(seed)
         self._steps = 0
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
