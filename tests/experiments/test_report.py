@@ -3,6 +3,7 @@ import html
 import io
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -497,6 +498,22 @@ def test_all_runs_are_listed_with_their_purpose(output: Path, comparison: Compar
     assert len(final) == sum(len(row.runs) for row in comparison.rows)
     assert all(line["test_error"] == "" for line in tuning)
     assert any(line["diverged_at"] for line in tuning)
+
+
+def test_errors_that_are_not_finite_are_empty_cells_as_they_are_after_a_resume(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathspace.experiments.report.files.draw", lambda _: (b"", ""))
+    validations, epochs = (Validation(0, math.inf, math.nan),), (Epoch(4, math.inf, math.inf),)
+    run = replace(comparison.rows[0].runs[0], validations=validations, epochs=epochs, diverged_at=4)
+    configuration = Configuration("compare", "", comparison.settings).as_dict()
+    for name, each in ("new", run), ("resumed", RunResult.from_dict(run.as_dict())):
+        row = replace(comparison.rows[0], runs=(each,) * 2)
+        (tmp_path / name).mkdir()
+        write_report(replace(comparison, rows=(row,)), tmp_path / name, title="", configuration=configuration)
+    for file in "runs.csv", "validation.csv", "epochs.csv":
+        assert (tmp_path / "new" / file).read_bytes() == (tmp_path / "resumed" / file).read_bytes()
+    assert read_csv(tmp_path / "new" / "validation.csv")[0]["validation_loss"] == ""
 
 
 def test_the_table_is_written_as_it_is_shown(output: Path, comparison: Comparison) -> None:

@@ -217,9 +217,11 @@ def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[t
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as CSV."""
+    """Return a table as CSV, with empty cells for what is missing or not finite."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    for row in rows:
+        # results that were read back no longer say which of the numbers that are not finite it was
+        writer.writerow([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
     return text.getvalue()
