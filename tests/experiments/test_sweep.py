@@ -75,8 +75,9 @@ def test_searches_are_read(text: str, dimension: Dimension) -> None:
 
 def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
     assert parse_search("learning_rate=1e-4:1:log").listed().values == (0.0001, 0.001, 0.01, 0.1, 1.0)
-    assert parse_search("damping=0:1:3").listed().values == (0, 1)  # whole numbers
-    assert parse_search("damping=0.0:1.0:3").listed().values == (0.0, 0.5, 1.0)
+    assert parse_search("damping=0:1:3").listed().values == (0.0, 0.5, 1.0)
+    assert parse_search("weight_decay=0:1").listed().values == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert parse_search("refresh_every=1:2:3").listed().values == (1, 2)  # whole numbers
     assert parse_search("model_options.hidden=4:64:log:3").listed().values == (4, 16, 64)
 
 

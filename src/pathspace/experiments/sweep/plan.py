@@ -21,6 +21,8 @@ GRID_POINTS = 5  # of a range that does not say how many
 TRIALS = 20  # points for each optimizer where they are drawn
 EXAMPLE = f"--search {RATE}=1e-4:1:log, or --search damping=0.01,0.1"
 
+REAL = {RATE, DECAY, *(item.name for item in fields(Settings) if isinstance(item.default, float))}
+
 # What is searched is a setting of a run: these say which runs are done and how they are reported.
 NOT_OF_A_RUN = {
     "task", "methods", "starts", "baselines", "seeds", "tuning_seeds", "learning_rates", "weight_decays", "tuning",
@@ -36,7 +38,7 @@ class Dimension:
     Attributes:
         name: Of a setting, of an entry `TABLE.NAME`, or `learning_rate` or `weight_decay`.
         values: What it may be; empty for a range.
-        low: The least of a range; a whole number if both ends are.
+        low: The least of a range; between two whole numbers there are whole numbers alone.
         high: The greatest of a range.
         log: Whether equal factors count as equal distances.
         points: Of a range, for the grid.
@@ -193,7 +195,7 @@ def _range(name: str, parts: list[str], text: str) -> Dimension:
     )
     if len(rest) > 1 or not all(_is_number(number) for number in numbers):
         raise wrong
-    low, high = numbers[:2]
+    low, high = map(float, numbers[:2]) if name in REAL else numbers[:2]
     points = numbers[2] if rest else GRID_POINTS
     if not low < high or (log and low <= 0) or not isinstance(points, int) or points < 2:
         raise wrong
