@@ -113,6 +113,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"learning_rates": [0.1, 1e300]}, r"'learning_rates' is \[0.1, 1e\+300\]: give at most 1e\+30 each"),
         ({"weight_decays": [1e300]}, r"at most 1e\+30 each"),
         ({"damping": 1e300}, r"'damping' is 1e\+300: give at most 1e\+30"),
+        *(
+            ({name: 10**400}, f"'{name}' is 10*: give")
+            for name in ("epochs", "tuning_epochs", "rescale_factor")
+        ),
         ({"methods": ["sgd", "sgd"]}, "each one once"),
         # two runs of one configuration would write to one folder at a time
         ({"learning_rates": [0.1, 0.3, 0.1]}, "each one once"),
@@ -170,6 +174,8 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
     table, entry = "model_options={hidden = 3}", "model_options.layers=2"
     for both in ([table, entry], [entry, table]):
         assert parse_settings(both) == {"model_options": {"hidden": 3, "layers": 2}}
+    digits = "1" * 5000  # more than Python reads as a number
+    assert parse_settings([f"epochs={digits}"]) == {"epochs": digits}
     with pytest.raises(ConfigurationError, match="--set 'momentum' has no value"):
         parse_settings(["momentum"])
     with pytest.raises(ConfigurationError, match="'task_options' is given both"):

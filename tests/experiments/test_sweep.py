@@ -89,6 +89,8 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
         (["--search", "seeds=1,2"], "Unknown setting 'seeds' in --search"),
         (["--search", "damping=1:0.1"], "is no range: write NAME=LOW:HIGH"),
         (["--search", "learning_rate=0:1:log"], "is no range"),
+        (["--search", f"refresh_every=1:{10**400}"], "is no range"),
+        (["--search", f"learning_rate={10**400}"], "needs numbers"),
         (["--search", "learning_rate=fast,slow"], "needs numbers"),
         (["--search", "damping=1,2", "--search", "damping=1,2"], "names 'damping' twice"),
         (["--search", "model_options.width=1,2"], "width"),

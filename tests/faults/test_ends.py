@@ -28,6 +28,8 @@ def _own_handler():
         (RuntimeError("no"), "Error: RuntimeError: no", 70),
         (MemoryError(), "Error: There is not enough memory", 2),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "Error: There is not enough", 2),
+        (RuntimeError("Storage size calculation overflowed with sizes=[9"), "Error: There is not enough", 2),
+        (TypeError("empty(): Overflow when unpacking long long"), "Error: There is not enough", 2),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             "Error: Cannot write to standard output (No space",

@@ -21,6 +21,7 @@ from pathspace.cli import networks, training
 from pathspace.cli.errors import BROKEN, INTERRUPTED, WRONG_USE, clear_errors
 
 TRACEBACK = "PATHSPACE_TRACEBACK"
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Overflow when unpacking long")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +66,9 @@ def main() -> None:
 def _mendable(error: Exception) -> str:
     """Say what to do about memory or a disk that is full; nothing of other errors."""
     # torch has errors of its own for memory: of the processor, told by their words alone, and of a GPU
-    without = "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError"
+    without = (
+        any(words in str(error) for words in OUT_OF_MEMORY) or type(error).__name__ == "OutOfMemoryError"
+    )
     if without or isinstance(error, MemoryError):
         return "There is not enough memory for this: make it smaller, or give fewer workers."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

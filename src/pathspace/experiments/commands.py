@@ -463,7 +463,7 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
         try:
             value = tomllib.loads(f"value = {text}")["value"]
             json.dumps(value)
-        except (tomllib.TOMLDecodeError, TypeError):  # no setting is a date, which is TOML, too
+        except (ValueError, TypeError):  # no setting is a date, which is TOML, too, or has 5,000 digits
             value = text
         table, dot, option = name.partition(".")
         if dot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -329,7 +329,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _whole(least: int) -> _Requirement:
@@ -362,10 +362,10 @@ REQUIREMENTS: dict[str, tuple[_Requirement, ...]] = {
         (_is_text, "a name"),
         (lambda value: value in TUNINGS, "'grid', 'one standard error' or 'in turn'"),
     ),
-    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "refresh_every"), (_whole(1),)),
+    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "refresh_every"), (_whole(1), _HELD)),
     "threads": (_whole(1), (lambda value: value <= MOST_THREADS, f"at most {MOST_THREADS}")),
     **dict.fromkeys(("seeds", "tuning_seeds"), (_whole(1), _FEW)),
-    **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0),)),
+    **dict.fromkeys(("tuning_epochs", "rescale_exponent", "validate_every"), (_whole(0), _HELD)),
     "verified_seeds": (_whole(0), _FEW),
     **dict.fromkeys(("momentum", "warmup"), (_real(lambda value: 0 <= value < 1, "one in [0, 1)"),)),
     **dict.fromkeys(

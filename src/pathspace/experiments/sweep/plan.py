@@ -11,7 +11,7 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
+from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, settings_from
 
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
@@ -175,7 +175,7 @@ def parse_search(text: str) -> Dimension:
         return _range(name, rest.split(":"), text)
     try:
         values = tomllib.loads(f"value = {rest}")["value"] if rest.startswith("[") else rest.split(",")
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.") from None
     read = tuple(dict.fromkeys(_value(one) if isinstance(one, str) else one for one in values))
     if not read or not all(isinstance(one, bool | int | float | str) and one != "" for one in read):
@@ -203,14 +203,14 @@ def _range(name: str, parts: list[str], text: str) -> Dimension:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _value(text: str) -> Any:
     """Read a value as `--set` does: as in TOML, a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         try:
             return float(text)  # 1e-4 is TOML; 1.e-4 and .5 are not
         except ValueError:
