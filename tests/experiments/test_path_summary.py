@@ -113,6 +113,7 @@ def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> N
         ("def build():\n  raise OSError('no such weights')", r"OSError: no such weights \(line 2 of .*model.py\)"),
         ("import torch\ndef build(): return torch.nn.Linear(3, 2)", "does not take such an example.*2 features"),
         ("import torch\ndef build(): return torch.nn.Linear(2, 2, device='meta')", "on the meta device"),
+        ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "does not take such an example: .*indices"),
     ],
 )  # fmt: skip
 def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> None:
@@ -121,6 +122,20 @@ def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> Non
     assert result.exit_code == 2, result.output
     assert re.search(says, result.output.replace("\n", " ")), result.output
     assert "Traceback" not in result.output
+
+
+def test_drawn_examples_have_the_type_of_the_weights(tmp_path: Path) -> None:
+    model = "import torch\ndef build(): return torch.nn.Linear(2, 2, dtype=torch.float64)"
+    (tmp_path / "model.py").write_text(model)
+    result = call(f"{tmp_path / 'model.py'}:build", "--input", "2", "--json")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.filterwarnings("ignore:the network has no unit class")
+@pytest.mark.parametrize("examples", [torch.zeros(0, 2), torch.full((3, 2), torch.nan)])
+def test_examples_without_finite_outputs_are_refused(examples: torch.Tensor) -> None:
+    with pytest.raises(ConfigurationError, match="outputs are not finite, or there are none"):
+        summarize(nn.Linear(2, 2), examples)
 
 
 def test_dead_units_and_multipliers_of_a_tiny_model() -> None:

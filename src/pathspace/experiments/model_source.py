@@ -32,7 +32,7 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
         source: A name in `zoo.NETWORKS`, or `FILE.py:FUNCTION`, or `MODULE:FUNCTION`. The function takes no
             arguments and returns a model, or a model and a batch of examples.
         shape: Of one example, without the batch dimension, for a function that returns a model alone; such
-            examples are standard normal.
+            examples are standard normal, of the type and on the device of the model's weights.
         seed: Decides built-in weights and drawn examples.
 
     Raises:
@@ -61,6 +61,8 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
                     "--input 28,28, or return a pair (model, examples)."
                 )
             examples = torch.randn(EXAMPLES, *shape)
+            weight = next((p for p in model.parameters() if p.is_floating_point()), examples)
+            examples = examples.to(weight)  # its type and device
         elif shape is not None:
             raise ConfigurationError(f"{source!r} returned examples of its own: leave out --input.")
     return model.eval(), examples

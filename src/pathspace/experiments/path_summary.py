@@ -96,20 +96,27 @@ def summarize(
         The numbers, the traced network and its skeleton.
 
     Raises:
-        ConfigurationError: The model cannot be traced.
+        ConfigurationError: The model cannot be traced, or does not take the examples.
     """
     try:
         network = pathspace.trace(model, examples)
+        if not network.parameters:
+            raise ConfigurationError(
+                "The model has no path: all of its parameters stand at operations that are cut."
+            )
+        if any(p.is_meta for p in network.parameters.values()):
+            raise ConfigurationError("The model is on the meta device: build it with values.")
+        with torch.no_grad():
+            outputs = network.returned(_call(model, examples))
     except (UntraceableError, TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     except RuntimeError as error:  # the model's own, from a forward pass
         raise ConfigurationError(f"The model does not take such an example: {error}") from error
-    if not network.parameters:
+    derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
+    if not count or not all(t.isfinite().all() for t in outputs):
         raise ConfigurationError(
-            "The model has no path: all of its parameters stand at operations that are cut."
+            "The model's outputs are not finite, or there are none: check its weights, and give one example at least."
         )
-    if any(p.is_meta for p in network.parameters.values()):
-        raise ConfigurationError("The model is on the meta device: build it with values.")
     skeleton = paths.skeleton(network, rule, generator=torch.Generator().manual_seed(seed))
     graph = paths.reduction_graph(network)
     try:
@@ -121,12 +128,9 @@ def summarize(
         listed = paths.enumerate_paths(network, limit, graph=unrolled)
         if len(listed) * graph.num_edges <= LARGEST_JACOBIAN:
             rank = paths.path_rank(paths.path_jacobian(network, listed))
-    with torch.no_grad():
-        derivatives = sum(t.numel() for t in network.returned(_call(model, examples)))
     on_a_path = paths.used_edges(network, graph)
     without_basis = graph.signed or bool(network.tape.product)
     multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
-    count = _count(network, examples)
     # a few times as many derivatives as weights are enough, and quick
     enough = min(count, -(-3 * graph.num_edges * count // max(1, derivatives)))
     some = _first(network, examples, enough) if isinstance(examples, Tensor) else examples
