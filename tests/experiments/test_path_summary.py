@@ -88,6 +88,7 @@ def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["{file}:missing"], "has no function 'missing'"),
         (["{file}:alone"], "--input 28,28"),
         (["{file}:both", "--input", "2"], "leave out --input"),
+        (["mlp", "--input", "3"], "leave out --input"),
         (["{file}:nothing"], "returned a int"),
         (["no_such_file.py:build"], "There is no file"),
         (["no_such_module:build"], "There is no module"),

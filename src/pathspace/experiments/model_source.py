@@ -39,6 +39,8 @@ def load_model(source: str, shape: Sequence[int] | None = None, seed: int = 0) -
         ConfigurationError: There is no such model, or no example for it, or the function failed.
     """
     if source in NETWORKS:
+        if shape is not None:
+            raise ConfigurationError(f"{source!r} has examples of its own: leave out --input.")
         return _built_in(source, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
