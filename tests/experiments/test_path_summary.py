@@ -125,6 +125,15 @@ def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> Non
     assert "Traceback" not in result.output
 
 
+def test_a_file_may_have_dataclasses_whose_annotations_are_text(tmp_path: Path) -> None:
+    lines = "from __future__ import annotations", "from dataclasses import dataclass", MODEL
+    (tmp_path / "model.py").write_text(
+        "\n".join((*lines, "@dataclass", "class Sizes:", "    width: int = 3"))
+    )
+    result = call(f"{tmp_path / 'model.py'}:both", "--json")
+    assert result.exit_code == 0, result.output
+
+
 def test_drawn_examples_have_the_type_of_the_weights(tmp_path: Path) -> None:
     model = "import torch\ndef build(): return torch.nn.Linear(2, 2, dtype=torch.float64)"
     (tmp_path / "model.py").write_text(model)

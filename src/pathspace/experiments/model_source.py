@@ -22,6 +22,8 @@ from pathspace.experiments.zoo import NETWORKS, build_network
 
 EXAMPLES = 256
 """How many examples are drawn where a model comes without any."""
+MODULE = "__pathspace_model__"
+"""The name of a file's module, which hides no other one."""
 _PICKLED = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 
@@ -116,10 +118,10 @@ def _run(source: str, code: Callable[[], Any]) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigurationError(f"There is no file {str(path)!r}: give FILE.py:FUNCTION.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     sys.path.insert(0, str(path.resolve().parent))  # what stands beside it can be imported, as for a script
     try:
         _run(str(path), functools.partial(spec.loader.exec_module, module))
