@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -294,6 +295,16 @@ def test_what_one_part_refuses_is_refused_before_another_begins(recipes: Path) -
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 2
     assert "Unknown size 'paper'" in refused.stderr
+    assert not (recipes / "runs").exists()
+
+
+def test_missing_data_of_one_part_is_told_before_another_begins(recipes: Path) -> None:
+    file = recipes / "package" / "recipes" / "other.toml"
+    file.write_text(re.sub("task_options.*", "", PART.replace('"adding"', '"mnist"')))
+    command = ["reproduce", "both", "--output", str(recipes / "runs"), "--data-dir", str(recipes)]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert "MNIST was not found" in refused.stderr
     assert not (recipes / "runs").exists()
 
 

@@ -160,7 +160,7 @@ def _reproduce_parts(
 
     Parts that are done are not done again until the whole is, so the same command continues what was stopped.
     """
-    # all of them: a setting that one refuses is refused before hours of another
+    # all of them: what one refuses, as its settings or its data, is refused before hours of another
     asked = {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
     given = bool(size or options[1])
 
@@ -180,10 +180,17 @@ def _reproduce_parts(
     output = _place(around, goes_on)
     if around.resume and not is_begun(output):
         raise folders.nothing_to_resume(output)
+
+    def begins() -> bool:
+        return around.fresh or not (is_begun(output) or _holds_results(output))
+
+    for each in asked.values() if begins() else ():
+        around.executor(each.settings.threads)
+        check_task_of(each.settings, around.data_dir)
     make_folder(output)
     with folders.alone_in(output):
         unfinished = not (output / PAGE).exists()
-        if not around.fresh and (is_begun(output) or _holds_results(output)):
+        if not begins():
             stored = configurations.read_parts(output)
             if around.resume and not given:
                 asked = stored
