@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from pathspace.cli import main
-from pathspace.experiments.terminal import PlainConsole, encodable
+from pathspace.experiments.terminal import PlainConsole, encodable, output_console
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,8 @@ def test_commands_print_their_tables_on_an_ascii_terminal(monkeypatch: pytest.Mo
     assert b"0.0 ok" in memory.getvalue()
     print("\u2713", file=stream, flush=True)
     assert memory.getvalue().endswith(b"\\u2713\n")
+
+
+def test_without_standard_output_nothing_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it where the stream is closed
+    output_console().print("a table")

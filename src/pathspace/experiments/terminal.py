@@ -25,7 +25,7 @@ def output_console(width: int = 120) -> PlainConsole:
     Args:
         width: Columns of a pipe or a log, which have no width of their own; eighty would break names and sentences.
     """
-    return PlainConsole(width=None if sys.stdout.isatty() else width)
+    return PlainConsole(width=None if sys.stdout and sys.stdout.isatty() else width)
 
 
 def encodable(text: str, encoding: str) -> str:
