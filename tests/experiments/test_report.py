@@ -45,6 +45,8 @@ from pathspace.experiments.report.switchable import (
     switchable_curves,
 )
 from pathspace.experiments.report.table import (
+    Table,
+    TableRow,
     difference_label,
     error_label,
     notes,
@@ -186,6 +188,17 @@ def test_divergence_and_differences_in_words(comparison: Comparison) -> None:
     assert error_label(comparison, replace(row, runs=(gone, row.runs[1]))) == "diverged (1 of 2)"
     labels = [difference_label(value) for value in (None, 0.0, 1e-300, 0.1234, float("inf"))]
     assert labels == ["–", "0.0", "1e-300", "0.12", "one diverged"]  # noqa: RUF001
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_a_table_wider_than_its_console_keeps_names_and_numbers(columns: int) -> None:
+    names = ("optimizer", "start", *(f"model_options.number_{index}" for index in range(8)), "reason")
+    row = TableRow(("Path-SGD", "balanced", *map(str, range(1000, 1008)), "so it was " * 30), {}, True)
+    stream = io.StringIO()
+    print_table(Table("Many columns", names, (row,), ()), Console(file=stream, width=columns))
+    for word in (*names, *row.cells[:-1]):
+        assert word in stream.getvalue()
+    assert stream.getvalue().split().count("was") == 30
 
 
 def test_the_terminal_shows_every_row_and_note(comparison: Comparison) -> None:

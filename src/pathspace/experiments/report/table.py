@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -20,6 +21,7 @@ from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
+REASON = 40  # columns of a sentence, at least
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 
 
@@ -250,8 +252,8 @@ def print_table(table: Table, console: Console, published: Published | None = No
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
-        words = title in ("optimizer", "start", "metric", "method", "pair")
-        text.add_column(title, justify="left" if words else "right", no_wrap=index > 1)
+        words = title in ("optimizer", "start", "metric", "method", "pair", "reason")
+        text.add_column(title, justify="left" if words else "right", no_wrap=not _wraps(index, title))
     grouped = not all(row.begins_method for row in table.rows)
     for row in table.rows:
         if grouped and row.begins_method and row is not table.rows[0]:
@@ -262,11 +264,29 @@ def print_table(table: Table, console: Console, published: Published | None = No
             f"[{s}]{escape(cell)}[/]" if s else escape(cell) for cell, s in zip(cells, styles, strict=True)
         ]
         text.add_row(name if row.begins_method else "", *shown)
-    console.print(text)
+    least = [_least_width(table, index) for index in range(len(table.columns))]
+    whole = sum(least) + 2 * len(least) + 1  # a blank on either side of each, and the edge
+    if console.width < whole:  # else columns would lose their ends, and names vanish
+        text.width = whole
+        for column, width in zip(text.columns, least, strict=True):
+            column.width = width
+    console.print(text, crop=False)
     for sentence in table.notes:
         console.print(sentence, style="dim", highlight=False)
     if published is not None:
         console.print(_published_table(published.results))
+
+
+def _wraps(index: int, title: str) -> bool:
+    return index < 2 or title == "reason"
+
+
+def _least_width(table: Table, index: int) -> int:
+    """Return the width that a column must have: of its longest word if it wraps, or else of its longest line."""
+    title = table.columns[index]
+    texts = [title, *(row.cells[index] for row in table.rows)]
+    parts = [p for text in texts for p in (text.split() if _wraps(index, title) else text.splitlines())]
+    return max([REASON if title == "reason" else 0, *map(cell_len, parts)])
 
 
 def _published_table(results: Sequence[PublishedResult]) -> RichTable:
