@@ -146,6 +146,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["train", "--set", 'methods=["adam"]'],
             "A single run has no setting 'methods': leave it out, and choose by --method, --start, --lr and --seed",
         ),
+        (["train", "--set", "weight_decays=[0.1, 0.2]"], "A single run has one weight decay: give one"),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
         (
             ["train", "--start", "nowhere"],

@@ -602,6 +602,12 @@ def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
     assert (tmp_path / "report.html").exists()
 
 
+def test_of_a_single_run_no_decay_is_said_to_be_chosen(comparison: Comparison) -> None:
+    decayed = replace(comparison, settings=replace(comparison.settings, weight_decays=(0.1,)))
+    assert "Weight decays, chosen along with the rates: 0.1." in notes(decayed, None)
+    assert "Weight decays" not in " ".join(notes(replace(decayed, choices={}), None))
+
+
 def test_weights_are_stated_where_methods_train_other_models(comparison: Comparison) -> None:
     assert f"Weights: {6 * (2 + 6 + 2) + 7}." in build_table(comparison).notes
     counts = {"sgd": 1234, "path-sgd": 1234, "lstm-adam": 98765}

@@ -253,6 +253,10 @@ def run_train(
             f"A single run has no setting {name!r}: leave it out, and choose by --method, --start, --lr and --seed."
         )
     settings = settings_from((where, {**values, **one}))
+    if len(settings.weight_decays) > 1:
+        raise ConfigurationError(
+            "A single run has one weight decay: give one, such as --set weight_decays=[0.1]."
+        )
     asked = Configuration("train", f"One run of {method} from the {start} start", settings, seed=seed)
     done = _execute(asked, around, given=given or bool(values))
     _print([done], around)

@@ -162,7 +162,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             * (settings.tuning == "one standard error")
         )
         sentences += own_grids(settings)
-    if settings.weight_decays != (0.0,):
+    if comparison.choices and settings.weight_decays != (0.0,):
         decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
         sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
     if settings.schedule != "constant" or settings.warmup:
