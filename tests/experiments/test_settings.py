@@ -129,7 +129,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"schedule": "linear"}, "Unknown schedule 'linear'"),
         ({"warmup": 1.0}, r"'warmup' is 1.0: give one in \[0, 1\)"),
         ({"tuning": "random"}, "'tuning' is 'random': give 'grid', 'one standard error' or 'in turn'"),
-        ({"tuning_epochs": -1}, "'tuning_epochs' is -1: give a whole number"),
+        ({"tuning_epochs": -1}, "'tuning_epochs' is -1: give a whole number from 0 on"),
         ({"refresh_every": 0}, "'refresh_every' is 0: give a whole number from 1 on"),
         ({"rescale_factor": 0.5}, "'rescale_factor' is 0.5: give 0, or 1 or more"),
         ({"baselines": ["soap"]}, "give some of the methods"),

@@ -333,7 +333,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _whole(least: int) -> _Requirement:
-    return lambda value: _is_whole(value, least), f"a whole number{f' from {least} on' if least else ''}"
+    return lambda value: _is_whole(value, least), f"a whole number from {least} on"
 
 
 def _real(good: Callable[[float], bool], expected: str) -> _Requirement:
