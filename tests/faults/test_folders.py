@@ -132,6 +132,15 @@ def test_a_report_whose_runs_were_deleted_is_kept(here: Path, monkeypatch: pytes
         assert contents(here) == before
 
 
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_broken_configuration_needs_fresh(here: Path, more: list[str]) -> None:
+    (here / "runs" / "one").mkdir(parents=True)
+    (here / "runs" / "one" / "result.json").write_text("{}")
+    (here / "config.json").write_text(json.dumps({"command": "train", "versions": {}}))
+    said = call(*TINY, *more, "--output", ".", code=2).stderr
+    assert "config.json' cannot be read ('title'): start over with --fresh" in said
+
+
 def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
     call(*TINY)
     folder = here / "runs" / "train"

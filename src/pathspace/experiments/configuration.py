@@ -154,7 +154,7 @@ def _other_kind(output: Path, content: Mapping[str, Any]) -> ConfigurationError:
 
 
 def _unreadable(output: Path, why: object) -> ConfigurationError:
-    return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start the command again.")
+    return ConfigurationError(f"{str(output / FILE)!r} cannot be read ({why}): start over with --fresh.")
 
 
 def _parsed(output: Path, content: Any) -> Configuration:
