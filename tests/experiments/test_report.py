@@ -608,6 +608,13 @@ def test_of_a_single_run_no_decay_is_said_to_be_chosen(comparison: Comparison) -
     assert "Weight decays" not in " ".join(notes(replace(decayed, choices={}), None))
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_single_tuning_seed_has_no_standard_error(comparison: Comparison, seeds: int) -> None:
+    settings = replace(comparison.settings, tuning="one standard error", tuning_seeds=seeds)
+    text = " ".join(notes(replace(comparison, settings=settings), None))
+    assert ("least rate within one standard error" in text) == (seeds > 1)
+
+
 def test_weights_are_stated_where_methods_train_other_models(comparison: Comparison) -> None:
     assert f"Weights: {6 * (2 + 6 + 2) + 7}." in build_table(comparison).notes
     counts = {"sgd": 1234, "path-sgd": 1234, "lstm-adam": 98765}

@@ -159,7 +159,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             "Learning rates were chosen on the validation split, by the same grid for every method and "
             f"start ({rates}; {settings.tuning_seeds} other seed{'s' * (settings.tuning_seeds > 1)}{length})."
             + " The least rate within one standard error of the best."
-            * (settings.tuning == "one standard error")
+            * (settings.tuning == "one standard error" and settings.tuning_seeds > 1)
         )
         sentences += own_grids(settings)
     if comparison.choices and settings.weight_decays != (0.0,):
