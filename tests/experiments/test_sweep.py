@@ -335,6 +335,9 @@ def test_searched_epochs_are_those_of_the_runs(tiny_settings: Make) -> None:
     assert [config_of(settings, ("sgd", "balanced"), point, 0).epochs for point in points] == [1, 2]
     other = plan_from(settings, ["momentum=0.0,0.5"]).grid()
     assert {config_of(settings, ("sgd", "balanced"), point, 0).epochs for point in other} == {3}
+    for searched, told in (("momentum=0.0,0.5", True), ("epochs=1,2", False)):
+        found = Sweep(settings, plan_from(settings, [searched]), "a task", "error, %", ())
+        assert ("after 3 epochs" in best_table(found).notes[0]) == told
 
 
 def test_a_grid_of_one_method_is_not_that_of_others(tiny_settings: Make) -> None:

@@ -186,10 +186,11 @@ def _notes(found: Sweep, best: Sequence[Point]) -> tuple[str, ...]:
         "random": "drawn at random",
         "tpe": "drawn by TPE, where earlier ones were good",
     }
-    epochs = settings.tuning_epochs or settings.epochs
+    searched = any(dimension.name == "epochs" for dimension in plan.search)
+    length = "" if searched else f" after {count(settings.tuning_epochs or settings.epochs, 'epoch')}"
     notes = [
         f"The best of {count(plan.trials, 'point')} for every optimizer and start ({how[plan.sampler]}), by the mean "
-        f"validation {found.metric} over {count(settings.seeds, 'seed')} after {count(epochs, 'epoch')}. "
+        f"validation {found.metric} over {count(settings.seeds, 'seed')}{length}. "
         "The test split was not looked at: `pathspace compare` reports.",
         "A point counts only if all of its runs came through.",
     ]
