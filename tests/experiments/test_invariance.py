@@ -51,6 +51,19 @@ def test_a_broken_claim_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch
     assert 0 < values["largest_output_difference"] == verdicts[0].report.largest_output_difference
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_names_and_numbers_are_whole_in_a_narrow_terminal(columns: int) -> None:
+    (verdict,) = check_all(["sgd"], ["mlp"], steps=2)
+    report = replace(verdict.report, largest_output_difference=1.2e15)
+    stream = io.StringIO()
+    print_verdicts(
+        [replace(verdict, optimizer="path-sgd-momentum", network=name, report=report) for name in NETWORKS],
+        Console(file=stream, width=columns),
+    )
+    assert {"path-sgd-momentum", *NETWORKS} <= set(stream.getvalue().split())
+    assert stream.getvalue().count("1.2e+15") == len(NETWORKS)
+
+
 def test_what_is_no_number_is_null_in_json() -> None:
     (verdict,) = check_all(["sgd"], ["mlp"], steps=2)
     lost = replace(verdict, report=replace(verdict.report, largest_output_difference=math.inf))

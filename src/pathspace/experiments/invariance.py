@@ -172,7 +172,9 @@ def print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
         table.add_row(
             optimizer, "claimed" if claimed else "no", *(_cell(row[network]) for network in networks)
         )
-    console.print(table)
+    # in a narrower terminal names and numbers would lose their ends
+    table.width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table, crop=False)
     broken = [verdict for verdict in verdicts if verdict.broken]
     for verdict in broken:
         console.print(f"[red]{verdict.optimizer} on {verdict.network}: {_reason(verdict.report)}")
