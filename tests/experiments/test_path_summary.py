@@ -134,6 +134,13 @@ def test_a_file_may_have_dataclasses_whose_annotations_are_text(tmp_path: Path) 
     assert result.exit_code == 0, result.output
 
 
+def test_what_a_model_prints_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(f"print('built', flush=True)\n{MODEL}")
+    result = call(f"{tmp_path / 'model.py'}:both", "--json")
+    assert json.loads(result.stdout)["examples"] == 20
+    assert "built" in result.stderr
+
+
 def test_drawn_examples_have_the_type_of_the_weights(tmp_path: Path) -> None:
     model = "import torch\ndef build(): return torch.nn.Linear(2, 2, dtype=torch.float64)"
     (tmp_path / "model.py").write_text(model)

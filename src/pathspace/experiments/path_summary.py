@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -276,8 +278,9 @@ def run_paths(
         if picture.suffix.lower() != ".png":
             raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
         writable_folder(picture.parent, "--picture")
-    model, examples = load_model(source, shape, seed)
-    summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # what the model prints is no JSON
+        model, examples = load_model(source, shape, seed)
+        summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
     if picture is not None:
         from pathspace.experiments.report.reduction_figure import draw_reduction
 
