@@ -155,6 +155,12 @@ def test_a_broken_idx_file_is_named_with_the_reason(tiny_mnist: Path, content: b
     assert FILES["test"][0] in str(caught.value)
 
 
+def test_a_label_beyond_nine_is_no_mnist(tiny_mnist: Path) -> None:
+    (tiny_mnist / "mnist" / FILES["test"][1]).write_bytes(idx(np.array([0, 10, 2])))
+    with pytest.raises(ConfigurationError, match="or a class beyond 9, not MNIST"):
+        build_task("mnist", {"train_size": 8, "validation_size": 4}, data_dir=tiny_mnist)
+
+
 def test_without_data_one_error_names_both_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PATHSPACE_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed

@@ -140,10 +140,10 @@ def load(part: str, data_dir: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def _checked(images: Tensor, labels: Tensor, folder: Path) -> tuple[Tensor, Tensor]:
-    if images.shape[1:] != (28, 28) or labels.shape != (len(images),):
+    if images.shape[1:] != (28, 28) or labels.shape != (len(images),) or bool((labels > 9).any()):
         raise ConfigurationError(
             f"The files in {str(folder)!r} hold images of shape {tuple(images.shape)} and labels of shape "
-            f"{tuple(labels.shape)}, not MNIST: download them again."
+            f"{tuple(labels.shape)}, or a class beyond 9, not MNIST: download them again."
         )
     return images, labels
 
