@@ -137,6 +137,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"task": 3}, "give the name of one task"),
         ({"task_options": 3}, "give a table"),
         ({"model": "perceptron"}, "Unknown model 'perceptron'"),
+        (
+            {"methods": ["batch-norm"], "model": "mlp", "batch_size": 1},
+            "'batch-norm' takes the variance of a batch, and the batch size is 1: give 2 or more",
+        ),
         ({"methods": ["batch-norm"]}, "'batch-norm' normalizes nodes by a batch, which 'relu-rnn' cannot"),
         ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
         ({"model_options": {"width": 3}}, "Unknown option 'width' in model_options"),

@@ -190,6 +190,11 @@ class Settings:
                 f"The method {name!r} normalizes nodes by a batch, which {model!r} cannot: set model to "
                 f"{' or '.join(FEED_FORWARD)}."
             )
+        centred = method(name).normalizes.get("statistic") == "covariance"
+        if centred and self.batch_size == 1 and options.get("output") != "every":  # one value for each node
+            raise ConfigurationError(
+                f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
+            )
         if model in RESCALABLE:
             return
         if method(name).needs_network:
