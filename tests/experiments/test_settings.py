@@ -142,6 +142,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
             "'batch-norm' takes the variance of a batch, and the batch size is 1: give 2 or more",
         ),
         ({"methods": ["batch-norm"]}, "'batch-norm' normalizes nodes by a batch, which 'relu-rnn' cannot"),
+        *(
+            ({"model_options": option}, "of the task 'digits' are numbers, answered at their end: leave out")
+            for option in ({"output": "every"}, {"embedding": 3})
+        ),
         ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
         ({"model_options": {"width": 3}}, "Unknown option 'width' in model_options"),
         ({"task_options": {"width": 3}}, "Unknown option 'width' in task_options"),

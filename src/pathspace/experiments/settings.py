@@ -190,6 +190,13 @@ class Settings:
                 f"The method {name!r} normalizes nodes by a batch, which {model!r} cannot: set model to "
                 f"{' or '.join(FEED_FORWARD)}."
             )
+        if self.task not in tasks.OF_SYMBOLS and (
+            options.get("embedding") or options.get("output") == "every"
+        ):
+            raise ConfigurationError(
+                f"The sequences of the task {self.task!r} are numbers, answered at their end: leave out "
+                "model_options.embedding, which is of symbols, and model_options.output."
+            )
         centred = method(name).normalizes.get("statistic") == "covariance"
         if centred and self.batch_size == 1 and options.get("output") != "every":  # one value for each node
             raise ConfigurationError(
