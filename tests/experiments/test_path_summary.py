@@ -1,12 +1,15 @@
 """`pathspace paths`: models by name and from files, the numbers, the picture, and errors."""
 
+import io
 import json
 import re
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -14,7 +17,7 @@ import pathspace as ps
 from cases import half
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.path_summary import summarize
+from pathspace.experiments.path_summary import print_summary, summarize
 from pathspace.experiments.report.reduction_figure import draw_reduction, reduction_figure
 
 MODEL = """
@@ -73,6 +76,13 @@ def test_brackets_in_names_are_no_markup(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "my [red] model.py:both" in " ".join(result.output.split())
     assert f"Picture: {picture}" in result.output
+
+
+def test_brackets_in_the_names_of_cut_modules_are_no_markup() -> None:
+    model = nn.Sequential(OrderedDict({"first": nn.Linear(2, 3), "a[red]": nn.Sigmoid()}))
+    stream = io.StringIO()
+    print_summary("", summarize(model, torch.randn(9, 2))[0], Console(file=stream, width=120))
+    assert "in 'a[red]'" in stream.getvalue()
 
 
 def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def print_summary(title: str, summary: PathSummary, console: Console) -> None:
     table.add_column("value", justify="right")
     table.add_column("what it is", style="dim")
     for row in _rows(summary):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
 
 
