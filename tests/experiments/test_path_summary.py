@@ -78,6 +78,12 @@ def test_brackets_in_names_are_no_markup(tmp_path: Path) -> None:
     assert f"Picture: {picture}" in result.output
 
 
+@pytest.mark.filterwarnings("ignore:the network has no unit class")
+def test_dollars_in_a_name_are_no_formula_in_the_picture() -> None:
+    _, network, skeleton = summarize(nn.Linear(1, 1), torch.ones(2, 1))
+    assert draw_reduction(network, skeleton, "my$_{model$.py:build").startswith(b"\x89PNG")
+
+
 def test_brackets_in_the_names_of_cut_modules_are_no_markup() -> None:
     model = nn.Sequential(OrderedDict({"first": nn.Linear(2, 3), "a[red]": nn.Sigmoid()}))
     stream = io.StringIO()

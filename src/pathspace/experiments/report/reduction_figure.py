@@ -39,7 +39,7 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
     import matplotlib as mpl
 
     png = io.BytesIO()
-    with mpl.rc_context({"font.size": 9}):
+    with mpl.rc_context({"font.size": 9, "text.parse_math": False}):
         reduction_figure(network, skeleton, title).savefig(png, format="png", dpi=160)
     return png.getvalue()
 
