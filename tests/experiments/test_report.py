@@ -12,6 +12,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from rich.console import Console
@@ -28,6 +29,7 @@ from pathspace.experiments.report import (
     print_table,
     write_report,
 )
+from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.files import as_json
@@ -412,6 +414,17 @@ def test_the_figure_is_a_png_of_readable_size(output: Path) -> None:
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
     assert width > 1000
     assert height > 500
+
+
+def test_a_matplotlibrc_that_asks_for_latex_changes_no_figure(comparison: Comparison) -> None:
+    with mpl.rc_context({"text.usetex": True, "font.size": 30}):
+        png, _ = draw_claim([comparison])
+        assert mpl.rcParams["text.usetex"]
+    assert png == draw_claim([comparison])[0]
+    source = Path(draw_claim.__code__.co_filename).parents[1]
+    assert [path.name for path in source.rglob("*.py") if "rc_context" in path.read_text("utf-8")] == [
+        "saved_figure.py"
+    ]
 
 
 def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathspace.experiments.long_memory.comparison import Row, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.report.rate_axis import set_rate_axis
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,11 +22,10 @@ LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5
 
 def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> tuple[bytes, str]:
     """Draw a line of two panels for each setting; as PNG and as an SVG element."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         figure = Figure(figsize=(12, 0.6 + 3.4 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(len(rows), 2, squeeze=False)

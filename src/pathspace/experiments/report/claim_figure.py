@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.claim import standings
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +31,10 @@ def draw_claim(parts: Sequence[Comparison]) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         most = max(len(part.settings.methods) for part in parts)
         figure = Figure(figsize=(2.2 + 4.2 * len(parts), 1.3 + 0.33 * most), layout="constrained")
         FigureCanvasAgg(figure)

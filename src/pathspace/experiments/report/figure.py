@@ -22,7 +22,7 @@ from pathspace.experiments.report.curves import (
 )
 from pathspace.experiments.report.methods_figure import draw_methods
 from pathspace.experiments.report.rate_axis import set_rate_axis
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import start_label
 
 if TYPE_CHECKING:
@@ -45,12 +45,11 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # A figure of its own, not pyplot's: no window, and no state that outlives the call.
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
         if len(comparison.settings.starts) == 1 and len(comparison.settings.methods) > 1:

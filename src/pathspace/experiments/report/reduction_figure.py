@@ -6,6 +6,7 @@ import io
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from pathspace.experiments.report.saved_figure import own_style
 from pathspace.network import Network
 from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
@@ -36,10 +37,8 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
     Returns:
         The picture as PNG.
     """
-    import matplotlib as mpl
-
     png = io.BytesIO()
-    with mpl.rc_context({"font.size": 9, "text.parse_math": False}):
+    with own_style({"text.parse_math": False}):
         reduction_figure(network, skeleton, title).savefig(png, format="png", dpi=160)
     return png.getvalue()
 

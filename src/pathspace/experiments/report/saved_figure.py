@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@contextmanager
+def own_style(changes: dict[Any, Any] | None = None) -> Iterator[None]:
+    """Draw with Matplotlib's defaults and these changes, whatever `matplotlibrc` says: LaTeX may be missing there."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        own: dict[Any, Any] = {"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}
+        mpl.rcParams.update(own | (changes or {}))
+        yield
 
 
 def saved(figure: Figure) -> tuple[bytes, str]:

@@ -29,6 +29,7 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
+from pathspace.experiments.report.saved_figure import own_style
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.tasks import build_task
 
@@ -193,12 +194,11 @@ def _cell(row: Ratio) -> str:
 
 
 def _draw(rows: Sequence[Ratio]) -> bytes:
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     starts = list(dict.fromkeys(row.start for row in rows))
-    with mpl.rc_context({"font.size": 9}):
+    with own_style():
         figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]

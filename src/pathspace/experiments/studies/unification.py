@@ -24,6 +24,7 @@ from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.report.saved_figure import own_style
 from pathspace.experiments.report.table import NOTHING, error_label
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 
@@ -171,13 +172,12 @@ def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
 
 
 def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
     measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
-    with mpl.rc_context({"font.size": 9}):
+    with own_style():
         figure = Figure(figsize=(8.4, 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]

@@ -12,7 +12,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.files import PAGE, csv_text
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.page import Section, render
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
@@ -280,11 +280,10 @@ def draw(found: Sweep) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         figure = Figure(figsize=(10.5, 4.2), layout="constrained")
         FigureCanvasAgg(figure)
         points, name = points_of(found), _varied(found)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from pathspace.experiments.published import Published
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.symbols.cells import Score, best
 from pathspace.experiments.symbols.protocol import BASELINES, Protocol
 
@@ -16,7 +16,6 @@ LEAST_SECONDS = 1e-3  # as curves are rounded
 
 def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> tuple[bytes, str]:
     """Draw the regrets, one panel for each text; as PNG and as an SVG element."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
@@ -25,7 +24,7 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
     draws = range(protocol.seeds)
     colours = {"DH+FB": "#b3400e", "QDH+RUTSD": "#8ab6e6", "QDH+RBP": "#1f5f9e", "merged": "#55752f"}
     colours |= dict.fromkeys(BASELINES, "#9aa5b1")
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         figure = Figure(
             figsize=(1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows)), layout="constrained"
         )
@@ -72,7 +71,7 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, 
     sizes = sorted({score.cell.size for score in scores if score.curve})
     shades = mpl.colormaps["viridis"]([0.9 * place / max(1, len(sizes) - 1) for place in range(len(sizes))])
     colours = dict(zip(sizes, shades, strict=True))
-    with mpl.rc_context({"font.size": 8, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style({"font.size": 8}):
         figure = Figure(
             figsize=(1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows)), layout="constrained"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.experiments.report.page import Section, render
-from pathspace.experiments.report.saved_figure import saved
+from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
 from pathspace.experiments.storage import write_atomically, write_json, write_text
 from pathspace.experiments.xor.cells import Result, passes_needed
@@ -60,11 +60,10 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
 
 def draw(protocol: Protocol, results: Sequence[Result]) -> tuple[bytes, str]:
     """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed; as PNG and as SVG."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "pathspace", "svg.fonttype": "path"}):
+    with own_style():
         figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
