@@ -13,6 +13,7 @@ from torch import optim
 import command_line
 import pathspace
 from command_line import call
+from pathspace.cli import main
 from processes import in_child
 
 TINY = ["--task", "adding", "--epochs", "2", *command_line.TINY]
@@ -411,6 +412,15 @@ def test_a_bound_on_the_step_stands_in_the_place_of_the_clipping_norm(name: str,
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_the_backend_of_a_notebook_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Matplotlib cannot be imported where that package is missing
+    monkeypatch.setenv("MPLBACKEND", "module://a_notebook_s.backend_inline")
+    monkeypatch.setattr(sys, "argv", ["pathspace", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["MPLBACKEND"] == "agg"
+
+
 def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
     result = call("train", *TINY, "--quiet", "--output", str(tmp_path))
     assert (result.exit_code, result.stderr) == (0, "")

@@ -44,6 +44,7 @@ def main() -> None:
     """Run the command line."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
         sys.stdout.reconfigure(errors="backslashreplace")
+    os.environ["MPLBACKEND"] = "agg"  # figures are files; the backend of a notebook may be missing here
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: in the background
         signal.signal(signal.SIGINT, _Interrupts())
     try:
