@@ -216,6 +216,28 @@ def test_a_state_may_be_loaded_again_and_again(name):
     assert_close(list(model.parameters()), train(*build(name), 6), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("other", ["QuasiDiagonal", "Balanced"])
+def test_a_state_of_another_metric_does_not_set_the_length_of_steps(other, back):
+    """Rules whose groups have the same options take each other's states, and took ten steps or all by their metrics."""
+
+    def built(path):
+        if path:
+            return build("PathSGD", lr=0.0, momentum=0.0)
+        name, options = ("PathSGD", {"metric": ps.metrics.Balanced()}) if other == "Balanced" else (other, {})
+        return build(name, lr=0.0, momentum=0.0, **options)
+
+    ends = []
+    for state in (built(not back), None):
+        model, optimizer = built(back)
+        if state is not None:
+            train(*state, 12)  # that stand still
+            optimizer.load_state_dict(state[1].state_dict())
+        optimizer.param_groups[0]["lr"] = 0.1
+        ends.append(train(model, optimizer, 1))
+    assert_close(*ends, rtol=1e-6, atol=1e-8)
+
+
 # --- conversions -------------------------------------------------------------------------------------------
 
 

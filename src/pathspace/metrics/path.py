@@ -39,7 +39,9 @@ Form = Literal["inverse", "root", "balanced"]
 """What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
 _EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
 _FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
-_KEPT = ("age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "factor")
+_KEPT = (
+    "age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "exponent", "factor",
+)  # fmt: skip
 
 DAMPING = 0.1
 """No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
@@ -206,9 +208,18 @@ class Path:
     def is_due(self, name: str) -> bool:
         """Whether the next step of a parameter needs a new metric."""
         state = self.state.get(name)
-        if state is None or "factor" not in state:
+        # a loaded state may be that of a rule that works with another form
+        if (
+            state is None
+            or "factor" not in state
+            or state.get("exponent") not in (None, self._exponent(name))
+        ):
             return True
         return not (self.power == 0 or self.frozen or name in self._ahead) and self._is_due_at(state["age"])
+
+    def _exponent(self, name: str) -> float:
+        """That of kappa' in what the optimizer works with."""
+        return self.power * _EXPONENTS[self._forms[name]]
 
     def _is_due_at(self, age: int) -> bool:
         return age < self.refresh_every or age % self.refresh_every == 0
@@ -349,11 +360,12 @@ class Path:
         """What the optimizer works with, from kappa', in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
         gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
         self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
+        self.state[name]["exponent"] = exponent = self._exponent(name)
         if kappa is None or (self.damping and self.state[name]["empty"]):
             # without kappa, or where no path has any mass: the metric of the balanced network
             result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
         else:
-            result = self._power(name, kappa, self.power * _EXPONENTS[form])
+            result = self._power(name, kappa, exponent)
             if self.state[name]["zeros"]:
                 result.masked_fill_(result.isinf(), 0)
         if _FACTORS[form]:
