@@ -1,5 +1,6 @@
 """Long memory: many runs at once are the library's own runs one by one, and the comparison tests what it says."""
 
+import functools
 import itertools
 import json
 import math
@@ -116,30 +117,42 @@ def library_run(method: str, seed: int, steps: int) -> ReluRNN:
     if chosen.power:
         kind = {"muon": ps.optim.PathMuon, "adamw": ps.optim.PathAdam}[chosen.rule]
         metric = ps.metrics.Path(chosen.power, damping=0.01, refresh_every=10)
-        optimizer = kind(model.parameters(), network, lr=RATE, clip_norm=1.0, metric=metric)
-    elif chosen.rule == "muon":
-        optimizer = MuonAdamW(model.parameters(), RATE)
+        optimizers = [kind(model.parameters(), network, lr=RATE, clip_norm=1.0, metric=metric)]
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
+        hidden = {"muon": [*model.parameters()], "muon-hidden": [model.rnn.weight_hh_l0]}.get(chosen.rule, [])
+        others = [p for p in model.parameters() if not any(p is one for one in hidden)]
+        plain = {MuonAdamW: hidden, functools.partial(torch.optim.AdamW, weight_decay=0.0): others}
+        optimizers = [kind(params, lr=RATE) for kind, params in plain.items() if params]
     generator = torch.Generator().manual_seed(1_000_000 + seed)
     for step in range(steps):
-        for group in optimizer.param_groups:
+        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = RATE * factor("cosine", 0.05, step, SETUP.steps)
         x, y = draw("addition", [generator], B, T)
-        optimizer.zero_grad()
+        model.zero_grad()
         (model(in_order(x))[:, 0] - y[0]).square().mean().backward()
         if not chosen.power:  # exactly: torch's function adds 1e-6 to the norm
             gradients = [q.grad for q in model.parameters() if q.grad is not None]
             norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
             for g in gradients:
                 g.div_(norm.clamp_min(1.0))
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
     return model
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
-    "method", ["path-muon", "path-muon-half", "path-adam", "balanced-muon", "balanced-adamw", "muon", "adamw"]
+    "method",
+    [
+        "path-muon",
+        "path-muon-half",
+        "path-adam",
+        "balanced-muon",
+        "balanced-muon-hidden",
+        "balanced-adamw",
+        "muon",
+        "adamw",
+    ],
 )
 def test_a_run_among_others_is_the_library_s_run(method: str) -> None:
     steps = 25  # kappa is computed at each of the first ten, and at the 10th and 20th

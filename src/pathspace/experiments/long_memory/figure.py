@@ -15,7 +15,7 @@ from pathspace.experiments.report.saved_figure import own_style, saved
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"muon": "#0072b2", "soap": "#d55e00", "adamw": "#009e73"}
+COLOURS = {"muon": "#0072b2", "muon-hidden": "#cc79a7", "soap": "#d55e00", "adamw": "#009e73"}
 CONTROLS = ("#000000", "#7f7f7f", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5)), "control": "-"}
 

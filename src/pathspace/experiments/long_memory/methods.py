@@ -40,9 +40,11 @@ class Method:
 METHODS = {
     "path-muon": Method("PathMuon", "muon", 1.0),
     "path-muon-half": Method("PathMuon, power 1/2", "muon", 0.5),
+    "path-muon-hidden": Method("PathMuon, PathAdam", "muon-hidden", 1.0),
     "path-soap": Method("PathSOAP", "soap", 1.0),
     "path-adam": Method("PathAdam", "adamw", 1.0),
     "balanced-muon": Method("Muon", "muon"),
+    "balanced-muon-hidden": Method("Muon, AdamW", "muon-hidden"),
     "balanced-soap": Method("SOAP", "soap"),
     "balanced-adamw": Method("AdamW", "adamw"),
     "muon": Method("Muon", "muon", balanced=False),

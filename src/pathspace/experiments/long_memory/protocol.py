@@ -12,8 +12,9 @@ from pathspace.experiments.settings import LARGEST, check_setting
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
 METHODS = (
-    "path-muon", "path-muon-half", "path-soap", "path-adam", "balanced-muon", "balanced-soap", "balanced-adamw",
-    "muon", "soap", "adamw", "once", "permuted", "recurrent-only", "input-only", "output-only",
+    "path-muon", "path-muon-half", "path-muon-hidden", "path-soap", "path-adam", "balanced-muon",
+    "balanced-muon-hidden", "balanced-soap", "balanced-adamw", "muon", "soap", "adamw",
+    "once", "permuted", "recurrent-only", "input-only", "output-only",
 )  # fmt: skip
 COUNTS = (
     "tuning_seeds", "seeds", "steps_per_length", "together", "batch_size", "refresh_every", "test_size",

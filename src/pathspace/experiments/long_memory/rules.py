@@ -102,9 +102,10 @@ class Soap:
         self.states = [self.states[i] for i in index.tolist()]
 
 
-# What each rule does with matrices, and with vectors.
-RULES: dict[str, tuple[Callable[[], Direction], Callable[[], Direction]]] = {
-    "muon": (Muon, Adam),
-    "soap": (Soap, lambda: Adam(SOAP_BETAS)),
-    "adamw": (Adam, Adam),
+# What each rule does with W_rec, with other matrices, and with vectors.
+RULES: dict[str, tuple[Callable[[], Direction], Callable[[], Direction], Callable[[], Direction]]] = {
+    "muon": (Muon, Muon, Adam),
+    "muon-hidden": (Muon, Adam, Adam),  # as Muon's authors advise: AdamW for the first and the last layer
+    "soap": (Soap, Soap, lambda: Adam(SOAP_BETAS)),
+    "adamw": (Adam, Adam, Adam),
 }

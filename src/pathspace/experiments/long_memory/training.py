@@ -130,8 +130,9 @@ class Trainer:
         self.metric = Metric(self.method, setup, seeds)
         self.places = list(range(len(seeds)))  # of the copies that go on
         self.generators = [torch.Generator().manual_seed(_BATCHES + seed) for seed in seeds]
-        matrices, vectors = RULES[self.method.rule]
-        self.directions = {name: (matrices if self.p[name].dim() == 3 else vectors)() for name in NAMES}
+        hidden, matrices, vectors = RULES[self.method.rule]
+        others = {name: matrices if self.p[name].dim() == 3 else vectors for name in NAMES}
+        self.directions = {name: rule() for name, rule in {**others, "recurrent": hidden}.items()}
         self.memory = torch.empty(0)  # of the states and their gradients, kept between steps
         self.step = 0
 
