@@ -64,7 +64,7 @@ class Plain:
         shrink = min(1.0, options["clip_norm"] / math.sqrt(sum(value.square().sum() for value in h.values())))
         for name, p in parameters.items():
             g = shrink * h[name]
-            if p.dim() > 1:
+            if p.dim() > 1 and name not in options.get("apart", ()):
                 d = self.matrix_direction(name, g.reshape(len(g), -1)).reshape(g.shape)
             else:
                 m = self.m[name] = beta1 * self.m.get(name, 0.0) + (1 - beta1) * g
@@ -115,6 +115,21 @@ def test_option_is_the_rule_written_out(chosen, name):
     optimizer = ps.optim.PathMuon(ours.parameters(), network, **options)
     expected = train(Plain(case, theirs, **options), theirs, case)
     # a last digit may tip a rounding to bfloat16
+    assert_close(train(optimizer, ours, case), expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_group_may_leave_its_matrices_to_adamw(name):
+    case = BY_NAME[name]
+    (ours, network), theirs = traced(case, torch.float64), case.model(torch.float64)
+    inside, ends = {n: p for n, p in ours.named_parameters() if p.dim() > 1}, []
+    for end in (next(iter(inside)), next(reversed(inside))):
+        ends.append(inside.pop(end))
+    apart = [n for n, p in ours.named_parameters() if any(p is end for end in ends)]
+    others = [p for n, p in ours.named_parameters() if n not in apart]
+    groups = [{"params": others}, {"params": ends, "use_muon": False}]
+    optimizer = ps.optim.PathMuon(groups, network, lr=0.01)
+    expected = train(Plain(case, theirs, lr=0.01, apart=apart), theirs, case)
     assert_close(train(optimizer, ours, case), expected, rtol=0, atol=2e-4)
 
 

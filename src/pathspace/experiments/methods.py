@@ -114,6 +114,19 @@ def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
     return MuonAdamW(model.parameters(), hyper.learning_rate, weight_decay=hyper.weight_decay)
 
 
+def _hidden_apart(model: nn.Module) -> list[dict[str, Any]]:
+    """Return groups that leave embeddings and readouts to AdamW, as Muon's authors advise."""
+    ends = {id(p): p for n, p in model.named_parameters() if n.startswith(("embedding.", "readout."))}
+    hidden = [p for p in model.parameters() if id(p) not in ends]
+    return [{"params": hidden}, {"params": [*ends.values()], "use_muon": False}]
+
+
+def _muon_hidden(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+    from pathspace.optim.rules.muon import MuonAdamW
+
+    return MuonAdamW(_hidden_apart(model), hyper.learning_rate, weight_decay=hyper.weight_decay)
+
+
 def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
     from pathspace.experiments.natural import NaturalGradient
 
@@ -143,11 +156,16 @@ def _as_printed(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyperpar
 
 
 def _in_path_space(
-    name: str, *, least_damping: float = 0.0, clips: str = "clip_norm", **options: Any
+    name: str,
+    *,
+    least_damping: float = 0.0,
+    clips: str = "clip_norm",
+    groups: Callable[[nn.Module], Any] | None = None,
+    **options: Any,
 ) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
     """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike.
 
-    Its option `clips` is what the clipping norm goes to.
+    Its option `clips` is what the clipping norm goes to; `groups` makes a model's param groups.
     """
 
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
@@ -156,7 +174,7 @@ def _in_path_space(
         # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
         momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
         return getattr(pathspace.optim, name)(
-            model.parameters(),
+            groups(model) if groups else model.parameters(),
             network,
             lr=hyper.learning_rate,
             weight_decay=hyper.weight_decay,
@@ -242,6 +260,12 @@ _PLAIN = {
     "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003),
     "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003),
     "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon, learning_rate=0.003),
+    "muon-hidden": Method(
+        "Muon, hidden layers",
+        "the same; AdamW for embeddings and readouts, too",
+        _muon_hidden,
+        learning_rate=0.003,
+    ),
 }
 _PATH = {
     "path-sgd": _path(
@@ -283,6 +307,13 @@ _PATH = {
     ),
     "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
     "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
+    "path-muon-hidden": _path(
+        "PathMuon, hidden layers",
+        "the same; Adam in these coordinates for embeddings and readouts, too",
+        "PathMuon",
+        0.003,
+        groups=_hidden_apart,
+    ),
 }
 _BASIS = {
     "g-sgd": Method(
@@ -336,6 +367,7 @@ _BALANCED = {
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
     "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
+    "balanced-muon-hidden": _balanced("Muon, hidden layers", _muon_hidden, 0.003, "muon-hidden"),
 }
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]

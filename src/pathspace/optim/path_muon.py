@@ -47,6 +47,7 @@ class PathMuon(Invariant):
         adjust_lr: factor of a matrix's step. ``"match_rms_adamw"``: 0.2 sqrt(max(n, m)), which gives steps of
             AdamW's size, so that one lr serves both rules; ``"original"``: sqrt(max(1, n / m)).
         ns_steps: Newton-Schulz iterations.
+        use_muon: False, as in a param group of embeddings and of the last layer, leaves matrices to AdamW, too.
         options: ``clip_norm``, ``maximize`` and ``metric``, as for :class:`Invariant`; without a ``metric`` those of
             :class:`pathspace.metrics.Path`.
 
@@ -77,6 +78,7 @@ class PathMuon(Invariant):
         *,
         adjust_lr: AdjustLr = "match_rms_adamw",
         ns_steps: int = 5,
+        use_muon: bool = True,
         **options: Unpack[SharedOptions],
     ) -> None:
         check_betas(betas)
@@ -97,6 +99,7 @@ class PathMuon(Invariant):
             eps=eps,
             adjust_lr=adjust_lr,
             ns_steps=ns_steps,
+            use_muon=use_muon,
             **with_metric(self, options, Path),
         )
 

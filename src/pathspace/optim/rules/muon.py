@@ -31,6 +31,7 @@ class MuonAdamW(Optimizer):
         adjust_lr: see ``adjust_lr_fn`` of ``torch.optim.Muon``; ``"match_rms_adamw"`` gives steps of AdamW's size, so
             that one lr serves both rules.
         ns_steps: Newton-Schulz iterations, which torch does in bfloat16.
+        use_muon: False leaves the matrices, too, to AdamW.
         maximize: ascend instead.
     """
 
@@ -46,6 +47,7 @@ class MuonAdamW(Optimizer):
         *,
         adjust_lr: AdjustLr = "match_rms_adamw",
         ns_steps: int = 5,
+        use_muon: bool = True,
         maximize: bool = False,
     ) -> None:
         defaults = {
@@ -57,6 +59,7 @@ class MuonAdamW(Optimizer):
             "eps": eps,
             "adjust_lr": adjust_lr,
             "ns_steps": ns_steps,
+            "use_muon": use_muon,
             "maximize": maximize,
         }
         super().__init__(params, defaults)
@@ -68,7 +71,8 @@ class MuonAdamW(Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
-            matrices, others = [p for p in moved if p.dim() == 2], [p for p in moved if p.dim() != 2]
+            others = [p for p in moved if p.dim() != 2 or not group["use_muon"]]
+            matrices = [p for p in moved if p.dim() == 2] if group["use_muon"] else []
             if others:
                 options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "maximize")}
                 self._let_step(AdamW, others, options)
