@@ -261,7 +261,7 @@ _PLAIN = {
     "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003),
     "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon, learning_rate=0.003),
     "muon-hidden": Method(
-        "Muon, hidden layers",
+        "Muon, hidden",
         "the same; AdamW for embeddings and readouts, too",
         _muon_hidden,
         learning_rate=0.003,
@@ -308,7 +308,7 @@ _PATH = {
     "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
     "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
     "path-muon-hidden": _path(
-        "PathMuon, hidden layers",
+        "PathMuon, hidden",
         "the same; Adam in these coordinates for embeddings and readouts, too",
         "PathMuon",
         0.003,
@@ -367,7 +367,7 @@ _BALANCED = {
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
     "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
-    "balanced-muon-hidden": _balanced("Muon, hidden layers", _muon_hidden, 0.003, "muon-hidden"),
+    "balanced-muon-hidden": _balanced("Muon, hidden", _muon_hidden, 0.003, "muon-hidden"),
 }
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
