@@ -288,6 +288,14 @@ def test_the_list_of_recipes_keeps_names_and_sizes_whole(monkeypatch: pytest.Mon
     assert {"winner-characters", "paper-cifar100-160", "paper-98-permuted"} <= set(words)
 
 
+def test_the_list_of_recipes_is_there_for_machines() -> None:
+    listed = json.loads(call("reproduce", "--list", "--json").stdout)
+    assert json.loads(call("reproduce", "--json").stdout) == listed
+    assert listed["adding"]["sizes"]["paper-100"] == {"core_hours": 2, "page": "adding.md", "part": ""}
+    assert listed["winner"]["parts"] == ["winner-mnist", "winner-characters", "winner-adding"]
+    assert "default" in listed["digits"]["sizes"]
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_reproduce_lists_recipes_and_sets_published_numbers_beside_ours(tmp_path: Path) -> None:
     listed = call("reproduce").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -151,7 +152,7 @@ def reproduce(
       pathspace reproduce smnist-784 --set task_options.train_size=5000
     """  # noqa: D301 (click wants the character, not the letters)
     if name is None or listed:
-        _list_recipes()
+        _list_recipes(where.as_json)
         return
     with clear_errors(f"reproduce {name}") as folders:
         from pathspace.experiments.commands import run_reproduce
@@ -254,7 +255,10 @@ def _say_lost(run: RunResult) -> None:
     raise typer.Exit(DIVERGED)
 
 
-def _list_recipes() -> None:
-    from pathspace.experiments.listing import listing
+def _list_recipes(as_json: bool) -> None:
+    from pathspace.experiments import listing
 
-    typer.echo("\n".join(listing(shutil.get_terminal_size((100, 24)).columns)))
+    if as_json:
+        typer.echo(json.dumps(listing.as_json(), indent=2))
+        return
+    typer.echo("\n".join(listing.listing(shutil.get_terminal_size((100, 24)).columns)))

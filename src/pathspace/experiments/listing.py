@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import asdict
+from typing import Any
 
 from pathspace.experiments.recipes import DEFAULT, Measured, Recipe, load_recipe, recipe_names
 
@@ -23,6 +25,16 @@ def listing(width: int) -> list[str]:
         for size, each in zip(sizes, known, strict=True):
             lines += _of_size(size, each, column, most, width, recipe)
     return lines
+
+
+def as_json() -> dict[str, Any]:
+    """Return the list for machines: by recipe its title, its paper, its parts, and what is known of its sizes."""
+    found = {}
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        sizes = {size: asdict(recipe.measured.get(size, Measured())) for size in [*recipe.sizes] or [DEFAULT]}
+        found[name] = {"title": recipe.title, "paper": recipe.paper, "parts": [*recipe.parts], "sizes": sizes}
+    return found
 
 
 def _of_paper(recipe: Recipe, width: int) -> list[str]:
