@@ -149,6 +149,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
         ),
         (["train", "--set", "weight_decays=[0.1, 0.2]"], "A single run has one weight decay: give one"),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
+        (["train", "--method", "path-sdg"], "Did you mean 'path-sgd'?"),
         (
             ["train", "--start", "nowhere"],
             "Unknown start 'nowhere' in --start: choose from default, balanced",

@@ -1,6 +1,7 @@
 """The errors that users of the experiments are meant to read."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class ConfigurationError(ValueError):
@@ -24,5 +25,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str) -> Conf
         known: The known names, in the order to print them in.
         where: The option or file that holds the name.
     """
-    names = ", ".join(known)
-    return ConfigurationError(f"Unknown {kind} {name!r} in {where}: choose from {names}.")
+    names = [*known]
+    nearest = "".join(f" Did you mean {other!r}?" for other in get_close_matches(str(name), names, 1))
+    return ConfigurationError(f"Unknown {kind} {name!r} in {where}: choose from {', '.join(names)}.{nearest}")
