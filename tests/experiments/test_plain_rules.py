@@ -1,9 +1,13 @@
 import copy
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
+import pathspace as ps
+from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.models import build_model
 from pathspace.experiments.plain_rules import SGD
 
 STEPS = 12
@@ -40,3 +44,34 @@ def test_sgd_is_torchs_with_decoupled_decay() -> None:
     optimizer.step()
     optimizer.step()
     torch.testing.assert_close(p.detach(), torch.full((3,), 0.95**2))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("mlp", {"layers.0.weight", "readout.weight"}),
+        ("relu-rnn", {"rnn.weight_ih_l0", "readout.weight"}),
+        ("transformer", {"embedding.weight", "readout.weight"}),
+        ("language-model", {"embedding.weight"}),
+    ],
+)
+@pytest.mark.parametrize("method", ["muon", "path-muon"])
+def test_muon_for_hidden_layers_leaves_the_first_and_the_last_matrix_to_adam(
+    method: str, name: str, ends: set[str]
+) -> None:
+    symbols = name in ("transformer", "language-model")
+    x = torch.randint(0, 5, (4, 8)) if symbols else torch.randn(4, 8, 5)
+    moved = []
+    for chosen in (method, f"{method}-hidden"):
+        torch.manual_seed(0)
+        model = build_model(name, 5, 3, {})
+        network = ps.trace(model, x) if method == "path-muon" else None
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        optimizer = METHODS[chosen].build(model, network, Hyperparameters(learning_rate=0.01))
+        outputs = model(x)
+        (outputs[0] if isinstance(outputs, tuple) else outputs).square().mean().backward()
+        optimizer.step()
+        moved.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
+    whole, hidden = moved
+    # the first step of Adam is of one length everywhere, that of Muon is not
+    assert {n for n in whole if not torch.allclose(whole[n], hidden[n], rtol=1e-4, atol=1e-7)} == ends

@@ -108,23 +108,30 @@ def _soap(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optim
     return SOAP(model.parameters(), rate, weight_decay=decay, precondition_frequency=40)
 
 
-def _muon(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
-    from pathspace.optim.rules.muon import MuonAdamW
+def _muon(
+    groups: Callable[[nn.Module], Any],
+) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+    """Return the builder of Muon beside AdamW; `groups` makes a model's param groups."""
 
-    return MuonAdamW(model.parameters(), hyper.learning_rate, weight_decay=hyper.weight_decay)
+    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+        from pathspace.optim.rules.muon import MuonAdamW
+
+        return MuonAdamW(groups(model), hyper.learning_rate, weight_decay=hyper.weight_decay)
+
+    return build
 
 
-def _hidden_apart(model: nn.Module) -> list[dict[str, Any]]:
-    """Return groups that leave embeddings and readouts to AdamW, as Muon's authors advise."""
-    ends = {id(p): p for n, p in model.named_parameters() if n.startswith(("embedding.", "readout."))}
-    hidden = [p for p in model.parameters() if id(p) not in ends]
-    return [{"params": hidden}, {"params": [*ends.values()], "use_muon": False}]
+def _together(model: nn.Module) -> Any:
+    return model.parameters()
 
 
-def _muon_hidden(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
-    from pathspace.optim.rules.muon import MuonAdamW
-
-    return MuonAdamW(_hidden_apart(model), hyper.learning_rate, weight_decay=hyper.weight_decay)
+def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
+    """Return groups that leave the first and the last matrix to AdamW, as Muon's authors advise."""
+    # a last matrix that is tied to the first stands at its own place, too
+    matrices = [p for _, p in model.named_parameters(remove_duplicate=False) if p.dim() > 1]
+    ends = {id(p): p for p in (matrices[0], matrices[-1])}
+    others = [p for p in model.parameters() if id(p) not in ends]
+    return [{"params": others}, {"params": [*ends.values()], "use_muon": False}]
 
 
 def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
@@ -160,7 +167,7 @@ def _in_path_space(
     *,
     least_damping: float = 0.0,
     clips: str = "clip_norm",
-    groups: Callable[[nn.Module], Any] | None = None,
+    groups: Callable[[nn.Module], Any] = _together,
     **options: Any,
 ) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
     """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike.
@@ -174,7 +181,7 @@ def _in_path_space(
         # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
         momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
         return getattr(pathspace.optim, name)(
-            groups(model) if groups else model.parameters(),
+            groups(model),
             network,
             lr=hyper.learning_rate,
             weight_decay=hyper.weight_decay,
@@ -259,11 +266,13 @@ _PLAIN = {
     "adam": Method("Adam", "torch's AdamW, which without decay is Adam", _adam, learning_rate=0.003),
     "adamw": Method("AdamW", "the same, named for runs with weight decay", _adam, learning_rate=0.003),
     "soap": Method("SOAP", "Adam in the eigenbasis of Shampoo's preconditioner", _soap, learning_rate=0.003),
-    "muon": Method("Muon", "orthogonalized momentum; AdamW where no matrix is", _muon, learning_rate=0.003),
+    "muon": Method(
+        "Muon", "orthogonalized momentum; AdamW where no matrix is", _muon(_together), learning_rate=0.003
+    ),
     "muon-hidden": Method(
         "Muon, hidden",
-        "the same; AdamW for embeddings and readouts, too",
-        _muon_hidden,
+        "the same; AdamW for the first and the last matrix, too",
+        _muon(_ends_apart),
         learning_rate=0.003,
     ),
 }
@@ -309,10 +318,10 @@ _PATH = {
     "path-muon": _path("PathMuon", "Muon in the coordinates of the path metric", "PathMuon", 0.003),
     "path-muon-hidden": _path(
         "PathMuon, hidden",
-        "the same; Adam in these coordinates for embeddings and readouts, too",
+        "the same; Adam in these coordinates for the first and the last matrix, too",
         "PathMuon",
         0.003,
-        groups=_hidden_apart,
+        groups=_ends_apart,
     ),
 }
 _BASIS = {
@@ -366,8 +375,8 @@ _BALANCED = {
     "balanced-adam": _balanced("Adam", _adam, 0.003, "adam"),
     "balanced-adamw": _balanced("AdamW", _adam, 0.003, "adamw"),
     "balanced-soap": _balanced("SOAP", _soap, 0.003, "soap"),
-    "balanced-muon": _balanced("Muon", _muon, 0.003, "muon"),
-    "balanced-muon-hidden": _balanced("Muon, hidden", _muon_hidden, 0.003, "muon-hidden"),
+    "balanced-muon": _balanced("Muon", _muon(_together), 0.003, "muon"),
+    "balanced-muon-hidden": _balanced("Muon, hidden", _muon(_ends_apart), 0.003, "muon-hidden"),
 }
 _IDENTITY = {"model": "relu-rnn", "start": "identity"}
 _SHORT, _BOTH = _PATH["path-sgd-short"], _PATH["path-sgd-short-both"]
