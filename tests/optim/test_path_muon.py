@@ -175,6 +175,7 @@ def test_without_freedom_it_is_torch_muon(size, adjust, nesterov):
         {"eps": -1e-8},
         {"adjust_lr": "never"},
         {"ns_steps": 0},
+        {"use_muon": "no"},
         {"power": -1.0},
         {"damping": -1.0},
     ],
@@ -184,3 +185,10 @@ def test_impossible_options_are_refused(options):
     model = mlp(3, 4, 2)
     with pytest.raises(ValueError, match=next(iter(options))):
         ps.optim.PathMuon(model.parameters(), ps.trace(model, torch.zeros(1, 3)), **options)
+
+
+def test_a_group_says_by_true_or_false_who_steps_its_matrices():
+    model = mlp(3, 4, 2)
+    groups = [{"params": model.parameters(), "use_muon": None}]
+    with pytest.raises(ValueError, match="use_muon must be True or False, got None"):
+        ps.optim.PathMuon(groups, ps.trace(model, torch.zeros(1, 3)))

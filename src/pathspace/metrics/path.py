@@ -207,13 +207,9 @@ class Path:
 
     def is_due(self, name: str) -> bool:
         """Whether the next step of a parameter needs a new metric."""
-        state = self.state.get(name)
+        state = self.state.get(name, {})
         # a loaded state may be that of a rule that works with another form
-        if (
-            state is None
-            or "factor" not in state
-            or state.get("exponent") not in (None, self._exponent(name))
-        ):
+        if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
             return True
         return not (self.power == 0 or self.frozen or name in self._ahead) and self._is_due_at(state["age"])
 

@@ -84,7 +84,7 @@ class PathMuon(Invariant):
         check_betas(betas)
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         check_counts(ns_steps=ns_steps)
-        _check_momentum(momentum)
+        _check(momentum, use_muon)
         if adjust_lr not in ("match_rms_adamw", "original"):
             raise ValueError(f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}")
         super().__init__(
@@ -105,10 +105,12 @@ class PathMuon(Invariant):
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         super()._check_group(param_group)
-        _check_momentum(param_group.get("momentum", 0.0))
+        _check(param_group.get("momentum", 0.0), param_group.get("use_muon", True))
 
 
-def _check_momentum(momentum: float) -> None:
+def _check(momentum: float, use_muon: bool) -> None:
     check_numbers(momentum=momentum)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    if not isinstance(use_muon, bool):
+        raise ValueError(f"use_muon must be True or False, got {use_muon!r}")

@@ -31,8 +31,7 @@ class PathSOAP(Invariant):
     coordinates without a scale, hence so do L, R, the basis and d: two networks that differ by a node-wise
     rescaling stay so, step by step, bitwise if the factors are powers of two. With other factors rounding
     differs, and where eigenvalues lie close it turns the basis: in float32 two such runs part after a few steps,
-    as two runs do that sum their examples in another order (in float64 five pairs of six small networks agreed to
-    1e-8 after 200 steps).
+    as two runs do that sum their examples in another order.
 
     Biases and other vectors take PathAdam's rule. The first step of a matrix only measures its basis, as in the
     published code; weight decay acts on it already. Parameters that do not belong to the network take the same rules
