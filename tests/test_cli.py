@@ -147,6 +147,17 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["train", "--set", 'methods=["adam"]'],
             "A single run has no setting 'methods': leave it out, and choose by --method, --start, --lr and --seed",
         ),
+        *(
+            (
+                ["train", "--set", given],
+                f"A single run has no setting '{given.partition('=')[0]}': leave it out",
+            )
+            for given in ("target_error=0.1", 'tuning="in turn"', "verified_seeds=1", "tuning_epochs=2")
+        ),
+        (
+            ["sweep", "digits", "--set", "tuning_seeds=2"],
+            "A sweep has no setting 'tuning_seeds': leave it out; --seeds is the runs of each point",
+        ),
         (["train", "--set", "weight_decays=[0.1, 0.2]"], "A single run has one weight decay: give one"),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
         (["train", "--method", "path-sdg"], "Did you mean 'path-sgd'?"),

@@ -128,6 +128,7 @@ def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> N
         ("def build(:", r"failed: SyntaxError: .*\(model.py, line 1\)"),
         ("def build(width): pass", r"failed: TypeError: .*'width'. Give a function that takes no arguments"),
         ("def build():\n  raise OSError('no such weights')", r"OSError: no such weights \(line 2 of .*model.py\)"),
+        ("def build():\n  raise SystemExit('not here')", r"SystemExit: not here \(line 2 of .*model.py\)"),
         ("import torch\ndef build(): return torch.nn.Linear(3, 2)", "does not take such an example.*2 features"),
         ("import torch\ndef build(): return torch.nn.Linear(2, 2, device='meta')", "on the meta device"),
         ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "does not take such an example: .*indices"),

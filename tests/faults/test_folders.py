@@ -132,6 +132,25 @@ def test_a_report_whose_runs_were_deleted_is_kept(here: Path, monkeypatch: pytes
         assert contents(here) == before
 
 
+@pytest.mark.parametrize("command", [TINY, ["reproduce", "symbols"]])
+def test_a_folder_in_the_place_of_the_report_is_kept(here: Path, command: list[str]) -> None:
+    (here / "mine" / "report.html").mkdir(parents=True)
+    said = call(*command, "--output", "mine", "--fresh", code=2).stderr
+    assert "report.html' (" in said  # the system's word for it
+    assert "): make room there, or choose another folder" in said
+    assert [path.name for path in (here / "mine").iterdir()] == ["report.html"]
+
+
+def test_an_impossible_value_in_a_configuration_is_said_with_its_file(here: Path) -> None:
+    call(*TINY)
+    file = here / "runs" / "train" / "config.json"
+    content = json.loads(file.read_text())
+    content["settings"]["momentum"] = -1
+    file.write_text(json.dumps(content))
+    said = call("train", "--resume", "--output", "runs/train", code=2).stderr
+    assert "In 'runs/train/config.json': The setting 'momentum' is -1: give" in said
+
+
 @pytest.mark.parametrize("more", [[], ["--resume"]])
 def test_a_broken_configuration_needs_fresh(here: Path, more: list[str]) -> None:
     (here / "runs" / "one").mkdir(parents=True)

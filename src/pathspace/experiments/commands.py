@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -39,12 +39,14 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.files import PAGE, as_json
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.storage import make_folder, write_json
+from pathspace.experiments.storage import make_folder, remove_file, write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console
 from pathspace.progress import shown
 
 COMPARE_TITLE = "The same network from two starts of the same function"
+# Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
+OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error")
 Layer = tuple[str, Mapping[str, Any]]
 
 
@@ -198,7 +200,7 @@ def _reproduce_parts(
                 raise _other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
         resumes = not around.fresh and (around.resume or unfinished)
         known = {part for part in recipe.parts if folders.is_own(output / part)}
-        (output / PAGE).unlink(missing_ok=True)
+        remove_file(output / PAGE)
         content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
         write_json(output / folders.FILE, content)
         around.chosen(output)
@@ -248,10 +250,11 @@ def run_train(
         "seeds": 1,
         "tuning_seeds": 1,
     }
-    for name in one.keys() & values.keys():
-        raise ConfigurationError(
-            f"A single run has no setting {name!r}: leave it out, and choose by --method, --start, --lr and --seed."
-        )
+    refuse_unused(
+        (*one, *OF_A_TABLE, "baselines", "method_rates", "tuning_epochs"),
+        values,
+        "A single run has no setting {!r}: leave it out, and choose by --method, --start, --lr and --seed.",
+    )
     settings = settings_from((where, {**values, **one}))
     if len(settings.weight_decays) > 1:
         raise ConfigurationError(
@@ -261,6 +264,13 @@ def run_train(
     done = _execute(asked, around, given=given or bool(values))
     _print([done], around)
     return done.comparison
+
+
+def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str) -> None:
+    """Raise a `ConfigurationError` for a setting of the command line that would change nothing."""
+    for name in names:
+        if name in given:
+            raise ConfigurationError(sentence.format(name))
 
 
 def run_check_invariance(

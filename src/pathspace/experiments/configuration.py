@@ -14,7 +14,7 @@ from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import FILE, is_own, nothing_to_resume
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
-from pathspace.experiments.storage import write_json
+from pathspace.experiments.storage import remove_file, write_json
 
 JOURNAL = "sweep.journal"
 RUN_FILES = (pool.RESULT, checkpoint.FILE, checkpoint.BEFORE)
@@ -176,7 +176,7 @@ def _parsed(output: Path, content: Any) -> Configuration:
         )
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigurationError):
-            raise
+            raise ConfigurationError(f"In {str(output / FILE)!r}: {error}") from error
         raise _unreadable(output, error) from error
     for name, version in versions().items():
         if stored.get(name) != version:
@@ -216,9 +216,9 @@ def is_same(output: Path, asked: Configuration) -> bool:
 def clear(output: Path, report: str) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
     for name in (report, JOURNAL):
-        (output / name).unlink(missing_ok=True)
+        remove_file(output / name)
     for folder in sorted((output / RUNS).glob("*/")):
         for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
+            remove_file(folder / name)
         if not any(folder.iterdir()):
             folder.rmdir()

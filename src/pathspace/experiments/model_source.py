@@ -104,7 +104,7 @@ def _run(source: str, code: Callable[[], Any]) -> Any:
         return code()
     except (ConfigurationError, ModuleNotFoundError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script ends so, and says nothing
         said = f"{type(error).__name__}: {error}"
         frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if f.filename != __file__]
         here = [f for f in frames if not f.filename.startswith("<frozen")]

@@ -42,6 +42,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if there is one.
+
+    Raises:
+        StorageError: It cannot be removed, as where a folder has its name.
+    """
+    with _clear_failure(path):
+        path.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> Path:
     """Create a folder, and those around it, where they are missing.
 

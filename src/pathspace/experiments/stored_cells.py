@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import make_folder, write_json
+from pathspace.experiments.storage import make_folder, remove_file, write_json
 from pathspace.progress import Lines
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def table_folder(configuration: dict[str, Any], page: str, around: Surroundings)
     with folders.alone_in(output):
         _check(output, configuration, around)
         finished = (output / page).exists()
-        (output / page).unlink(missing_ok=True)
+        remove_file(output / page)
         if around.fresh or (finished and not around.resume):
             for file in (output / FOLDER).glob("*.json"):
-                file.unlink()
+                remove_file(file)
         write_json(output / folders.FILE, configuration)
         around.chosen(output)
         yield output

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pathspace.experiments.commands import Layer, Surroundings, begun
+from pathspace.experiments.commands import OF_A_TABLE, Layer, Surroundings, begun, refuse_unused
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.live import monitor
@@ -68,6 +68,9 @@ def run_sweep(
 def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]:
     """Return the recipe's name, if it is one, the title of the page, and the settings."""
     where, chosen = options
+    refuse_unused(
+        OF_A_TABLE, chosen, "A sweep has no setting {!r}: leave it out; --seeds is the runs of each point."
+    )
     if "epochs" in chosen and "tuning_epochs" not in chosen:  # a sweep has runs of one length alone
         options = where, {**chosen, "tuning_epochs": 0}
     if name in recipe_names():
