@@ -156,12 +156,42 @@ def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
 def test_ctrl_c_while_mixing_says_what_the_file_holds(here, monkeypatch):
     fit()
     whole = load("m")
+    (here / "m").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
         said = fit(code=130).output
     assert "m holds the network alone, the same command goes on" in said
     fit()
     assert_same(load("m"), whole)
+
+
+def test_ctrl_c_in_a_new_fit_leaves_the_model_of_another_one(here, monkeypatch):
+    fit()
+    whole = load("m")
+    fit("--seed", "1", "--fresh")
+    other = (here / "m").read_bytes()
+    show = command._FitReport.__call__
+
+    def interrupt(report, training):
+        show(report, training)
+        if training.passes == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command._FitReport, "__call__", interrupt)
+        said = fit("--fresh", code=130).output
+    assert "m stays as it was, the same command without --fresh goes on" in said
+    assert (here / "m").read_bytes() == other
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
+        said = fit(code=130).output
+    assert "m stays as it was, the same command goes on to mix" in said
+    assert (here / "m").read_bytes() == other
+    with monkeypatch.context() as patch:  # nothing is left to train
+        patch.setattr(command._FitReport, "__call__", lambda *_: _raise(AssertionError))
+        fit()
+    assert_same(load("m"), whole)
+    assert {path.name for path in here.iterdir()} == {"text", "m"}
 
 
 def test_ctrl_c_before_the_baselines_leaves_the_figures_of_the_model(here, monkeypatch):

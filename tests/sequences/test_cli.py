@@ -111,9 +111,10 @@ def test_resuming_predicts_what_the_fit_predicted(run, book):
     assert run("bits", "m", book).output == resumed
 
 
-def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, monkeypatch):
+def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypatch):
     fit(run, book, "--passes", 60)
     whole = run("bits", "m", book).output
+    (tmp_path / "m").unlink()
     show = _FitReport.__call__
 
     def interrupt(report, training):
@@ -187,6 +188,7 @@ def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypa
     grow = ("fit", "t", "-o", "m", "--units", 3, "--passes", 14, "--grow", "--no-context", "--json")
     whole = json.loads(run(*grow).stdout)
     whole_bits = run("bits", "m", "t").output
+    (tmp_path / "m").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(_FitReport, "__call__", interrupt)
         for passes, *more in ((3,), (7, "--resume")):

@@ -177,7 +177,8 @@ def fit(
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
 
     Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
-    on from there.
+    on from there. Ctrl-C saves what a network has learned, for --resume; a model that was there before stays, and the
+    same command goes on.
 
     \b
     Examples:
@@ -264,6 +265,9 @@ def fit(
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
         if resume and known is not None:
             estimator.alphabet_.encode(known)  # raises of a symbol that the model lacks: it gets no more
+        # the model of another fit, which only a whole one may replace
+        replaces = not resume and output.is_file()
+        again = "--resume" if resume else "the same command without --fresh" if fresh else "the same command"
         with beside(output, fresh) as checkpoint:
             if checkpoint is not None and is_begun(checkpoint) and not quiet:
                 console.print(
@@ -284,20 +288,21 @@ def fit(
                         checkpoint=checkpoint,
                     )
                 except KeyboardInterrupt:
-                    if report.last is None or estimator.restarts > 1:
+                    if report.last is None or estimator.restarts > 1 or replaces:
                         going_on = checkpoint is not None and is_begun(checkpoint)
-                        told = (
-                            "the same command goes on from its checkpoints"
-                            if going_on
-                            else "nothing is saved"
-                        )
-                        console.print(f"interrupted: {told}")
+                        told = f"{again} goes on from its checkpoints" if going_on else "nothing is saved"
+                        stays = f"{output} stays as it was, " if replaces else ""
+                        told = f"interrupted: {stays}{told}"
+                        console.print(told, highlight=False, markup=False, soft_wrap=True)
                         raise
                     fold = fold_of(estimator.alphabet_, training_text, held, mask, held_mask)
                     estimator.training_, interrupted = looked(report.last, fold.validation), True
                     console.print("interrupted: what has been learned is saved, go on with --resume")
-                if checkpoint is not None:  # mixing may be stopped; a device or a pipe is written to once
+                is_saved = False
+                if checkpoint is not None and not replaces:
+                    # mixing may be stopped; a device or a pipe is written to once
                     estimator.save(output)
+                    is_saved = True
                     if (
                         resume or interrupted
                     ):  # --resume goes on from the output, and takes these for another fit's
@@ -309,14 +314,15 @@ def fit(
                     mixed = mix(estimator, training_text, held, quiet, **masks)
                 except KeyboardInterrupt:
                     if checkpoint is not None:
-                        again = "--resume" if resume or interrupted else "the same command"
-                        told = f"interrupted: {output} holds the network alone, {again} goes on to mix it"
+                        again = "--resume" if interrupted else again
+                        holds = "holds the network alone" if is_saved else "stays as it was"
+                        told = f"interrupted: {output} {holds}, {again} goes on to mix the network"
                         console.print(told, highlight=False, markup=False, soft_wrap=True)
                     raise
                 result = result.beside(*mixed, context)
                 if result.kept == "mixed":
                     kept = mixed[0]
-            if kept is not estimator or checkpoint is None:
+            if kept is not estimator or not is_saved:
                 kept.save(output)
         others = {}
         if folds == 1 and after is None and held_counted:
