@@ -86,6 +86,15 @@ def test_another_validation_text_starts_its_own_record():
         assert resumed.best_bits <= code_length(half.result, other)
 
 
+def test_a_training_without_a_pass_takes_another_validation_text():
+    training, corpus, validation = some_training()
+    begun = train(training, corpus, Settings(passes=0), Corpus.of([validation.x[:3]], validation.A))
+    resumed = train(begun, corpus, Settings(passes=12), validation)
+    whole = train(training, corpus, Settings(passes=12), validation)
+    assert whole.best_pass > 0
+    assert (resumed.best_pass, resumed.best_bits) == (whole.best_pass, whole.best_bits)
+
+
 def test_going_on_without_a_validation_text_keeps_what_was_learned_last():
     training, corpus, validation = some_training(units=12, length=120)
     half = train(training, corpus, Settings(passes=80), validation)

@@ -304,7 +304,8 @@ def _train_on(
     if not math.isfinite(state.log_likelihood):
         raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
     if training.passes == 0:
-        training = _look(training, validation, memory)
+        # a fit of no pass may have looked at another text, whose length is no record to beat
+        training = _look(replace(training, best=None, best_bits=math.inf), validation, memory)
     else:
         training = replace(training, log_likelihood=state.log_likelihood)
         if validation is not None:
