@@ -206,7 +206,12 @@ def test_a_symbol_that_the_text_lacks_ends_a_training_without_damping_by_no_warn
         ({"writing": "x"}, "unknown writing step 'x'"),
         ({"damping": -1.0}, "damping"),
         ({"damping": float("nan")}, "damping"),
+        # with infinite ones nothing was learned, without a word
+        ({"damping": math.inf}, "damping must be at least 0 and finite, got inf"),
+        ({"prior_writing": math.inf}, "prior_writing must be at least 0 and finite"),
         ({"reach": 0.0}, "reach must be above 0"),
+        ({"reach": math.inf}, "reach must be above 0 and finite, or None for no bound, got inf"),
+        ({"seconds": math.nan}, "seconds must be at least 0, or None for no bound, got nan"),
         ({"validate_every": 0}, "validate_every"),
     ],
 )

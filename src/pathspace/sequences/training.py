@@ -77,10 +77,12 @@ class Settings:
         if self.writing not in get_args(WritingStep):
             raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
         for name in ("damping", "prior_writing", "prior_transition"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.reach is not None and not self.reach > 0:
-            raise ValueError(f"reach must be above 0, or None for no bound, got {self.reach}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if self.reach is not None and not 0 < self.reach < math.inf:
+            raise ValueError(f"reach must be above 0 and finite, or None for no bound, got {self.reach}")
+        if self.seconds is not None and not self.seconds >= 0:
+            raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds}")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
