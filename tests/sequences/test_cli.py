@@ -444,6 +444,14 @@ def test_baselines_are_printed(run, tmp_path):
         assert row in output
 
 
+@pytest.mark.parametrize(
+    ("task", "says"), [("chess", "unknown task 'chess' in --task"), ("music", "is no text of the task music")]
+)
+def test_a_wrong_task_is_named_before_the_baselines(run, book, monkeypatch, task, says):
+    monkeypatch.setattr("pathspace.sequences.baselines.compressed_bits", None)
+    assert says in " ".join(run("baseline", book, book, "--task", task, status=2).stderr.split())
+
+
 def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin").write_bytes(b"\xe4\xe4")

@@ -73,6 +73,7 @@ def baseline(
         seen, text = read(training, False), read(file, False)
         assert isinstance(seen, bytes)
         assert isinstance(text, bytes)
+        true = 0.0 if task is None else _true_bits(task, file, text)  # baselines may take minutes
         alphabet = Alphabet.of([seen, text])
         x, before = alphabet.encode(text), alphabet.encode(seen)
         rows: dict[str, float] = {}
@@ -83,19 +84,6 @@ def baseline(
         if states:
             hidden = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
             rows[f"HMM of {states} states"] = hidden.bits(x)
-        true = 0.0
-        if task is not None:
-            if task not in TASKS:
-                raise ValueError(f"unknown task {task!r} in --task, choose from {sorted(TASKS)}")
-            if TASKS[task].mask:
-                raise ValueError(
-                    f"the true code length of the task {task} is that of a few of its symbols, and baselines score "
-                    "all: leave --task out"
-                )
-            try:
-                true = TASKS[task].true_bits(text.decode())
-            except ValueError as error:
-                raise ValueError(f"{file} is no text of the task {task}: {error}") from error
     if as_json:
         figures = {"task": task, "symbols": len(text), "bits": {name: v - true for name, v in rows.items()}}
         say(True, figures)
@@ -104,3 +92,18 @@ def baseline(
     for name, value in rows.items():
         table.add_row(name, f"{round(value - true, 1) + 0.0:.1f}", f"{per_symbol(value, len(text)):.4f}")
     Console().print(table)
+
+
+def _true_bits(task: str, file: Path, text: bytes) -> float:
+    """Return the true code length of a text of a synthetic task; raises ValueError if it is none."""
+    if task not in TASKS:
+        raise ValueError(f"unknown task {task!r} in --task, choose from {sorted(TASKS)}")
+    if TASKS[task].mask:
+        raise ValueError(
+            f"the true code length of the task {task} is that of a few of its symbols, and baselines score all: leave "
+            "--task out"
+        )
+    try:
+        return TASKS[task].true_bits(text.decode())
+    except ValueError as error:
+        raise ValueError(f"{file} is no text of the task {task}: {error}") from error
