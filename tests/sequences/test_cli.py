@@ -81,6 +81,7 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
         (("--patience", 0), "--patience 0 is not what the model in m was begun with, 300"),
         (("--metric", "fb"), "--metric fb is not what the model in m was begun with, the default"),
         (("--model", "rnn"), "--model rnn is not what the model in m was begun with, pcnn"),
+        (("--units", 32), "--units 32 is not what the model in m was begun with, 6"),  # as the default says
         (("--text",), "the model in m reads bytes"),
         (("--alphabet", "more"), "symbol b'!' at position 4 is not one of the"),
     ],

@@ -62,6 +62,7 @@ class _FitReport:
 
 
 def fit(
+    command: typer.Context,
     file: InputPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.")] = Path(
         "model.safetensors"
@@ -231,7 +232,12 @@ def fit(
         }
         if resume:
             estimator = _network_of(output)
-            _check_resumed(estimator, output, model, text, options)
+            asked = {
+                name: value
+                for name, value in [*options.items(), ("model", model)]
+                if (source := command.get_parameter_source(name)) and source.name != "DEFAULT"
+            }
+            _check_resumed(estimator, output, text, asked)
             if passes is None and estimator.training_.passes < estimator.passes:
                 passes = estimator.passes
             left = estimator.seconds is not None and estimator.training_.seconds < estimator.seconds
@@ -345,18 +351,14 @@ def _network_of(output: Path) -> SequenceModel:
     return network
 
 
-def _check_resumed(
-    estimator: SequenceModel, output: Path, model: str, text: bool, options: dict[str, Any]
-) -> None:
-    """Refuse options that differ from the defaults and from those that the training was begun with."""
-    default, begun = PCNN().get_params(), estimator.get_params()
-    asked = [(name, options[name], begun[name]) for name in options if options[name] != default[name]]
-    if model != PCNN.kind:
-        asked.append(("model", model, estimator.kind))
-    for name, value, own in asked:
-        if name not in ("passes", "seconds", "jobs") and value != own:
+def _check_resumed(estimator: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:
+    """Refuse options that were given and differ from those that the training was begun with."""
+    begun = estimator.get_params() | {"model": estimator.kind}
+    for name, value in asked.items():
+        if name not in ("passes", "seconds", "jobs") and value != begun[name]:
             shown, there = (
-                one if one is not None else "the default" if name == "metric" else 0 for one in (value, own)
+                one if one is not None else "the default" if name == "metric" else 0
+                for one in (value, begun[name])
             )
             raise ValueError(
                 f"--{name.replace('_', '-')} {shown} is not what the model in {output} was begun with, {there}: leave "
