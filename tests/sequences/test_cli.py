@@ -403,6 +403,16 @@ def test_contexts_alone_have_no_network_to_go_on_with(run, log, tmp_path):
     assert "contexts alone" in run("fit", log, "-o", "m", "--resume", status=2).output
 
 
+@pytest.mark.parametrize("more", [("--share", 0.2), ("--validation", "book.txt")])
+def test_folds_and_a_validation_part_are_refused_together(run, book, more):
+    said = run("fit", book, "--folds", 2, "--restarts", 2, "--ensemble", 2, *more, status=2).stderr
+    assert f"leave out {more[0]}" in " ".join(said.split())
+
+
+def test_a_folder_to_validate_on_is_refused_by_its_option(run, book, tmp_path):
+    assert "'--validation'" in run("fit", book, "--validation", tmp_path, status=2).output
+
+
 @pytest.mark.parametrize("option", ["--units", "--restarts", "--ensemble", "--folds", "--jobs"])
 def test_errors_name_the_option(run, book, option):
     assert f"'{option}'" in run("fit", book, option, 0, status=2).output

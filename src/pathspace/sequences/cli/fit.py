@@ -92,7 +92,11 @@ def fit(
     ] = 0.0,
     validation: Annotated[
         Path | None,
-        typer.Option(help="File to validate on, for early stopping; default: the last tenth.", exists=True),
+        typer.Option(
+            help="File to validate on, for early stopping; default: the last tenth.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     share: Annotated[
         float | None,
@@ -202,6 +206,9 @@ def fit(
                 f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
                 "as many networks as the others"
             )
+        if folds > 1 and (validation is not None or share):
+            option = "--share" if validation is None else "--validation"
+            raise ValueError(f"the --folds take turns as the validation part: leave out {option}")
         for option, name, names in (
             ("model", model, _MODELS),
             ("metric", metric, (None, *get_args(Metric))),
