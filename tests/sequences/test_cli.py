@@ -112,6 +112,19 @@ def test_resuming_predicts_what_the_fit_predicted(run, book):
     assert run("bits", "m", book).output == resumed
 
 
+def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validation_file(run, book, tmp_path):
+    (tmp_path / "held").write_text("she sells shells by the shore ")
+    held = ("--validation", tmp_path / "held")
+    fit(run, book, *held, "--passes", 10, "--no-context")
+    resume = ("fit", book, "-o", "m", "--resume", "--passes", 12, "--json")
+    said = " ".join(run(*resume, status=2).stderr.split())
+    assert "m was begun with a --validation file: give it again, or --share 0 for none" in said
+    each = json.loads(run(*resume, *held).stdout)["validation_bits_per_symbol"]
+    assert each == pytest.approx(load("m").bits((tmp_path / "held").read_bytes()) / 30)
+    run(*resume, "--share", 0)
+    run(*resume)
+
+
 def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypatch):
     fit(run, book, "--passes", 60)
     whole = run("bits", "m", book).output

@@ -254,11 +254,17 @@ def fit(
             told = estimator.told_
             context = told.get("context") if context is None else context
             after = told.get("after") if after is None else after
+            if told.get("validation") and validation is None and share is None:
+                # the last tenth of the file, in its place, has been learned
+                raise ValueError(
+                    f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
+                )
             share = told.get("share") if share is None else share
         else:
             estimator = _MODELS[model](**options)
         share = SHARE if share is None else share
-        estimator.told_ = {"context": context, "after": after, "share": share}
+        held_back = {"share": share, "validation": validation is not None}
+        estimator.told_ = {"context": context, "after": after, **held_back}
         training_text = read_for(estimator, file) if resume else read(file, text)
         # folds take turns, and need no validation part of their own
         held: Text | float | None = (share or None) if folds == 1 else None
