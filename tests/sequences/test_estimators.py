@@ -270,6 +270,13 @@ def test_a_fit_that_fails_leaves_no_network_of_another_alphabet():
         model.predict("x")
 
 
+def test_a_resumed_fit_gets_no_more_symbols():
+    model = PCNN(units=3, passes=2).fit("abab")
+    model.fit("abab", passes=4, resume=True, alphabet="ba")
+    with pytest.raises(UnseenSymbolError, match="'c' at position 1"):
+        model.fit("abab", passes=6, resume=True, alphabet="ac")
+
+
 def test_unseen_symbols_are_an_error_or_finite_with_a_larger_alphabet(fitted):
     with pytest.raises(UnseenSymbolError, match="'z' at position 2"):
         fitted.bits("a z")

@@ -185,6 +185,8 @@ class SequenceModel(Reader):
                     "a model of several folds cannot go on: the folds it has seen differ; fit anew"
                 )
             training = self._fitted()
+            if alphabet is not None:
+                self.alphabet_.encode(alphabet)  # raises of a symbol that the model lacks: it gets no more
             if self.ensemble == 1 and self.units != training.model.units:  # merged ones are larger
                 raise ValueError(
                     f"a model of {training.model.units} units cannot go on with units={self.units}: fit anew"

@@ -282,8 +282,6 @@ def fit(
         elif folds > 1:
             held_counted = counted
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
-        if resume and known is not None:
-            estimator.alphabet_.encode(known)  # raises of a symbol that the model lacks: it gets no more
         # the model of another fit, which only a whole one may replace
         replaces = not resume and output.is_file()
         again = "--resume" if resume else "the same command without --fresh" if fresh else "the same command"
