@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from pathspace.cli import app
@@ -257,6 +258,26 @@ def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, m
     run("decompress", "m", packed, "-o", "back", "--force")
     assert (tmp_path / "back").read_bytes() == book.read_bytes()
     run("compress", "m", book, "-o", "/dev/null")
+
+
+def test_ctrl_c_at_a_question_ends_a_command_as_anywhere_and_no_answer_is_no(
+    run, book, tmp_path, monkeypatch
+):
+    fit(run, book, "--no-context")
+    (tmp_path / "book.txt.psq").write_text("mine")
+    monkeypatch.setattr("pathspace.sequences.cli.files._somebody_answers", lambda: True)
+    said = run("compress", "m", book, status=2, input="").output  # its end, Ctrl-D
+    assert "book.txt.psq stays as it is" in said
+
+    def confirm(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    run("compress", "m", book, status=130)
+    assert (tmp_path / "book.txt.psq").read_text() == "mine"
 
 
 def test_no_command_writes_over_what_it_reads(run, book, tmp_path):

@@ -78,7 +78,13 @@ def may_overwrite(path: Path, force: bool) -> None:
         return
     if not _somebody_answers():
         raise ValueError(f"the output file {path} exists: give another --output, or --force to overwrite it")
-    if not typer.confirm(f"{path} exists. Overwrite it?", err=True):
+    try:
+        agreed = typer.confirm(f"{path} exists. Overwrite it?", err=True)
+    except typer.Abort as error:  # Ctrl-C, or the end of the input
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        agreed = False
+    if not agreed:
         raise ValueError(f"nothing is written: {path} stays as it is")
 
 
