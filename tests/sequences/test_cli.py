@@ -504,7 +504,7 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     said = run("fit", "latin", "--text", status=2).output
     assert "not UTF-8" in said
     assert "byte 0xe4 at position 0" in said
-    assert "without --text" in said
+    assert "learn bytes, by fit without --text" in said  # which no other command has
     assert "unknown model" in run("fit", book, "--model", "lstm", status=2).output
     assert "unknown metric 'adam' in --metric" in run("fit", book, "--metric", "adam", status=2).output
     assert "unknown writing 'adam' in --writing" in run("fit", book, "--writing", "adam", status=2).output

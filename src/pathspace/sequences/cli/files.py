@@ -38,7 +38,7 @@ def read(path: Path, as_text: bool) -> Text:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 text: byte {content[error.start]:#x} at position {error.start}; read it as bytes, "
+            f"{path} is not UTF-8 text: byte {content[error.start]:#x} at position {error.start}; learn bytes, by fit "
             "without --text, or convert it: iconv -f latin1 -t utf-8"
         ) from error
 
