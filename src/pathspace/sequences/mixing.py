@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 _BLOCK = 1 << 13
-_FEWEST, _MOST = 20, 24  # bits of the number of slots: 8 to 128 MiB
+_FEWEST, _MOST = 20, 24  # bits of the number of slots: 8 to 128 MiB, and a quarter of that for `last`
 
 
 def blank(decisions: Tree, T: int, slots: int | None = None) -> Memory:
