@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from pathspace.cli import app
 from pathspace.sequences import PCNN, load
+from pathspace.sequences.cli.files import mask_after
 from pathspace.sequences.cli.fit import _FitReport
 from pathspace.sequences.tasks import TASKS
 
@@ -466,6 +468,18 @@ def test_only_the_symbols_after_a_mark(run, tmp_path):
     assert "bzip2" not in fit(run, tmp_path / "x", "--after", "=", "--share", "0.25").output
     assert "80 symbols" in run("bits", "m", "x", "--after", "=").output
     assert "one symbol" in run("bits", "m", "x", "--after", "==", status=2).output
+
+
+@pytest.mark.parametrize(("text", "most"), [("é=1\udce9", 10), (b"01=1", 4)])
+def test_marks_take_few_bytes_a_symbol(text, most):
+    text = text * 20_000
+    mark = "=" if isinstance(text, bytes) else "\udce9"
+    tracemalloc.start()
+    mask = mask_after(text, mark)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < most * len(text)
+    assert mask.tolist() == [False] + [symbol in (mark, ord(mark)) for symbol in text[:-1]]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

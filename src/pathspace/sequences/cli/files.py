@@ -104,5 +104,8 @@ def mask_after(text: Text, after: str | None) -> np.ndarray | None:
     mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
     if len(mark) != 1:
         raise ValueError(f"--after takes one symbol, got {after!r}")
-    code = mark if isinstance(mark, str) else mark[0]
-    return np.array([False] + [symbol == code for symbol in text[:-1]])
+    if isinstance(text, bytes):
+        codes = np.frombuffer(text, np.uint8)
+    else:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return np.concatenate([[False], codes[:-1] == ord(mark)])
