@@ -128,6 +128,18 @@ def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validati
     run(*resume)
 
 
+def test_resuming_says_where_nothing_is_left_to_train(run, log):
+    options = ("fit", log, "-o", "m", "--no-context", "-q")
+    run(*options, "--units", 8, "--patience", 10)
+    resumed = run(*options, "--resume", "--passes", 5000)
+    passes = re.search(r"best at pass (\d+)", resumed.stdout)[1]
+    assert f"no pass was made: the validation part has not improved since pass {passes}" in resumed.stderr
+    assert "passes already: give more --passes" in run(*options, "--resume", "--passes", 3).stderr
+    assert "seconds already: give more --seconds" in run(*options, "--resume", "--seconds", 0).stderr
+    run(*options, "--units", 8, "--passes", 4)
+    assert "no pass" not in run(*options, "--resume", "--passes", 5).stderr
+
+
 def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypatch):
     fit(run, book, "--passes", 60)
     whole = run("bits", "m", book).output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -284,6 +285,7 @@ def fit(
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
         # the model of another fit, which only a whole one may replace
         replaces = not resume and output.is_file()
+        begun = estimator.training_.passes if resume else 0
         again = "--resume" if resume else "the same command without --fresh" if fresh else "the same command"
         with beside(output, fresh) as checkpoint:
             if checkpoint is not None and is_begun(checkpoint) and not quiet:
@@ -315,6 +317,8 @@ def fit(
                     fold = fold_of(estimator.alphabet_, training_text, held, mask, held_mask)
                     estimator.training_, interrupted = looked(report.last, fold.validation), True
                     console.print("interrupted: what has been learned is saved, go on with --resume")
+                if resume and estimator.training_.passes == begun and not estimator.training_.broke_off:
+                    warnings.warn(f"no pass was made: {_what_ended(estimator)}", RuntimeWarning, stacklevel=1)
                 is_saved = False
                 if checkpoint is not None and not replaces:
                     # mixing may be stopped; a device or a pipe is written to once
@@ -360,6 +364,16 @@ def _network_of(output: Path) -> SequenceModel:
     if network is None:
         raise ValueError(f"{output} holds contexts alone, and no network to go on with: leave out --resume")
     return network
+
+
+def _what_ended(estimator: SequenceModel) -> str:
+    """Say why a training goes no further, and what lets it."""
+    training = estimator.training_
+    if training.passes >= estimator.passes:
+        return f"the model has made {training.passes} passes already: give more --passes"
+    if estimator.seconds is not None and training.seconds >= estimator.seconds:
+        return f"the model has had {training.seconds:.1f} seconds already: give more --seconds"
+    return f"the validation part has not improved since pass {training.best_pass}, and --patience is spent"
 
 
 def _check_resumed(estimator: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:
