@@ -164,7 +164,10 @@ def fit(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(help="Go on from the output file, with its options; new: --passes, --seconds, files."),
+        typer.Option(
+            help="Go on from the output file, with its options; new, if given: --passes, --seconds, --jobs, --share, "
+            "--after, --context, files."
+        ),
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, whatever a stopped fit has left beside the output.")
