@@ -138,6 +138,18 @@ def test_tensors_that_do_not_fit_are_refused(content, tmp_path, change):
     refused(tmp_path, forged(content, lambda _, tensors: change(tensors)))
 
 
+def test_a_network_of_no_symbol_is_refused(content, tmp_path):
+    def empty(description, tensors):
+        description["alphabet"] = []
+        for name in tensors:
+            if name.endswith(".w"):
+                tensors[name] = tensors[name][:, :0].copy()
+            elif name.endswith(".rho") or (name.endswith(".tau") and description["kind"] != "rnn"):
+                tensors[name] = tensors[name][:0]
+
+    refused(tmp_path, forged(content, empty), "no symbol")
+
+
 def test_files_of_the_first_version_are_read(content, tmp_path):
     import zlib
 

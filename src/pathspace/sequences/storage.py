@@ -200,6 +200,8 @@ def alphabet_of(symbols: Any) -> Alphabet:
     """Return the alphabet that a description lists; raises ValueError if it is none."""
     if not isinstance(symbols, str | list):
         raise ValueError(f"the alphabet is a {type(symbols).__name__}")
+    if not symbols:
+        raise ValueError("the alphabet has no symbol")
     if len(set(symbols)) < len(symbols):
         raise ValueError("the alphabet has a symbol twice")
     return Alphabet(symbols if isinstance(symbols, str) else bytes(symbols))
