@@ -1,5 +1,6 @@
 """The mixing kernel against its definition, its probabilities, and its coder."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ from pathspace.sequences import PCNN
 from pathspace.sequences.decisions import halve, tree
 from pathspace.sequences.kernels.mixing import BEGIN, SCORE, T
 from pathspace.sequences.kernels.mixing_reference import Mixture
-from pathspace.sequences.mixing import Reading, blank
+from pathspace.sequences.mixing import Reading, _coder, blank
 from pathspace.sequences.text import Alphabet, Corpus
 from pathspace.sequences.walk import Walk
 
@@ -143,3 +144,13 @@ def test_a_table_that_is_full_still_codes():
     assert back.tolist() == x.tolist()
     # noise costs little more than noise
     assert len(code) <= 1.1 * len(x) * np.log2(50) / 8
+
+
+def test_a_code_that_is_read_takes_few_bytes_a_byte():
+    code = bytes(1 << 17)
+    tracemalloc.start()
+    coder = _coder(code)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert coder.content.tobytes() == code
+    assert taken < 3 * len(code)

@@ -67,7 +67,7 @@ def _pack(x: IntArray, A: int) -> np.ndarray:
     """Return the numbers of symbols as an LZMA stream, whose window is no larger than they are."""
     content = x.astype(_width(A)).tobytes()
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": _window(len(content))}]
-    return np.array(list(lzma.compress(content, lzma.FORMAT_XZ, filters=filters)), np.uint8)
+    return np.frombuffer(lzma.compress(content, lzma.FORMAT_XZ, filters=filters), np.uint8)
 
 
 def dump(stored: StoredMixture) -> bytes:

@@ -80,7 +80,7 @@ def _network(model: Parameters | None, A: int) -> Network:
 
 def _coder(code: bytes | None = None, room: int = 0) -> Coder:
     """Return a coder before the first digit: of a code that is to be read, or with room for one to be written."""
-    content = np.zeros(room, np.uint8) if code is None else np.array(list(code), np.uint8)
+    content = np.zeros(room, np.uint8) if code is None else np.frombuffer(bytearray(code), np.uint8)
     first = np.concatenate([content[:7], np.zeros(7, np.uint8)])[:7]
     at = 0 if code is None else 7
     return Coder(
