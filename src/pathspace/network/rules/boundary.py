@@ -220,15 +220,8 @@ def _in_memory(
 ) -> Value:
     """The value in the memory of the argument that its tensor is a view of, which nobody knows how."""
     base = tensor._base
-    of = next(
-        (
-            v
-            for t, v in zip(tensors, traced, strict=True)
-            if base is not None and (base is t or base is t._base)
-        ),
-        None,
-    )
-    if of is None:
-        return value
-    of.memory.share(of)
-    return replace(value, memory=of.memory, view=None, version=of.version)
+    for t, of in zip(tensors, traced, strict=True):
+        if base is not None and of is not None and (base is t or base is t._base):
+            of.memory.share(of)
+            return replace(value, memory=of.memory, view=None, version=of.version)
+    return value

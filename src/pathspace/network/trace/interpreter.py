@@ -144,8 +144,10 @@ class Interpreter(TorchFunctionMode):
             return real
         try:
             result = self._by_rule(name, func, args, kwargs, kinds, traced)
-        except NoRule as refusal:
-            result = self._without_rule(name, func, args, kwargs, kinds, refusal)
+        except NoRule as refusal:  # a strict trace may put it off until a parameter comes after the operation
+            if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
+                raise
+            result = boundary.cut(recorder, name, func, args, kwargs, refusal)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
             recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
@@ -184,21 +186,6 @@ class Interpreter(TorchFunctionMode):
             if fits(rule, recorder, name, func, *args, **kwargs):
                 raise
             return recorder.no_rule(name, "it is called in a way that tracing has no rule for")
-
-    def _without_rule(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        kinds: set[str],
-        refusal: NoRule,
-    ) -> Any:
-        """Cut the network; a strict trace refuses to, or puts it off until a parameter comes after the operation."""
-        recorder = self.recorder
-        if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
-            raise refusal
-        return boundary.cut(recorder, name, func, args, kwargs, refusal)
 
     def _note_operation(
         self, name: str, given: list[tuple[Place, torch.Size]], result: Any, args: tuple[Any, ...]
