@@ -1,5 +1,8 @@
 """Elements used twice, constants written to, states handed in: cases in which a trace could be silently wrong."""
 
+import copy
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 from torch import nn
@@ -137,6 +140,56 @@ def test_a_state_handed_in_scales_with_its_units():
         ps.paths.squared_path_norm(network),
         ps.paths.squared_path_norm(ps.trace(model, x, output=lambda r: r[0])),
     )
+
+
+@dataclass
+class Options:
+    """What a model may have as an attribute: one of its fields gets a value later, or never."""
+
+    size: int = 4
+    found: torch.Tensor = field(init=False)
+
+
+class Stream(nn.Module):
+    """One step a call; what the last one left is in an attribute or in a buffer."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.i, self.r, self.o = linear(3, 4), linear(4, 4), linear(4, 2)
+        self.rnn = nn.RNN(3, 4, nonlinearity="relu", batch_first=True, dtype=torch.float64)
+        self.place, self.h, self.options = place, None, Options()
+        if place == "buffer":
+            del self.h
+            self.register_buffer("h", torch.zeros(5, 4, dtype=torch.float64))
+
+    def forward(self, x):
+        if self.place == "nn.RNN":
+            y, h = self.rnn(x[:, None], self.h)
+            self.h = h.detach()
+            return self.o(y[:, -1])
+        h = x.new_zeros(len(x), 4) if self.h is None else self.h
+        h = (self.i(x) + self.r(h)).relu()
+        self.h, self.seen = h.detach(), 2 * h.detach()  # nothing reads what is seen
+        return self.o(h)
+
+
+@pytest.mark.parametrize(
+    ("place", "called", "classes"),
+    [("attribute", False, 0), ("attribute", True, 0), ("buffer", False, 0), ("nn.RNN", False, 4)],
+)
+@pytest.mark.filterwarnings("ignore:the network has no unit class")
+def test_what_the_next_call_reads_has_the_scale_one_but_the_state_of_a_layer(place, called, classes):
+    """It was free, and the second call of a rescaled model returned something else than before."""
+    torch.manual_seed(0)
+    model, steps = Stream(place), normal(4, 5, 3)
+    if called:
+        model(steps[3])
+    network = ps.trace(model, steps[0])
+    assert network.num_classes == classes
+    before = copy.deepcopy(model)
+    ps.rescaling.random_rescale_(network, generator=torch.Generator().manual_seed(1))
+    for x in steps:
+        torch.testing.assert_close(model(x), before(x), rtol=1e-9, atol=1e-9)
 
 
 def test_a_learned_start_of_a_stacked_rnn_is_a_bias_of_its_first_step():

@@ -86,6 +86,7 @@ class Interpreter(TorchFunctionMode):
         tensors = tensors_in(args, kwargs)
         traced = [recorder.lookup(t) for t in tensors]
         values = [v for v in traced if v is not None]
+        recorder.read.update((id(t), t) for t in tensors)
         if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.lookup(t) is None):
             recorder.refuse(name, *_UNREGISTERED)
         if not values:

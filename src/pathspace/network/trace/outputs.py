@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
@@ -17,9 +17,16 @@ from pathspace.network.trace.scales import FIXED, WILD, without_repeats
 from pathspace.network.trace.values import Origin, Value
 
 Outputs = tuple[list[Value], tuple[int, ...], tuple[int | None, ...], tuple[Cut, ...]]
+Kept = dict[tuple[nn.Module, str], list[Tensor]]
 
 
-def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module) -> Outputs:
+def kept_by(model: nn.Module) -> Kept:
+    """The tensors in each attribute and buffer of its modules."""
+    named = [(m, {**vars(m), **m._buffers, "_buffers": None}) for m in model.modules()]
+    return {(m, key): tensors_in(value) for m, places in named for key, value in places.items()}
+
+
+def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module, before: Kept) -> Outputs:
     """The outputs of a network, which have the scale 1 from now on.
 
     Args:
@@ -27,6 +34,7 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
         result: what was picked of what the model returned.
         returned: all of that.
         shadow: the model that ran, which may have kept tensors for its next call.
+        before: what it had kept before it ran.
 
     Returns:
         The outputs; of the picked tensors that are no states of recurrent layers, places and slots; and the cuts.
@@ -67,9 +75,11 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     places = tuple(i for i, v in enumerate(values) if id(v) not in left)
     chosen_slots = {v.slot for v in chosen if v.kind == "hidden"}
     slots = tuple(v.slot if (v := values[i]) is not None and v.slot in chosen_slots else None for i in places)
-    held = _held(recorder, returned, shadow)
+    now = kept_by(shadow)
+    held = _held(recorder, returned, now)
     cuts = _cuts(recorder, counted, held)
-    for value in {id(v): v for v in [*outputs, *(v for origin in held for v in origin.entering)]}.values():
+    still = [*outputs, *_carried(recorder, before, now), *(v for origin in held for v in origin.entering)]
+    for value in {id(v): v for v in still}.values():
         labels = without_repeats(value.labels)
         recorder.scales.unify(labels, torch.where(labels == WILD, WILD, FIXED))
     _note_what_enters(recorder, counted)
@@ -91,14 +101,21 @@ def _in_words(result: Any, values: list[Value | None]) -> str:
     )
 
 
-def _held(recorder: Recorder, returned: Any, shadow: nn.Module) -> list[Origin]:
+def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:
+    """Activations kept where this call read the last one's, or found none; states of layers scale with their units."""
+    kept: list[Tensor] = []
+    for place, old in before.items():
+        if not old or any(id(t) in recorder.read for t in old):
+            kept += now.get(place, ())
+    return [v for v in map(recorder.lookup, kept) if v is not None and v.kind == "hidden" and not v.state]
+
+
+def _held(recorder: Recorder, returned: Any, now: Kept) -> list[Origin]:
     """The cuts that lead to anything the model returns or keeps; what enters them has the scale 1."""
     if all(origin.cut is None for origin in recorder.origins.values()):
         return []
-    kept = [recorder.lookup(t) for t in tensors_in([list(vars(m).values()) for m in shadow.modules()])]
-    kept += [recorder.lookup(t) for t in shadow.buffers()]
-    slots = [*_slots(kept), *_slots(map(recorder.lookup, tensors_in(returned))), *recorder.roots]
-    return _reached(recorder, slots)
+    found = map(recorder.lookup, tensors_in([returned, list(now.values())]))
+    return _reached(recorder, [*_slots(found), *recorder.roots])
 
 
 def _cuts(recorder: Recorder, counted: Iterable[Origin], held: Iterable[Origin]) -> tuple[Cut, ...]:

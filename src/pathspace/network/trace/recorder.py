@@ -54,6 +54,7 @@ class Recorder:
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
         self.roots: list[int] = []  # slots of all that enters modules left outside
+        self.read: dict[int, Tensor] = {}  # what operations took, by id
         self.left: set[str] = set()  # parameters that an operation without a rule takes
         self.calls: Counter[str] = Counter()  # how often an operation was called, by name
         self.unit_values: list[Value] = []  # values of units, right after their ReLU

@@ -26,7 +26,7 @@ from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.choices import Choices, whatever_the_answers
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
-from pathspace.network.trace.outputs import outputs_of
+from pathspace.network.trace.outputs import kept_by, outputs_of
 from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.shadow import arguments_for, running, shadow_of
@@ -117,7 +117,8 @@ def _without_classes(network: Network) -> str:
     if lines:
         why = f"every unit of it enters or leaves an operation that does not scale: it is cut at {'; at '.join(lines)}"
     else:
-        why = "every unit of it is an input or an output, or held by a constant, a normalization or a module outside"
+        held = "a constant, a normalization, a module outside or one that keeps it for its next call"
+        why = f"every unit of it is an input or an output, or held by {held}"
     return f"the network has no unit class, so nothing in it can be rescaled: {why}"
 
 
@@ -243,13 +244,13 @@ class _Plan:
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
         with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
-            before = dict(shadow.named_parameters())
+            before, kept = dict(shadow.named_parameters()), kept_by(shadow)
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, before, shadow)
             all_returned = result
             if self.output is not None:
                 result = self.output(result)
-        outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow)
+        outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow, kept)
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
