@@ -98,17 +98,9 @@ def _next(given: list[bool]) -> list[bool] | None:
 
 
 def _alike(a: Network, b: Network, passed_over: Collection[str]) -> bool:
-    steps = [
-        [(o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over]
-        for n in (a, b)
-    ]
-    fixed = [(n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys()) for n in (a, b)]
-    return (
-        steps[0] == steps[1]
-        and fixed[0] == fixed[1]
-        and torch.equal(a.monomials, b.monomials)
-        and all(
-            torch.equal(e.target, b.edges[name].target) and torch.equal(e.source, b.edges[name].source)
-            for name, e in a.edges.items()
-        )
-    )
+    forms, tables = [], []
+    for n in (a, b):
+        steps = [(o.name, o.module, o.kind) for o in n.program.operations if o.name not in passed_over]
+        forms.append((steps, n.outside, n.class_names, n.call.batch_dim, n.returned, n.edges.keys()))
+        tables.append([n.monomials, *(t for e in n.edges.values() for t in (e.target, e.source))])
+    return forms[0] == forms[1] and all(map(torch.equal, *tables))
