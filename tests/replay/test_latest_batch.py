@@ -367,14 +367,33 @@ def test_checkpointed_models_train():
     assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
 
 
-class AlwaysReentrant(Checkpointed):
+class Always(Checkpointed):
     def forward(self, x):
-        return self.b(torch.relu(checkpoint(self.a, x, use_reentrant=True)))
+        return self.b(torch.relu(checkpoint(self.a, x, use_reentrant=self.reentrant)))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU()),
+        lambda: (nn.Linear(3, 5), nn.LayerNorm(5), nn.ReLU(inplace=True)),
+        lambda: (nn.Linear(3, 10), nn.GLU()),
+    ],
+)
+def test_layers_whose_steps_do_not_show_may_be_checkpointed(layers):
+    """The backward pass computed them once more, as one operation, and torch refused what it saved."""
+    found, x = [], torch.randn(8, 3, dtype=torch.float64)
+    for make in (Always, Checkpointed):  # which is so in training alone
+        torch.manual_seed(0)
+        model = make(False).double()
+        model.a = nn.Sequential(*layers()).double()
+        found.append(ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=0.5))
+    assert_close(*found, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_reentrant_checkpointing_is_refused_with_a_way_out():
-    model, x = AlwaysReentrant(True).double(), torch.randn(8, 3, dtype=torch.float64)
+    model, x = Always(True).double(), torch.randn(8, 3, dtype=torch.float64)
     optimizer = watched(model, x)
     model(x.requires_grad_()).square().mean().backward()
     with pytest.raises(UnmatchedForwardError, match="use_reentrant=False"):

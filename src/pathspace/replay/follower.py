@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
@@ -20,6 +22,7 @@ from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.rules import MOVEMENTS, RULED
 from pathspace.network.rules.scale_free import SIGNS
 from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name, tensors_in
+from pathspace.network.trace.values import whole
 from pathspace.network.written_out import written_out
 from pathspace.replay import taken_apart
 from pathspace.replay.matched import UNGRADED, Matched
@@ -36,7 +39,8 @@ _DETACHES = ("detach", "data.__get__")
 class Follower(Matched, TorchFunctionMode):
     """Matches operations with the traced ones; see :class:`Matched`."""
 
-    def _begin(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._blank: dict[int, Tensor] = {}  # new tensors, made of nothing or in the form of another
         self._cut: dict[int, Tensor] = {}  # detached from the graph
         self._attached: dict[int, Tensor] = {}  # what a detached tensor was before
@@ -47,6 +51,10 @@ class Follower(Matched, TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        saving = _top_saved_tensors_default_hooks(True)
+        if saving is not None and saving[0] is not whole:  # to compute a part once more would not be followed
+            with saved_tensors_hooks(whole, whole), self:
+                return func(*args, **kwargs)
         name = short_name(func)
         if self._paused or name in METADATA:
             return func(*args, **kwargs)

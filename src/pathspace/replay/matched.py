@@ -70,10 +70,6 @@ class Matched:
         # on a path to an output; only one output of a recurrent layer may be, its first stands for its inside
         self.live = network.tape.filled
         self.normalizations = network.tape.normalizations
-        self._begin()
-
-    def _begin(self) -> None:
-        """Start what a subclass keeps."""
 
     def is_weight(self, tensor: Tensor) -> bool:
         """Whether a tensor depends on parameters only."""
