@@ -32,7 +32,7 @@ _PACKED = (
     "pad them, and multiply by a mask or pick the last step, h[torch.arange(len(h)), lengths - 1]"
 )
 
-_SCALINGS = ("mul", "multiply", "__mul__", "__rmul__")
+_SCALINGS = ("mul", "__mul__", "__rmul__")
 _DETACHES = ("detach", "data.__get__")
 
 

@@ -186,7 +186,7 @@ _APART = "Apply each of them to the activations and combine the results"
 
 RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "absolute"], homogeneous
+        ["relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "abs", "abs_"], homogeneous
     ),
     **dict.fromkeys(sorted(CLAMPS), clamp),
     **dict.fromkeys(
@@ -195,5 +195,5 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["threshold", "threshold_"], threshold),
     "prelu": prelu,
     **dict.fromkeys(["add", "add_", "__add__", "__radd__", "__iadd__"], add),
-    **dict.fromkeys(["sub", "sub_", "subtract", "rsub", "__sub__", "__rsub__", "__isub__"], add),
+    **dict.fromkeys(["sub", "sub_", "rsub", "__sub__", "__rsub__", "__isub__"], add),
 }

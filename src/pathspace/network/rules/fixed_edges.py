@@ -70,7 +70,7 @@ def _neighbours(recorder: Recorder, name: str, x: Tensor, dim: int) -> Tensor:
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(["neg", "neg_", "negative", "__neg__"], negative),
+    **dict.fromkeys(["neg", "neg_", "__neg__"], negative),
     "diff": difference,
     **dict.fromkeys(["tril", "triu"], triangle),
 }

@@ -20,8 +20,8 @@ from pathspace.network.rules.normalization import normalized
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Statistic, Value
 
-_PRODUCTS = frozenset(["mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"])
-_QUOTIENTS = frozenset(["div", "div_", "true_divide", "__truediv__", "__itruediv__"])
+_PRODUCTS = frozenset(["mul", "mul_", "__mul__", "__rmul__", "__imul__"])
+_QUOTIENTS = frozenset(["div", "div_", "__truediv__", "__itruediv__"])
 _SUMS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__"])
 _POWERS = frozenset(["pow", "__pow__", "square"])
 _INVERSES = frozenset(["sqrt", "rsqrt", "reciprocal", "__rtruediv__", "__rdiv__"])

@@ -12,6 +12,10 @@ from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 _NAMES: dict[Any, str] = {}
+_ALIASES = {
+    **{"absolute": "abs", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub"},
+    **{"spmm": "mm", "true_divide": "div"},
+}  # second names that torch has for a function
 
 
 def short_name(func: Callable[..., Any]) -> str:
@@ -21,7 +25,8 @@ def short_name(func: Callable[..., Any]) -> str:
         full = resolve_name(func) or getattr(func, "__name__", str(func))
         parts = full.split(".")
         name = ".".join(parts[-2:]) if parts[-1] in ("__get__", "__set__") else parts[-1]
-        _NAMES[func] = name = "mm" if name == "spmm" else name  # torch.spmm is torch.mm
+        stem = name.removesuffix("_")
+        _NAMES[func] = name = _ALIASES.get(stem, stem) + name[len(stem) :]
     return name
 
 
@@ -144,8 +149,8 @@ ENDINGS = frozenset(
         *("sqrt", "rsqrt", "square", "pow", "__pow__", "reciprocal", "prod", "logsumexp", "logaddexp"),
         *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
         *("cosine_similarity", "cdist", "pairwise_distance", "dot", "inner", "outer", "einsum", "tensordot"),
-        *("mul", "multiply", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__"),
-        *("div", "true_divide", "__truediv__", "__rtruediv__", "__rdiv__"),
+        *("mul", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__"),
+        *("div", "__truediv__", "__rtruediv__", "__rdiv__"),
         *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
         *("kl_div", "ctc_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
         *("poisson_nll_loss", "gaussian_nll_loss"),

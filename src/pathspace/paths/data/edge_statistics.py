@@ -47,7 +47,7 @@ _BILINEAR = frozenset(
     ["linear", "matmul", "mm", "mv", "__matmul__", "__rmatmul__", "addmm", "addmv", "embedding"]
     + [*NORMALIZATIONS]
     + [*("add", "add_", "__add__", "__radd__", "__iadd__", "written")]
-    + [*("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")]
+    + [*("mul", "mul_", "__mul__", "__rmul__", "__imul__")]
     + [f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)]
 )  # linear in the data and in the parameters, so that squares of edges are the operation on squares
 

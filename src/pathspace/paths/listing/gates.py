@@ -23,13 +23,13 @@ from pathspace.paths.listing.probing import each
 
 _UNARY = frozenset(
     [
-        *("relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "prelu", "abs", "absolute"),
+        *("relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "prelu", "abs", "abs_"),
         *("threshold", "threshold_"),
     ]
 )
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
-_SCALINGS = frozenset(["mul", "multiply", "__mul__", "__rmul__", "mul_", "__imul__"])
-_DIVISIONS = frozenset(["div", "true_divide", "__truediv__", "div_", "__itruediv__"])
+_SCALINGS = frozenset(["mul", "__mul__", "__rmul__", "mul_", "__imul__"])
+_DIVISIONS = frozenset(["div", "__truediv__", "div_", "__itruediv__"])
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__", "einsum", "tensordot"]
 )
