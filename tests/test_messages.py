@@ -281,7 +281,7 @@ MISTAKES = {
     "a seed of skeletons in quotes": (lambda: optimizer("GSGD", seed="1"), "seed must be a number, got '1'"),
     "no share of the data": (
         lambda: optimizer("QuasiDiagonal", alpha=None),
-        "alpha must be a number, got None",
+        r"alpha must be in \(0, 1\], got None",
     ),
     "a mix in quotes": (lambda: optimizer("DDPSGD", alpha="1"), "alpha must be a number, got '1'"),
     "examples in quotes": (

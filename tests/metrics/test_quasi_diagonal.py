@@ -257,3 +257,28 @@ def test_clipping_survives_a_large_gradient():
         optimizer.step()
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert max(p.abs().max().item() for p in model.parameters()) < 10
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_path_decay_is_the_gradient_of_the_path_norm(grouped):
+    ends = []
+    for decay in (0.02, 0.0):
+        torch.manual_seed(0)
+        model, x = mlp(3, 5, 4, 2).double(), torch.randn(6, 3, dtype=torch.float64)
+        network = ps.trace(model, x)
+        given = {"path_decay": decay}
+        params = [{"params": list(model.parameters()), **given}] if grouped else model.parameters()
+        optimizer = ps.optim.QuasiDiagonal(
+            params, network, lr=0.02, damping=0.01, **({} if grouped else given)
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            if not decay:
+                kappa1 = ps.paths.kappa(network, second_term=False)
+                for name, p in network.parameters.items():
+                    assert p.grad is not None
+                    p.grad += 0.02 * kappa1[name] * p.detach()
+            optimizer.step()
+        ends.append(dict(model.named_parameters()))
+    assert_close(*ends, **TIGHT)

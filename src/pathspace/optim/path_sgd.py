@@ -95,16 +95,17 @@ class PathSGD(MetricOptimizer):
         super().__init__(params, network, defaults, **with_metric(self, options, Path))
 
     def _advance(self, steps: list[Descent]) -> None:
-        turn(steps, self.metric)
-        if any(step.group["path_decay"] for step in steps):
-            self._regularize(steps)
+        self._turn(steps)
         descend_(steps, clipping(steps, self.clip_norm, self.clip_step))
 
-    def _regularize(self, steps: list[Descent]) -> None:
-        """Add d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p to the gradients."""
+    def _turn(self, steps: list[Descent]) -> None:
+        """As `turn`, with d/dp (lambda / 2) gamma_net^2 = lambda kappa1 p added to the gradients."""
+        turn(steps, self.metric)
+        decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
+        if not decayed:
+            return
         near = self.metric.near_parameters()
         weights = self.network.parameters if near is None else near
-        decayed = {step.name: step for step in steps if step.name is not None and step.group["path_decay"]}
         kappa1 = surveyed_kappa(self.network, list(decayed), parameters=near).values
         for name, step in decayed.items():
             term = dense(kappa1[name]) * local(weights[name])  # the parameter's type may hold neither

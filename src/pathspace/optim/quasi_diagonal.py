@@ -11,7 +11,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_numbers
 from pathspace.metrics.quasi_diagonal import groups
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
 from pathspace.metrics.with_bias import DataDependentWithBias
@@ -19,7 +18,7 @@ from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedDataOptions, with_metric
-from pathspace.optim.base.steepest import Descent, descend_, turn
+from pathspace.optim.base.steepest import Descent, descend_
 from pathspace.optim.path_sgd import PathSGD
 from pathspace.optim.rules.clipping import clip_factor
 
@@ -49,6 +48,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         alpha: share of the data, in (0, 1]; the paths' share is diagonal.
         nesterov: take the step with d + momentum v.
         weight_decay: decoupled decay of every parameter, times lr.
+        path_decay: lambda; adds lambda kappa1 p to the gradient, as :class:`PathSGD`.
         options: ``clip_norm`` (of sqrt(g^T d)), ``maximize``, and those of :class:`pathspace.metrics.DataDependent`
             but ``power`` and ``sharing``. c is one number for all parameters, the mean of theirs, as the rule mixes
             them; damping is added to the diagonal, which keeps the invariance under rescaling, and gives up a little
@@ -68,7 +68,6 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
     """
 
     form = "balanced"
-
     clips_by = "clip_norm"
 
     def __init__(
@@ -81,10 +80,10 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         alpha: float = 1.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        path_decay: float = 0.0,
         **options: Unpack[SharedDataOptions],
     ) -> None:
-        check_numbers(alpha=alpha)
-        if not 0 < alpha <= 1:
+        if not alpha:
             raise ValueError(
                 f"alpha must be in (0, 1], got {alpha}: without data the metric is diagonal (use PathSGD)"
             )
@@ -100,11 +99,12 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
+            path_decay=path_decay,
             **with_metric(self, {"alpha": alpha, **options}, DataDependentWithBias),
         )
 
     def _advance(self, steps: list[Descent]) -> None:
-        turn(steps, self.metric)
+        self._turn(steps)
         inside = {step.name: step for step in steps if step.name is not None}
         directions = self._directions(
             {name: _balanced(step) for name, step in inside.items()},
