@@ -89,9 +89,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             )
         for name in ("metric", "power", "sharing", "second_term"):
             if name in options:
-                raise TypeError(
-                    f"{name} is no option of QuasiDiagonal, whose metric is no function of kappa alone"
-                )
+                raise TypeError(f"{name} is no option of QuasiDiagonal: its metric is not of kappa alone")
         super().__init__(
             params,
             network,

@@ -22,8 +22,9 @@ Kept = dict[tuple[nn.Module, str], list[Tensor]]
 
 def kept_by(model: nn.Module) -> Kept:
     """The tensors in each attribute and buffer of its modules."""
-    named = [(m, {**vars(m), **m._buffers, "_buffers": None}) for m in model.modules()]
-    return {(m, key): tensors_in(value) for m, places in named for key, value in places.items()}
+    own = vars(nn.Module())  # torch's, of parameters, modules and hooks
+    named = [(m, {**vars(m), **m._buffers}.items()) for m in model.modules()]
+    return {(m, key): tensors_in(value) for m, places in named for key, value in places if key not in own}
 
 
 def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module, before: Kept) -> Outputs:
