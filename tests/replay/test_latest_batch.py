@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -389,6 +390,26 @@ def test_layers_whose_steps_do_not_show_may_be_checkpointed(layers):
         model.a = nn.Sequential(*layers()).double()
         found.append(ps.paths.data_dependent_kappa(ps.trace(model, x), x, alpha=0.5))
     assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+class SavesElsewhere(Checkpointed):
+    packed: ClassVar[list[torch.Size]] = []  # of copies, too
+
+    def forward(self, x):
+        def pack(t):
+            self.packed.append(t.shape)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            return self.b(torch.relu(self.a(x)))
+
+
+def test_hooks_that_save_tensors_elsewhere_stay():
+    model, x = SavesElsewhere(False).double(), torch.randn(8, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    model.packed.clear()
+    ps.paths.data_dependent_kappa(network, x, alpha=0.5)
+    assert model.packed
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -52,7 +52,8 @@ class Follower(Matched, TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         saving = _top_saved_tensors_default_hooks(True)
-        if saving is not None and saving[0] is not whole:  # to compute a part once more would not be followed
+        # to compute a part once more would not be followed
+        if saving is not None and getattr(saving[0], "__module__", "") == "torch.utils.checkpoint":
             with saved_tensors_hooks(whole, whole), self:
                 return func(*args, **kwargs)
         name = short_name(func)
