@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -38,15 +38,13 @@ from pathspace.experiments.report import (
     write_report,
 )
 from pathspace.experiments.report.files import PAGE, as_json
-from pathspace.experiments.settings import settings_from
+from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
 from pathspace.experiments.storage import make_folder, remove_file, write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console
 from pathspace.progress import shown
 
 COMPARE_TITLE = "The same network from two starts of the same function"
-# Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
-OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error")
 Layer = tuple[str, Mapping[str, Any]]
 
 
@@ -264,13 +262,6 @@ def run_train(
     done = _execute(asked, around, given=given or bool(values))
     _print([done], around)
     return done.comparison
-
-
-def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str) -> None:
-    """Raise a `ConfigurationError` for a setting of the command line that would change nothing."""
-    for name in names:
-        if name in given:
-            raise ConfigurationError(sentence.format(name))
 
 
 def run_check_invariance(

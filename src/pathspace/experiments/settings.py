@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -25,6 +25,8 @@ MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the p
 TUNINGS = ("grid", "one standard error", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)
+# Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
+OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error")
 _Requirement = tuple[Callable[[Any], bool], str]
 
 
@@ -308,6 +310,13 @@ def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
             else:
                 merged[name] = value
     return Settings(**merged)
+
+
+def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str) -> None:
+    """Raise a `ConfigurationError` for a setting of the command line that would change nothing."""
+    for name in names:
+        if name in given:
+            raise ConfigurationError(sentence.format(name))
 
 
 def _exceeds(value: Any, other: Any) -> bool:
