@@ -1,5 +1,7 @@
 """A fit that dies goes on from its checkpoints, to the same bits."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -133,10 +135,8 @@ def test_what_the_output_holds_is_no_other_fit(here, monkeypatch):
     assert_same(load("m"), whole)
 
 
-def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
-    fit()
-    whole = load("m")
-    (here / "m").unlink()
+@contextmanager
+def stopped_after_five_passes(monkeypatch):
     show = command._FitReport.__call__
 
     def interrupt(report, training):
@@ -146,6 +146,14 @@ def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(command._FitReport, "__call__", interrupt)
+        yield patch
+
+
+def test_ctrl_c_twice_saves_what_resume_goes_on_from(here, monkeypatch):
+    fit()
+    whole = load("m")
+    (here / "m").unlink()
+    with stopped_after_five_passes(monkeypatch) as patch:
         patch.setattr(command, "mix", lambda *_, **__: _raise(KeyboardInterrupt))
         assert "go on with --resume" in fit(code=130).output
     assert network(load("m")).training_.passes == 5
@@ -170,15 +178,7 @@ def test_ctrl_c_in_a_new_fit_leaves_the_model_of_another_one(here, monkeypatch):
     whole = load("m")
     fit("--seed", "1", "--fresh")
     other = (here / "m").read_bytes()
-    show = command._FitReport.__call__
-
-    def interrupt(report, training):
-        show(report, training)
-        if training.passes == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(command._FitReport, "__call__", interrupt)
+    with stopped_after_five_passes(monkeypatch):
         said = fit("--fresh", code=130).output
     assert "m stays as it was, the same command without --fresh goes on" in said
     assert (here / "m").read_bytes() == other
