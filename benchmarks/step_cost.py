@@ -109,6 +109,23 @@ def resnet18() -> nn.Module:
     )  # fmt: skip
 
 
+class Transformer(nn.Module):
+    """Four causal pre-norm layers, read at every step."""
+
+    def __init__(self, inputs: int, width: int, classes: int, steps: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.inside = nn.Linear(inputs, width)
+        self.layers = nn.TransformerEncoder(layer, 4, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.out = nn.Linear(width, classes)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(steps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(self.inside(x), self.mask, is_causal=True)).flatten(0, 1)
+
+
 CASES = {
     "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 300),
     "rnn-64x100": Case(lambda: LastStep(2, 64, 10), (32, 100, 2), 10, 200),
@@ -117,6 +134,7 @@ CASES = {
     "rnn-4x400x35": Case(lambda: EveryStep(100, 400, 50, layers=4), (40, 35, 100), 50, 30),
     "mlp": Case(mlp, (128, 784), 10, 150),
     "cnn": Case(cnn, (64, 3, 32, 32), 10, 60),
+    "transformer": Case(lambda: Transformer(64, 256, 64, 128), (16, 128, 64), 64, 20),
     "resnet18": Case(resnet18, (64, 3, 32, 32), 10, 10),
 }
 
