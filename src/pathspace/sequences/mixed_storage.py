@@ -23,11 +23,10 @@ from safetensors.numpy import save
 
 from . import storage
 from .kernels import mixing
-from .storage import ModelFileError, Stored
+from .storage import Stored
 from .text import Alphabet, IntArray
 
 KEY = "pathspace.sequences.mixed"
-_VERSION = 2  # the checksum of a version 1 would leave out the description
 WEIGHTS = ("by_match", "by_node", "by_seen", "final")
 """What reading the text again without the network does not bring back."""
 
@@ -79,7 +78,7 @@ def dump(stored: StoredMixture) -> bytes:
     tensors = {f"network.{name}": array for name, array in tensors.items()}
     tensors |= {"history": _pack(stored.history, len(symbols)), "bounds": stored.bounds, **stored.weights}
     description: dict[str, Any] = {
-        "version": _VERSION,
+        "version": storage.VERSION,
         "alphabet": list(symbols) if isinstance(symbols, bytes) else symbols,
         "symbols": len(stored.history),
         "bits": stored.bits,
@@ -96,26 +95,7 @@ def read(path: Any, metadata: dict[str, str], tensors: dict[str, np.ndarray]) ->
     Raises:
         ModelFileError: if it is of a later version, or damaged.
     """
-    try:
-        description = json.loads(metadata[KEY])
-        if description["version"] > _VERSION:
-            raise ModelFileError(f"{path} was written by a later version of pathspace")
-        # JSON makes a list of a tuple, which the checksum writes alike
-        if description.get("checksum") != storage.checksum(description, tensors):
-            raise ModelFileError(f"{path} is damaged: its checksum does not fit")
-        return _build(description, tensors)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-        lzma.LZMAError,
-    ) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"{path} is damaged: {error!r}") from error
+    return storage.checked(path, metadata[KEY], tensors, _build)
 
 
 def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> StoredMixture:

@@ -3,17 +3,19 @@
 tensors   last.w, last.tau, last.rho, last.V0, best.* likewise if the validation has kept other parameters,
           centre.* if there is a prior; sources, targets
 metadata  "pathspace.sequences": JSON with the version, the alphabet, the settings, the counters and a checksum of
-          all that and of the tensors (in version 1: of the tensors alone)
+          all that and of the tensors
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -24,8 +26,10 @@ from .parameters import Parameters
 from .text import Alphabet
 from .training import Settings, Training
 
+Built = TypeVar("Built")
+
 _KEY = "pathspace.sequences"
-_VERSION = 2
+VERSION = 2
 _ARRAYS = ("w", "tau", "rho", "V0")
 _COUNTERS = (
     "rate_w",
@@ -67,7 +71,7 @@ def parts(stored: Stored) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             tensors |= {f"{place}.{name}": getattr(parameters, name) for name in _ARRAYS}
     symbols = stored.alphabet.symbols
     description = {
-        "version": _VERSION,
+        "version": VERSION,
         "kind": training.model.kind,
         "squash": training.model.squash,
         "units": graph.units,
@@ -88,11 +92,9 @@ def dump(stored: Stored) -> bytes:
 
 def checksum(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> int:
     """Return the CRC-32 of all that a file says, but the checksum itself."""
-    check = 0
-    if description["version"] > 1:
-        said = {name: value for name, value in description.items() if name != "checksum"}
-        said["tensors"] = {name: [str(array.dtype), array.shape] for name, array in tensors.items()}
-        check = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    said = {name: value for name, value in description.items() if name != "checksum"}
+    said["tensors"] = {name: [str(array.dtype), array.shape] for name, array in tensors.items()}
+    check = zlib.crc32(json.dumps(said, sort_keys=True).encode())
     for name in sorted(tensors):
         check = zlib.crc32(tensors[name].tobytes(), zlib.crc32(name.encode(), check))
     return check
@@ -132,21 +134,45 @@ def read(path: str | Path, metadata: dict[str, str], tensors: dict[str, np.ndarr
     """Return what a model file holds, of its `contents`; raises as `load` does."""
     if _KEY not in metadata:
         raise ModelFileError(f"{path} is a safetensors file, but holds no pathspace sequence model")
+    return checked(path, metadata[_KEY], tensors, build)
+
+
+def checked(
+    path: str | Path,
+    said: str,
+    tensors: dict[str, np.ndarray],
+    build: Callable[[dict[str, Any], dict[str, np.ndarray]], Built],
+) -> Built:
+    """Return what `build` makes of a description in JSON and its tensors.
+
+    Args:
+        path: where they are from, for the error.
+        said: the description, with a version and a checksum.
+        tensors: by name.
+        build: takes the description and the tensors, and may raise what damaged ones lead to.
+
+    Raises:
+        ModelFileError: if the file is of a later version, or damaged.
+    """
     try:
-        description = json.loads(metadata[_KEY])
-        version = description["version"]
-        if version > _VERSION:
-            raise ModelFileError(
-                f"{path} was written by a later version ({version}, this one reads {_VERSION})"
-            )
-        stored = description.get("checksum")
-        # the first files of version 1 have none
-        if stored != checksum(description, tensors) and not (version == 1 and stored is None):
+        description = json.loads(said)
+        if description["version"] > VERSION:
+            raise ModelFileError(f"{path} was written by a later version, this one reads {VERSION}")
+        # JSON makes a list of a tuple, which the checksum writes alike
+        if description["checksum"] != checksum(description, tensors):
             raise ModelFileError(f"{path} is damaged: its checksum does not fit")
         return build(description, tensors)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, ModelFileError):
-            raise
+    except ModelFileError:
+        raise
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        lzma.LZMAError,
+    ) as error:
         raise ModelFileError(f"{path} is damaged: {error!r}") from error
 
 
