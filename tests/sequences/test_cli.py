@@ -82,7 +82,7 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
     [
         (("--units", 7), "--units 7 is not what the model in m was begun with, 6"),
         (("--patience", 0), "--patience 0 is not what the model in m was begun with, 300"),
-        (("--metric", "fb"), "--metric fb is not what the model in m was begun with, the default"),
+        (("--metric", "fb"), "--metric fb is not what the model in m was begun with, rbp"),
         (("--model", "rnn"), "--model rnn is not what the model in m was begun with, pcnn"),
         (("--units", 32), "--units 32 is not what the model in m was begun with, 6"),  # as the default says
         (("--text",), "the model in m reads bytes"),
@@ -93,6 +93,11 @@ def test_what_resuming_cannot_change_is_refused(run, book, options, says):
     (book.parent / "more").write_text("sea !")
     fit(run, book, "--no-context")
     assert says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
+
+
+def test_resuming_takes_the_default_metric_by_its_name(run, book):
+    fit(run, book, "--no-context", "--passes", 4)
+    assert "5 passes" in fit(run, book, "--resume", "--passes", 5, "--metric", "rbp").output
 
 
 def test_resuming_keeps_the_text_out_of_the_file_unless_it_is_asked_for(run, log, tmp_path):

@@ -381,13 +381,11 @@ def _what_ended(estimator: SequenceModel) -> str:
 
 def _check_resumed(estimator: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:
     """Refuse options that were given and differ from those that the training was begun with."""
-    begun = estimator.get_params() | {"model": estimator.kind}
+    metric = estimator.stored().settings.metric  # where the default was taken, its name
+    begun = estimator.get_params() | {"model": estimator.kind, "metric": metric}
     for name, value in asked.items():
         if name not in ("passes", "seconds", "jobs") and value != begun[name]:
-            shown, there = (
-                one if one is not None else "the default" if name == "metric" else 0
-                for one in (value, begun[name])
-            )
+            shown, there = (0 if one is None else one for one in (value, begun[name]))
             raise ValueError(
                 f"--{name.replace('_', '-')} {shown} is not what the model in {output} was begun with, {there}: leave "
                 "it out, or begin anew without --resume"
