@@ -366,7 +366,7 @@ def log(tmp_path):
 
 
 def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
-    output = fit(run, log).output
+    output = fit(run, log, "--context").output
     network, contexts, mixed = map(
         float,
         re.search(r"validation by network ([\d.]+), contexts ([\d.]+), mixed ([\d.]+)", output).groups(),
@@ -379,12 +379,25 @@ def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
     assert (tmp_path / "back").read_bytes() == log.read_bytes()
     assert b"GET /page" in run("sample", "m", "--length", 60).stdout_bytes
     assert run("predict", "m", "10:03:19 G", "--top", 1).output.split()[1] == "'E'"
-    figures = json.loads(fit(run, log, "--json").stdout)
+    figures = json.loads(fit(run, log, "--context", "--json").stdout)
     assert figures["kept"] == "mixed"
     assert figures["validation_bits_per_symbol"] == figures["validation_bits_per_symbol_by_model"]["mixed"]
     # the mixture is measured, and the network goes on
     resumed = json.loads(fit(run, log, "--resume", "--passes", 50, "--json").stdout)
     assert resumed["passes"] == 50
+
+
+def test_contexts_that_need_fewer_bits_than_the_mixture_are_kept(run, log, book):
+    figures = json.loads(fit(run, log, "--json").stdout)
+    rows = figures["validation_bits_per_symbol_by_model"]
+    assert rows["contexts"] < rows["mixed"] < rows["network"]
+    assert (figures["kept"], figures["validation_bits_per_symbol"]) == ("contexts", rows["contexts"])
+    assert load("m").silent
+    assert "kept is contexts alone, with the training text in their file" in fit(run, log).output
+    # its network goes on, and may be mixed yet
+    resumed = json.loads(fit(run, log, "--resume", "--passes", 50, "--context", "--json").stdout)
+    assert (resumed["passes"], resumed["kept"]) == (50, "mixed")
+    assert json.loads(fit(run, book, "--json").stdout)["kept"] == "mixed"
 
 
 def test_the_network_alone_holds_no_text(run, log, tmp_path):

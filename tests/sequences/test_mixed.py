@@ -123,6 +123,20 @@ def test_characters_and_small_alphabets(text, tmp_path):
     assert sum(model.predict(text).values()) == pytest.approx(1)
 
 
+def test_a_silent_network_has_no_say_and_can_be_trained_further(tmp_path):
+    model = Mixed(network(), silent=True).fit(LOG, 0.2)
+    alone = Mixed().read(LOG, 0.2)
+    assert model.validation_bits_ == alone.validation_bits_
+    model.save(tmp_path / "m")
+    loaded = load(tmp_path / "m")
+    assert repr(loaded) == repr(model)
+    assert repr(model).endswith(", silent=True)")
+    assert loaded.bits(LOG) == alone.bits(LOG)
+    assert decompress(loaded, compress(model, LOG)) == LOG
+    assert loaded.model.fit(LOG, 0.2, passes=24, resume=True).training_.passes == 24
+    loaded.save(tmp_path / "m")
+
+
 def test_several_texts_begin_anew_with_what_was_learned(tmp_path):
     parts = [line.encode() for line in LINES]
     model = Mixed(network()).fit(parts[:100], parts[100:])
@@ -193,6 +207,7 @@ CHANGES = {
     "not finite": ({"final": lambda w: w * np.nan}, {}),
     "bits": ({}, {"bits": str}),
     "network": ({}, {"network": lambda network: network | {"units": 9}}),
+    "silent": ({}, {"silent": str}),
     "later": ({}, {"version": lambda version: version + 1}),
 }
 

@@ -14,6 +14,7 @@ from .decisions import tree
 from .folds import Fold, Texts, as_list, fold_of, held_back
 from .mixing import Progress, Reading, blank
 from .one_thread import one_thread
+from .parameters import Parameters
 from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel
 from .text import Alphabet, Corpus, Text
@@ -38,6 +39,7 @@ class Mixed(Reader):
 
     Args:
         model: the network: a PCNN, CNN or RNN, fitted or not. None: contexts alone.
+        silent: the network has no say, and is in the file to be trained further.
 
     Raises:
         TypeError: it is no network.
@@ -58,14 +60,15 @@ class Mixed(Reader):
         M. Mahoney, *Adaptive weighing of context models for lossless data compression*, 2005.
     """
 
-    def __init__(self, model: SequenceModel | None = None) -> None:
+    def __init__(self, model: SequenceModel | None = None, *, silent: bool = False) -> None:
         if not (model is None or isinstance(model, SequenceModel)):
             raise TypeError(f"the network of a mixture is a PCNN, CNN or RNN, or None, got {model!r}")
-        self.model = model
+        self.model, self.silent = model, silent
         self.validation_bits_: float | None = None
 
     def __repr__(self) -> str:
-        return f"Mixed({'' if self.model is None else repr(self.model)})"
+        silent = ", silent=True" if self.silent else ""
+        return f"Mixed({'' if self.model is None else repr(self.model)}{silent})"
 
     def fit(
         self,
@@ -135,8 +138,7 @@ class Mixed(Reader):
     def _read(self, fold: Fold, progress: Progress | None = None) -> Self:
         corpus = fold.corpus
         decisions = tree(self.alphabet_, corpus.counts)
-        parameters = None if self.model is None else self.model.parameters_
-        reading = Reading(parameters, decisions, blank(decisions, len(corpus.x)))
+        reading = Reading(self._heard(), decisions, blank(decisions, len(corpus.x)))
         with one_thread():
             self.bits_ = reading.learn(corpus, progress=progress)
         self._reading, self._bounds = reading, corpus.bounds
@@ -144,6 +146,9 @@ class Mixed(Reader):
         if fold.validation is not None:
             self.validation_bits_ = reading.copy(len(fold.validation.x)).learn(fold.validation)
         return self
+
+    def _heard(self) -> Parameters | None:
+        return None if self.model is None or self.silent else self.model.parameters_
 
     @property
     def reading_(self) -> Reading:
@@ -175,7 +180,7 @@ class Mixed(Reader):
 
     def _stored(self) -> mixed_storage.StoredMixture:
         memory = self.reading_.memory
-        if self.model is not None and self.model.parameters_ is not self.reading_.model:
+        if self._heard() is not self.reading_.model:
             raise ValueError(
                 "the network has been trained since the mixture read its text: read the text again with it"
             )
@@ -187,12 +192,13 @@ class Mixed(Reader):
             bounds=self._bounds,
             weights={name: getattr(memory, name) for name in mixed_storage.WEIGHTS},
             bits=(self.bits_, self.validation_bits_),
+            silent=self.silent,
         )
 
     @classmethod
     def restored(cls, stored: mixed_storage.StoredMixture, model: SequenceModel | None) -> Mixed:
         """Return the model of a file: the contexts are learned again, the weights are those stored."""
-        mixed = cls(model)
+        mixed = cls(model, silent=stored.silent)
         mixed.alphabet_ = stored.alphabet
         corpus = Corpus(
             stored.history, stored.bounds, np.ones(len(stored.history), bool), len(stored.alphabet)
@@ -201,7 +207,7 @@ class Mixed(Reader):
         memory = blank(decisions, len(corpus.x))
         Reading(None, decisions, memory).learn(corpus, slots_alone=True)
         memory = memory._replace(**stored.weights)
-        mixed._reading = Reading(None if model is None else model.parameters_, decisions, memory)
+        mixed._reading = Reading(mixed._heard(), decisions, memory)
         mixed._bounds = stored.bounds
         mixed.bits_, mixed.validation_bits_ = stored.bits
         return mixed

@@ -2,8 +2,8 @@
 
 tensors   network.* as in `storage` if there is a network; history: the numbers of the symbols of the training text,
           little-endian in 1, 2 or 4 bytes each, packed by LZMA; bounds; the weights by_match, by_node, by_seen, final
-metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the description of the network, the code
-          lengths, the size of the history and a checksum of all that and of the tensors
+metadata  "pathspace.sequences.mixed": JSON with the version, the alphabet, the description of the network, whether
+          it is silent, the code lengths, the size of the history and a checksum of all that and of the tensors
 
 The table of the contexts would take tens of megabytes; reading the text again brings it back in a second or two for
 each million symbols. What keeps a context keeps the text anyway.
@@ -44,6 +44,7 @@ class StoredMixture:
         bounds: (S+1,) where each of its texts begins, and T.
         weights: the weights of the mixers by name.
         bits: code lengths of training and validation text.
+        silent: whether the network has no say.
     """
 
     network: Stored | None
@@ -52,6 +53,7 @@ class StoredMixture:
     bounds: IntArray
     weights: dict[str, NDArray[np.float64]]
     bits: tuple[float, float | None]
+    silent: bool = False
 
 
 def _width(A: int) -> str:
@@ -83,6 +85,7 @@ def dump(stored: StoredMixture) -> bytes:
         "symbols": len(stored.history),
         "bits": stored.bits,
         "network": described,
+        "silent": stored.silent,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     description["checksum"] = storage.checksum(description, tensors)
@@ -130,7 +133,10 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
     bits, held = description["bits"]
     if not (isinstance(bits, float) and math.isfinite(bits) and (held is None or math.isfinite(held))):
         raise ValueError("the code lengths are not finite")
-    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held))
+    silent = description.get("silent", False)
+    if not isinstance(silent, bool):
+        raise ValueError(f"the network is silent: {silent!r}")
+    return StoredMixture(network, alphabet, history, bounds, weights, (bits, held), silent)
 
 
 def _unpack(packed: np.ndarray, T: int, width: np.dtype) -> IntArray:

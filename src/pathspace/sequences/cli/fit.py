@@ -158,8 +158,8 @@ def fit(
         bool | None,
         typer.Option(
             "--context/--no-context",
-            help="Mix the network with contexts, so that the file holds the training text. Default: where that needs "
-            "fewer bits.",
+            help="Mix the network with contexts, so that the file holds the training text. Default: the mixture, the "
+            "network or contexts alone, whichever needs the fewest bits.",
         ),
     ] = None,
     resume: Annotated[
@@ -178,9 +178,9 @@ def fit(
     """Learn a file and write the model; the best by the validation part is kept.
 
     Then the network is mixed with contexts: what followed the last symbols, the word, the longest match. Logs and
-    English text need that; the mixture is kept where it needs fewer bits on the validation part, and where there
-    is none, as a network is no measure of itself. Its file holds the training text, packed; --no-context keeps the
-    network alone.
+    English text need that. The mixture, the network or contexts alone are kept, whichever need the fewest bits on the
+    validation part, and where there is none, not the network, which is no measure of itself. With contexts the file
+    holds the training text, packed; --no-context keeps the network alone.
 
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
@@ -344,8 +344,7 @@ def fit(
                         console.print(told, highlight=False, markup=False, soft_wrap=True)
                     raise
                 result = result.beside(*mixed, context)
-                if result.kept == "mixed":
-                    kept = mixed[0]
+                kept = {"network": estimator, "mixed": mixed[0], "contexts": mixed[1]}[result.kept]
             if kept is not estimator or not is_saved:
                 kept.save(output)
         others = {}

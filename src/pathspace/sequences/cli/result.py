@@ -19,12 +19,11 @@ from .worth import verdict
 def mix(
     network: SequenceModel, text: Text, held: Text | float | None, quiet: bool, **masks: Any
 ) -> tuple[Mixed, Mixed]:
-    """Return the network mixed with contexts, and contexts alone, both of which have read the text."""
+    """Return the network mixed with contexts, and contexts beside a silent one, both of which have read the text."""
     with symbols_shown("mix", quiet) as progress:
         mixed = Mixed(network).read(text, held, progress=progress, **masks)
-    known = network.alphabet_.symbols
     with symbols_shown("contexts alone", quiet) as progress:
-        return mixed, Mixed().read(text, held, alphabet=known, progress=progress, **masks)
+        return mixed, Mixed(network, silent=True).read(text, held, progress=progress, **masks)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Result:
     held_counted: int
     training_bits: dict[str, float] | None = None
     held_bits: dict[str, float] | None = None
-    kept: Literal["network", "mixed"] = "network"
+    kept: Literal["network", "mixed", "contexts"] = "network"
 
     def beside(self, mixed: Mixed, contexts: Mixed, context: bool | None) -> Result:
         """Return the result with what the mixture and contexts alone need; None leaves the choice to the bits."""
@@ -66,8 +65,9 @@ class Result:
         # a network is no measure of itself on the text it was fitted to, and has no bits before its first pass
         unseen = self.training.best_bits if self.held_counted else math.inf
         by = held or {**trained, "network": unseen}
-        is_mixed = not by["network"] <= by["mixed"] if context is None else context
-        kept = "mixed" if is_mixed else "network"
+        kept = "mixed" if context else "network"
+        if context is None:
+            kept = min(("network", "mixed", "contexts"), key=by.__getitem__)
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
 
     def say(self, others: dict[str, float], as_json: bool) -> None:
@@ -102,6 +102,7 @@ class Result:
             named = {
                 "network": "the network alone",
                 "mixed": "the mixture, with the training text in its file",
+                "contexts": "contexts alone, with the training text in their file, and the network to go on with",
             }
             fitted = "" if self.held_counted else " (fitted to it)"
             lines.append(
