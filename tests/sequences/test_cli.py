@@ -133,6 +133,20 @@ def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validati
     run(*resume)
 
 
+@pytest.mark.parametrize("first", [("--share", 0), ("--share", 0.1), (), ("--validation", "held")])
+def test_resuming_holds_back_no_more_than_was_held_back(run, book, tmp_path, first):
+    (tmp_path / "held").write_text("she sells shells by the shore ")
+    fit(run, book, *first, "--passes", 10, "--no-context")
+    resume = ("fit", book, "-o", "m", "--resume", "--passes", 12, "--share")
+    unseen = 0 if first and first[1] != 0.1 else 0.1
+    said = " ".join(run(*resume, 0.3, status=2).stderr.split())
+    assert f"--share 0.3 holds back text that the model in m has learned: give at most {unseen}, " in said
+    run(*resume, unseen)
+    run(*resume, 0.05 if unseen else 0)
+    assert "--share 0.1 holds back text" in " ".join(run(*resume, 0.1, status=2).stderr.split())
+    run(*resume, 0.3, "--validation", "held")
+
+
 def test_resuming_says_where_nothing_is_left_to_train(run, log):
     options = ("fit", log, "-o", "m", "--no-context", "-q")
     run(*options, "--units", 8, "--patience", 10)

@@ -263,6 +263,12 @@ def fit(
                 raise ValueError(
                     f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
                 )
+            first = 0.0 if told.get("validation") else told.get("share")
+            if validation is None and share is not None and first is not None and share > first:
+                raise ValueError(
+                    f"--share {share:g} holds back text that the model in {output} has learned: give at most "
+                    f"{first:g}, which it has not seen, or a --validation file"
+                )
             share = told.get("share") if share is None else share
         else:
             estimator = _MODELS[model](**options)
