@@ -155,6 +155,9 @@ def test_resuming_says_where_nothing_is_left_to_train(run, log):
     assert f"no pass was made: the validation part has not improved since pass {passes}" in resumed.stderr
     assert "passes already: give more --passes" in run(*options, "--resume", "--passes", 3).stderr
     assert "seconds already: give more --seconds" in run(*options, "--resume", "--seconds", 0).stderr
+    mixed = run("fit", log, "-o", "m", "-q", "--resume", "--passes", 3, "--context")
+    assert "no pass was made, and the network is mixed as it was: the model has made" in mixed.stderr
+    assert "kept is the mixture" in mixed.stdout
     run(*options, "--units", 8, "--passes", 4)
     assert "no pass" not in run(*options, "--resume", "--passes", 5).stderr
 

@@ -327,7 +327,10 @@ def fit(
                     estimator.training_, interrupted = looked(report.last, fold.validation), True
                     console.print("interrupted: what has been learned is saved, go on with --resume")
                 if resume and estimator.training_.passes == begun and not estimator.training_.broke_off:
-                    warnings.warn(f"no pass was made: {_what_ended(estimator)}", RuntimeWarning, stacklevel=1)
+                    mixes = "" if context is False else ", and the network is mixed as it was"
+                    warnings.warn(
+                        f"no pass was made{mixes}: {_what_ended(estimator)}", RuntimeWarning, stacklevel=1
+                    )
                 is_saved = False
                 if checkpoint is not None and not replaces:
                     # mixing may be stopped; a device or a pipe is written to once
