@@ -607,6 +607,19 @@ def test_folds_and_an_alphabet_from_another_file(run, book, tmp_path):
     assert "cannot go on" in run("fit", book, "-o", "m", "--resume", status=2).output
 
 
+def test_weights_that_are_fitted_to_the_validation_part_are_named(run, book):
+    two = ("--restarts", 2, "--passes", 20)
+    output = fit(run, book, *two, "--ensemble", 2, "--folds", 2).output
+    fitted = ", to which the weights of the merged networks are fitted, best at pass 20"
+    assert re.search(rf"validation [\d.]+ bits/symbol{fitted}", output)
+    assert re.search(r"training by network [\d.]+ \(fitted to it\), contexts", output)
+    for more, told in (((), False), (("--ensemble", 2), True)):
+        output = fit(run, book, *two, *more).output
+        assert (fitted in output) is told
+        assert "(fitted to it)" not in output
+        assert json.loads(fit(run, book, *two, *more, "--json").stdout)["fitted_to_validation"] is told
+
+
 def test_an_output_that_cannot_be_written_is_named_before_the_training(run, book, monkeypatch):
     monkeypatch.setattr("pathspace.sequences.estimators.SequenceModel.fit", None)
     assert "make it first" in run("fit", book, "-o", "no/where", status=2).output

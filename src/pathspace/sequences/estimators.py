@@ -49,11 +49,13 @@ class PCNN(SequenceModel):
         heat: passes after which all but the better quarter of the restarts are dropped, or all but the
             ensemble if that is more; 0 drops none.
         ensemble: how many of the restarts, the best by the validation text, are merged into one network. Their
-            weights are those with which the validation text is shortest; less overfitting than any one of them.
+            weights are those with which the validation text is shortest, for which it is no unseen text; less
+            overfitting than any one of them.
         folds: into how many parts the training text is divided, each of which is the validation text of its
             share of the restarts, so that nothing is lost to validation. Whole texts are dealt out if there are
             at least as many; else each is cut. Restarts and ensemble must be multiples of it. Code lengths of
-            the training then are sums over what the folds held back. 1: the validation text is that of `fit`.
+            the training then are sums over what the folds held back, by weights fitted to it. 1: the validation
+            text is that of `fit`.
         jobs: processes for the restarts. A script that asks for several calls `fit` below
             ``if __name__ == "__main__":``, as each of them runs the script anew.
         seed: of the random graph and the start values.

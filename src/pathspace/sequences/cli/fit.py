@@ -340,7 +340,8 @@ def fit(
                         resume or interrupted
                     ):  # --resume goes on from the output, and takes these for another fit's
                         clear(checkpoint)
-            result, kept = Result(output, estimator.training_, counted, held_counted), estimator
+            result = Result(output, estimator.training_, counted, held_counted, estimator.ensemble > 1)
+            kept: SequenceModel | Mixed = estimator
             if context is not False:
                 masks = {"mask": mask, "validation_mask": held_mask}
                 try:

@@ -35,6 +35,7 @@ class Result:
         training: of the network.
         counted: predicted symbols of the training text.
         held_counted: those of the validation text.
+        ensemble: whether the weights of merged networks were fitted to the validation text.
         training_bits: bits of the training text by model; empty where nothing was mixed.
         held_bits: bits of the validation text by model; empty where nothing was mixed or held back.
         kept: which model is saved.
@@ -44,6 +45,7 @@ class Result:
     training: Training
     counted: int
     held_counted: int
+    ensemble: bool = False
     training_bits: dict[str, float] | None = None
     held_bits: dict[str, float] | None = None
     kept: Literal["network", "mixed", "contexts"] = "network"
@@ -90,7 +92,9 @@ class Result:
         held = per_symbol(training.best_bits, self.held_counted)
         if self.held_counted:
             figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
-            lines.append(f"validation {held:.4f} bits/symbol, best at pass {training.best_pass}")
+            figures["fitted_to_validation"] = self.ensemble
+            told = ", to which the weights of the merged networks are fitted" if self.ensemble else ""
+            lines.append(f"validation {held:.4f} bits/symbol{told}, best at pass {training.best_pass}")
         if self.training_bits is not None:
             bits, counted, part = self.training_bits, self.counted, "training"
             if self.held_bits:
@@ -104,7 +108,7 @@ class Result:
                 "mixed": "the mixture, with the training text in its file",
                 "contexts": "contexts alone, with the training text in their file, and the network to go on with",
             }
-            fitted = "" if self.held_counted else " (fitted to it)"
+            fitted = "" if self.held_bits else " (fitted to it)"
             lines.append(
                 f"{part} by network {rows['network']:.4f}{fitted}, contexts {rows['contexts']:.4f}, "
                 f"mixed {rows['mixed']:.4f} bits/symbol: kept is {named[self.kept]}"
