@@ -141,14 +141,25 @@ def test_a_folder_in_the_place_of_the_report_is_kept(here: Path, command: list[s
     assert [path.name for path in (here / "mine").iterdir()] == ["report.html"]
 
 
-def test_an_impossible_value_in_a_configuration_is_said_with_its_file(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"momentum": -1}, "The setting 'momentum' is -1: give"),
+        ({"epoch": 3}, "Unknown setting 'epoch' in 'settings': choose from"),
+        ({"methods": 3}, "The setting 'methods' in 'settings' is 3: give a list"),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_said_with_its_file(
+    here: Path, wrong: dict[str, Any], told: str
+) -> None:
     call(*TINY)
     file = here / "runs" / "train" / "config.json"
     content = json.loads(file.read_text())
-    content["settings"]["momentum"] = -1
+    content["settings"] |= wrong
     file.write_text(json.dumps(content))
     said = call("train", "--resume", "--output", "runs/train", code=2).stderr
-    assert "In 'runs/train/config.json': The setting 'momentum' is -1: give" in said
+    assert f"In 'runs/train/config.json': {told}" in said
+    assert said.count("config.json") == 1
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]])

@@ -168,7 +168,7 @@ def _parsed(output: Path, content: Any) -> Configuration:
         configuration = Configuration(
             command=content["command"],
             title=content["title"],
-            settings=settings_from((str(output / FILE), content["settings"])),
+            settings=settings_from(("'settings'", content["settings"])),
             recipe=content["recipe"],
             size=content["size"],
             seed=content["seed"],
