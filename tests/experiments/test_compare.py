@@ -9,7 +9,7 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.live import Silent
-from pathspace.experiments.pool import RESULT, Place, run_all
+from pathspace.experiments.pool import RESULT, Place, _checksum, run_all
 from pathspace.experiments.report import conclusion
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
@@ -93,10 +93,9 @@ def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Mak
     run_all([config], Place(tmp_path), Silent(), title="")
     path = tmp_path / config.key / RESULT
     content = json.loads(path.read_text())
-    del content["checksum"]
     content["config"]["epochs"] += 1
     content["test_error"] = -1.0
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({**content, "checksum": _checksum(content)}))
     (result,) = run_all([config], Place(tmp_path, resume=True), Silent(), title="")
     assert result.test_error is not None
     assert result.test_error >= 0

@@ -504,12 +504,12 @@ def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Compar
         assert [line[column] for line in epochs] == ["" if value is None else str(value) for value in written]
 
 
-def test_results_of_older_versions_show_validation_alone(comparison: Comparison) -> None:
+def test_runs_that_ended_in_their_first_epoch_show_validation_alone(comparison: Comparison) -> None:
     rows = [replace(row, runs=tuple(replace(run, epochs=()) for run in row.runs)) for row in comparison.rows]
-    older = replace(comparison, rows=tuple(rows))
-    assert (kinds_of_error(comparison), kinds_of_error(older)) == (list(KINDS), ["validation"])
-    draw(older)
-    curves = switchable_curves(older)
+    ended = replace(comparison, rows=tuple(rows))
+    assert (kinds_of_error(comparison), kinds_of_error(ended)) == (list(KINDS), ["validation"])
+    draw(ended)
+    curves = switchable_curves(ended)
     assert curves is not None
     assert [panel.title for panel in curves.panels] == [
         "validation mean squared error, over epochs", "training loss, over steps",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import pickle
 from collections.abc import Callable
@@ -138,13 +137,12 @@ def _read_whole(folder: Path, config: RunConfig, noted: Callable[[str], object])
             )
         # From here on the last one is a good one, so that the next save puts no damaged one in the place before.
         (folder / BEFORE).replace(path)
-    # What an older version did not write stood at its default.
-    stored = RunConfig(**json.loads(content["config"])).as_dict()
+    stored = json.loads(content["config"])
     asked = json.loads(json.dumps(config.as_dict()))
     for name in asked:
-        if stored.get(name) != asked[name]:
+        if stored[name] != asked[name]:
             raise ConfigurationError(
-                f"The checkpoint {str(path)!r} was written with {name} = {stored.get(name)!r}, not "
+                f"The checkpoint {str(path)!r} was written with {name} = {stored[name]!r}, not "
                 f"{asked[name]!r}: resume with the same settings or choose another output folder."
             )
     return content
@@ -154,13 +152,13 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
     state.model.load_state_dict(content["model"])
     state.optimizer.load_state_dict(content["optimizer"])
     processes = state.processes
-    randoms = [(content["random"], content.get("device_random")), *content.get("randoms_of_others", [])]
+    randoms = [(content["random"], content["device_random"]), *content["randoms_of_others"]]
     # a process that was not there before keeps the random state that it began with
     random, device_random = randoms[processes.rank] if processes.rank < len(randoms) else (None, None)
     if random is not None:
         torch.set_rng_state(random)
     device = torch.device(state.devices[-1])
-    before = content.get("devices", ["cpu"])
+    before = content["devices"]
     if before[-1] == str(device):
         state.devices = before
         if device_random is not None:
@@ -171,27 +169,27 @@ def _restore(content: dict[str, Any], state: RunState, noted: Callable[[str], ob
             f"The checkpoint of step {content['step']} was computed on {before[-1]}, and the run goes on on {device}: "
             "rounding, and random numbers in dropout, differ from here on from those of a run on one device."
         )
-    counts = content.get("counts", [1])
+    counts = content["counts"]
     state.counts = counts if counts[-1] == processes.count else [*counts, processes.count]
     if counts[-1] != processes.count:
         noted(
             f"The checkpoint of step {content['step']} was computed by {counts[-1]} processes, and {processes.count} "
             "go on: rounding, and random numbers in dropout, differ from here on."
         )
-    carried = content.get("carried")
+    carried = content["carried"]
     state.carried = None if carried is None else tuple(processes.part(one).to(device) for one in carried)
     state.step = content["step"]
     state.seconds = content["seconds"]
     state.diverged_at = content["diverged_at"]
     state.losses = content["losses"].tolist()
-    state.durations = content["durations"].tolist() if "durations" in content else []
+    state.durations = content["durations"].tolist()
     values = content["validations"].reshape(-1, 2).tolist()
     state.validations = [
         Validation(step, loss, error)
         for step, (loss, error) in zip(content["validation_steps"], values, strict=True)
     ]
-    state.epochs = [Epoch(*entry) for entry in content.get("epochs", [])]
-    state.errors = content.get("errors", math.nan)  # older versions did not add them up
+    state.epochs = [Epoch(*entry) for entry in content["epochs"]]
+    state.errors = content["errors"]
 
 
 def _before(folder: Path, error: Exception) -> dict[str, Any]:

@@ -105,8 +105,7 @@ def run(
 
         def end_epoch(steps: int) -> None:
             """Write down the errors of an epoch of so many steps."""
-            mean = state.processes.mean(state.errors) / steps
-            training = None if math.isnan(mean) else task.reported(mean)
+            training = task.reported(state.processes.mean(state.errors) / steps)
             test = None
             if config.evaluate_test and state.diverged_at is None:
                 test = _evaluate(state, task, task.test)[1]
@@ -129,13 +128,11 @@ def run(
             end_epoch=end_epoch,
             should_stop=should_stop or (lambda: False),
         )
-        test_error = None
-        if config.evaluate_test and state.diverged_at is None:
-            last = state.epochs[-1] if state.epochs else None  # older versions wrote none into checkpoints
-            seen = last.test if last is not None and last.step == state.step else None
-            test_error = _evaluate(state, task, task.test)[1] if seen is None else seen
-            if not math.isfinite(test_error):  # a perplexity overflows long before the loss does
-                state.diverged_at, test_error = state.step, None
+        test_error = state.epochs[-1].test if state.diverged_at is None else None
+        if test_error is not None and not math.isfinite(
+            test_error
+        ):  # a perplexity overflows long before the loss
+            state.diverged_at, test_error = state.step, None
         if finished is not None:
             finished(state.model)
     return RunResult(

@@ -195,7 +195,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
     try:
         values = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        if values.get("checksum", check := _checksum(values)) != check:  # older results have none
+        if values.get("checksum") != _checksum(values):
             raise ValueError("its checksum does not fit")
         result = RunResult.from_dict(values)
     except FileNotFoundError:

@@ -75,7 +75,7 @@ class RunConfig:
     @property
     def key(self) -> str:
         """A file name that is the same for equal configurations and no others."""
-        # Fields with a default came later: left out where they say nothing, they do not change older names.
+        # Fields with a default are left out where they have it, so that a new one changes no names.
         later = {item.name: item.default for item in fields(self) if item.default is not MISSING}
         values = self.as_dict().items()
         stated = {name: v for name, v in values if name not in later or v != later[name]}
@@ -109,7 +109,7 @@ class Epoch:
 
     Attributes:
         step: How many steps the run had done after it.
-        training: Mean over its training batches, each before its step; None if an older version did part of it.
+        training: Mean over its training batches, each before its step; None, once stored, if it is not finite.
         test: On the test split after it; None in runs that may not look.
     """
 
@@ -159,12 +159,12 @@ class RunResult:
         diverged_at: The step whose loss was not finite, or None.
         seconds: Time spent in training steps, evaluation not counted.
         step_seconds: The median time of one training step: what else the machine does hardly shows in it. None
-            if no step was done, or in results that older versions wrote.
+            if no step was done.
         device: Where it was computed; `"cpu, then cuda"` if it was continued elsewhere.
-        kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, if
-            they were told to be `torch.nn.RNN`, and in results that older versions wrote.
+        kernel: What ReLU recurrent layers ran at its end (see `pathspace.nn.RNN.kernel`); None if there were none, or
+            if they were told to be `torch.nn.RNN`.
         processes: How many processes had a part of every batch; several numbers if it was continued by others.
-        epochs: Training and test error of every epoch; empty in results that older versions wrote.
+        epochs: Training and test error of every epoch.
     """
 
     config: RunConfig
@@ -243,11 +243,11 @@ class RunResult:
             test_error=values["test_error"],
             diverged_at=values["diverged_at"],
             seconds=values["seconds"],
-            step_seconds=values.get("step_seconds"),
-            device=values.get("device", "cpu"),
-            kernel=values.get("kernel"),
-            processes=tuple(values.get("processes", (1,))),
-            epochs=tuple(Epoch(**entry) for entry in values.get("epochs", ())),
+            step_seconds=values["step_seconds"],
+            device=values["device"],
+            kernel=values["kernel"],
+            processes=tuple(values["processes"]),
+            epochs=tuple(Epoch(**entry) for entry in values["epochs"]),
         )
 
 

@@ -38,7 +38,7 @@ def draw_losses(axis: Axes, runs: Sequence[RunResult], **style: Any) -> None:
 
 
 def kinds_of_error(comparison: Comparison) -> list[str]:
-    """Return the names in `KINDS` of errors that were written down; older results have validation alone."""
+    """Return the names in `KINDS` of errors that were written down; validation alone where no epoch was ended."""
     epochs = [epoch for row in comparison.rows for run in row.runs for epoch in run.epochs]
     written = {
         "training": any(epoch.training is not None for epoch in epochs),
