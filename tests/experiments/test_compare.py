@@ -9,10 +9,11 @@ import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.live import Silent
-from pathspace.experiments.pool import RESULT, Place, _checksum, run_all
+from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.report import conclusion
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
+from pathspace.experiments.storage import write_checked
 from pathspace.experiments.workers import Workers
 
 Make = Callable[..., Settings]
@@ -95,7 +96,7 @@ def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Mak
     content = json.loads(path.read_text())
     content["config"]["epochs"] += 1
     content["test_error"] = -1.0
-    path.write_text(json.dumps({**content, "checksum": _checksum(content)}))
+    write_checked(path, content)
     (result,) = run_all([config], Place(tmp_path, resume=True), Silent(), title="")
     assert result.test_error is not None
     assert result.test_error >= 0

@@ -1,7 +1,9 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +55,23 @@ def test_json_refuses_what_json_cannot_say(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range"):
         storage.write_json(tmp_path / "result.json", {"a": float("nan")})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda values: values | {"a": 2}, lambda _: {"a": 1}, lambda values: [values], lambda _: {}],
+)
+def test_checked_values_come_back_or_are_named(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    file = tmp_path / "result.json"
+    with pytest.raises(FileNotFoundError):
+        storage.read_checked(file, dict)
+    storage.write_checked(file, {"a": 1, "b": (0.1, None)})
+    assert storage.read_checked(file, dict) == {"a": 1, "b": [0.1, None]}
+    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \('c'\): delete it and"):
+        storage.read_checked(file, lambda values: values["c"])
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(ConfigurationError, match=r"result.json' cannot be read \(.*\): delete it and"):
+        storage.read_checked(file, dict)
 
 
 def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
+from pathspace.experiments.storage import write_checked
 from pathspace.experiments.symbols import protocol_from
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
@@ -112,7 +113,7 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     (folder / "cells" / "bzip2-anbn-0.json").unlink()
     marked = folder / "cells" / "ctw-anbn-2.json"
     score = json.loads(marked.read_text())
-    marked.write_text(json.dumps({**score, "validation": -1.0, "test": 123.25}))
+    write_checked(marked, {**score, "validation": -1.0, "test": 123.25})
     refused = CliRunner().invoke(app, ["reproduce", "symbols", "--output", str(folder)])
     assert refused.exit_code == 2
     assert "other settings" in refused.stderr
@@ -133,7 +134,16 @@ def test_draws_are_added_to_a_table(tmp_path: Path) -> None:
     words = ("--output", str(tmp_path), "--set", 'rows=["bzip2", "CTW"]', "--set", 'texts=["anbn"]')
     assert call(*words).exit_code == 0
     marked = tmp_path / "cells" / "bzip2-anbn-0.json"
-    marked.write_text(json.dumps({**json.loads(marked.read_text()), "test": 123.25}))
+    written = json.loads(marked.read_text())
+    marked.write_text(json.dumps({**written, "test": 12.25}))
+    (tmp_path / "report.html").unlink()
+    damaged = call(*words)
+    assert damaged.exit_code == 2
+    assert (
+        f"The result '{marked}' cannot be read (its checksum does not fit): delete it and" in damaged.stderr
+    )
+    (tmp_path / "report.html").touch()
+    write_checked(marked, {**written, "test": 123.25})
     refused = call(*words, "--seeds", "2")  # which would start over
     assert (refused.exit_code, "add to its seeds with --resume" in refused.stderr) == (2, True)
     assert "123.25" in marked.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,12 @@ from typing import Any
 
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import InterruptedRunError, run, total_steps
-from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Executor, ThisProcess
 from pathspace.experiments.interrupt import postponed_interrupt
 from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.storage import make_folder, write_json
+from pathspace.experiments.storage import make_folder, read_checked, write_checked
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 
@@ -182,26 +180,13 @@ def _task(name: str, options: str, data_dir: Path | None, _environment: str | No
 
 
 def write_result(folder: Path, result: RunResult) -> None:
-    """Write `result.json`, with a checksum of the rest of it."""
-    values = result.as_dict()
-    write_json(folder / RESULT, {**values, "checksum": _checksum(values)})
-
-
-def _checksum(values: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in values.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    """Write `result.json`."""
+    write_checked(folder / RESULT, result.as_dict())
 
 
 def _stored_result(folder: Path, config: RunConfig) -> RunResult | None:
     try:
-        values = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        if values.get("checksum") != _checksum(values):
-            raise ValueError("its checksum does not fit")
-        result = RunResult.from_dict(values)
+        result = read_checked(folder / RESULT, RunResult.from_dict)
     except FileNotFoundError:
         return None
-    except (AttributeError, OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"The result {str(folder / RESULT)!r} cannot be read ({error}): delete it and resume again."
-        ) from error
     return result if result.config.key == config.key else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from pathspace import files
 from pathspace.experiments.errors import ConfigurationError, StorageError
+
+T = TypeVar("T")
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
@@ -40,6 +43,36 @@ def write_json(path: Path, value: Any) -> None:
         ValueError: `value` holds a number that is not finite: JSON has no word for it.
     """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_checked(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values to `path` as `write_json` does, with a checksum of the rest of it."""
+    write_json(path, {**values, "checksum": _checksum(values)})
+
+
+def read_checked(path: Path, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """Return what `read` makes of the values that `write_checked` wrote.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ConfigurationError: It cannot be read, is damaged, or `read` cannot do with it.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("checksum", None) != _checksum(values):
+            raise ValueError("its checksum does not fit")
+        return read(values)
+    except FileNotFoundError:
+        raise
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The result {str(path)!r} cannot be read ({error}): delete it and give the command again."
+        ) from error
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def remove_file(path: Path) -> None:

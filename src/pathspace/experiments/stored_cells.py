@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import make_folder, remove_file, write_json
+from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
 from pathspace.progress import Lines
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def all_results(
     for cell in wanted:
         file = folder / f"{cell.key}.json"
         if file.exists():
-            done[cell.key] = _stored(file, read)
+            done[cell.key] = read_checked(file, read)
     open_cells = [cell for cell in wanted if cell.key not in done]
     console = Console(stderr=True, quiet=around.quiet)
     columns = (
@@ -193,7 +193,7 @@ def all_results(
         bar = display.add_task("computing", total=len(wanted), completed=len(done)) if display else None
         for result in _computed(open_cells, compute, around):
             done[result.cell.key] = result
-            write_json(folder / f"{result.cell.key}.json", result.as_dict())
+            write_checked(folder / f"{result.cell.key}.json", result.as_dict())
             line = f"{told(result)}{lines.left(len(done) / len(wanted), '; ')}"
             if display is not None and bar is not None:
                 display.update(bar, advance=1, description=line)
@@ -201,15 +201,6 @@ def all_results(
                 line = f"[{len(done)}/{len(wanted)}] {line}"
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
     return [done[cell.key] for cell in wanted]
-
-
-def _stored(file: Path, read: Callable[[Mapping[str, Any]], ResultT]) -> ResultT:
-    try:
-        return read(json.loads(file.read_text(encoding="utf-8")))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"The result {str(file)!r} cannot be read ({error!r}): delete it and start the command again."
-        ) from error
 
 
 def _computed(
