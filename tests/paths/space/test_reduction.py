@@ -76,3 +76,14 @@ def test_ends_are_found_under_another_default_device():
     with torch.device("meta"):
         assert graph.entering(0).tolist() == [0, 1, 6]
         assert graph.leaving(0).tolist() == [9]
+
+
+@pytest.mark.parametrize("wrong", [lambda w: w.T, lambda w: w.reshape(-1), lambda w: w[:, :1]])
+def test_tensors_of_another_shape_than_the_parameters_are_refused(wrong):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    network = ps.trace(model, torch.zeros(1, 2))
+    paths, weights = ps.paths.enumerate_paths(network), dict(network.parameters)
+    weights["0.weight"] = wrong(weights["0.weight"])
+    for use in (paths.values, paths.reduction.flatten):
+        with pytest.raises(ValueError, match=r"'0.weight' has shape \(.*\), not \(3, 2\)"):
+            use(weights)

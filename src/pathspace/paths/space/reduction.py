@@ -79,10 +79,8 @@ class ReductionGraph:
         shape = self.shapes[place]
         if len(index) != len(shape) or any(not 0 <= i < n for i, n in zip(index, shape, strict=True)):
             raise KeyError(f"'{name}' of shape {tuple(shape)} has no element {tuple(index)}")
-        flat = 0
-        for i, n in zip(index, shape, strict=True):
-            flat = flat * n + i
-        return self._ends[place] + flat
+        strides = torch.empty(shape, device="meta").stride()
+        return self._ends[place] + sum(i * n for i, n in zip(index, strides, strict=True))
 
     def edge(self, number: int) -> Edge:
         """The edge (parameter name, index) of a number.
@@ -93,14 +91,15 @@ class ReductionGraph:
         if not 0 <= number < self.num_edges:
             raise IndexError(f"there is no edge {number}: the network has {self.num_edges} weights")
         place = bisect_right(self._ends, number) - 1
-        rest, index = number - self._ends[place], []
-        for n in reversed(self.shapes[place]):
-            rest, i = divmod(rest, n)
-            index.append(i)
-        return self.names[place], tuple(reversed(index))
+        flat, strides = number - self._ends[place], torch.empty(self.shapes[place], device="meta").stride()
+        index = (flat // n % size for n, size in zip(strides, self.shapes[place], strict=True))
+        return self.names[place], tuple(index)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """One vector ``[E]`` of tensors shaped as the parameters, by name."""
+        """One vector ``[E]`` of tensors shaped as the parameters, by name; ValueError where one has another shape."""
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if tensors[name].shape != shape:
+                raise ValueError(f"'{name}' has shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
