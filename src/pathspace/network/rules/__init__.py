@@ -1,9 +1,9 @@
 """One rule for every operation that tracing knows.
 
-A rule is a function ``rule(recorder, name, func, *args, **kwargs)`` with the arguments of the torch function it
-stands for. It says three things: what the operation does to the scales of units, what it does in the squared
-network, and which tensor comes out. ``RULES`` maps the operation's name to its rule; at what is not in it
-the network is cut (see ``boundary``).
+A rule is a function ``rule(recorder, *args, **kwargs)`` with the arguments of the torch function it stands for, which
+the recorder knows as ``name`` and ``func`` while the rule runs. It says three things: what the operation does to the
+scales of units, what it does in the squared network, and which tensor comes out. ``RULES`` maps the operation's name to
+its rule; at what is not in it the network is cut (see ``boundary``).
 """
 
 from __future__ import annotations

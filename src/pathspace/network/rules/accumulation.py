@@ -19,35 +19,23 @@ from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 
 
-def cumulative_sum(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    dim: int,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+def cumulative_sum(recorder: Recorder, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """``cumsum``: everything along the dimension shares one scale."""
     x = recorder.as_units(input)
     dim %= x.labels.dim()
     if x.batch == dim:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     labels = recorder.scales.unify_along(x.labels, (dim,)).expand(x.shape)
 
     def squared(t: Tensor) -> Tensor:
         return t.cumsum(dim)
 
-    out = recorder.emit(
-        squared, [x], labels, name=name, dtype=dtype or input.dtype, batch=x.batch, kind=x.kind
-    )
-    del func
+    out = recorder.emit(squared, [x], labels, dtype=dtype or input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_linear(out)
 
 
 def add_at(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     dim: int,
     index: Tensor,
@@ -62,12 +50,12 @@ def add_at(
     of_index = recorder.lookup(index)
     dim %= base.labels.dim()
     if dim in (base.batch, more.batch):
-        recorder.wrong_batch(name)
-    by_element, weight = name.startswith("scatter"), float(alpha) ** 2
+        recorder.wrong_batch()
+    by_element, weight = recorder.name.startswith("scatter"), float(alpha) ** 2
     shape = index.shape if by_element else more.shape
     part = tuple(slice(n) for n in shape)  # of the source, what is read
     if of_index is not None:
-        return _anywhere(recorder, name, input, source, dim, part, weight)
+        return _anywhere(recorder, input, source, dim, part, weight)
     places, elements = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
     places = places.gather(dim, elements) if by_element else places.index_select(dim, elements)
     labels = labels_at(recorder, base.labels, places, more.labels[part])
@@ -76,14 +64,11 @@ def add_at(
     def squared(b: Tensor, s: Tensor) -> Tensor:
         return accumulate(b, dim, elements.to(b.device), s if weight == 1 else s * weight)
 
-    del func
-    return finish(recorder, name, squared, (input, source), (base, more), labels)
+    return finish(recorder, squared, (input, source), (base, more), labels)
 
 
 def reduce_at(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     dim: int,
     index: Tensor,
@@ -95,27 +80,25 @@ def reduce_at(
     """``scatter_reduce``: a sum, or a maximum, through any of whose members a path may leave."""
     del include_self
     if reduce not in ("sum", "amax", "amin"):
-        recorder.no_rule(name, "its means and products have no rule; divide a sum by a number of members")
-    return recorder.note_unit(add_at(recorder, name, func, input, dim, index, src))
+        recorder.no_rule("its means and products have no rule; divide a sum by a number of members")
+    return recorder.note_unit(add_at(recorder, input, dim, index, src))
 
 
 def _anywhere(
-    recorder: Recorder, name: str, input: Tensor, source: Tensor, dim: int, part: Any, weight: float
+    recorder: Recorder, input: Tensor, source: Tensor, dim: int, part: Any, weight: float
 ) -> Tensor:
     """Places that are inputs: every element along the dimension may get every summand."""
     base, more = recorder.as_units(input), recorder.as_units(source)
     added = recorder.scales.unify_along(more.labels[part], (dim,))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
-        recorder.no_rule(
-            name, "it adds to a part of a tensor at places that are inputs", "Cut that part out first"
-        )
+        recorder.no_rule("it adds to a part of a tensor at places that are inputs", "Cut that part out first")
     labels = recorder.scales.unify(base.labels, added)
 
     def squared(b: Tensor, s: Tensor) -> Tensor:
         return b + weight * s[part].sum(dim, keepdim=True)
 
-    return finish(recorder, name, squared, (input, source), (base, more), labels)
+    return finish(recorder, squared, (input, source), (base, more), labels)
 
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
@@ -137,13 +120,12 @@ def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) 
         recorder.scales.unify(high, low)
 
 
-def fold(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def fold(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """``fold``: overlapping patches are added."""
     x = recorder.as_units(input)
     if x.batch is not None and x.batch == x.labels.dim() - 2:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
+    func = recorder.func
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
     named = dict(zip(("output_size", "kernel_size", "dilation", "padding", "stride"), args, strict=False))
     options = {k: v for k, v in {**named, **kwargs}.items() if k != "output_size"}
@@ -156,7 +138,7 @@ def fold(
     def squared(t: Tensor) -> Tensor:
         return func(t, *args, **kwargs)
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_linear(out)
 
 

@@ -21,8 +21,6 @@ from pathspace.network.trace.recorder import Recorder
 
 def attention(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -36,13 +34,13 @@ def attention(
 
     (A mask that is learned is a summand of the scores: see ``written_out``.)
     """
-    del func, dropout_p, is_causal
+    del dropout_p, is_causal
     traced = [recorder.lookup(t) for t in (query, key, value)]
     if any(v is not None and v.batch is not None and v.batch >= v.labels.dim() - 2 for v in traced):
-        recorder.wrong_batch(name)  # examples would attend to each other
+        recorder.wrong_batch()  # examples would attend to each other
     learned = attn_mask is not None and recorder.rank(attn_mask) != 1
     if recorder.strict or learned or any(v is None or v.kind != "hidden" for v in traced):
-        recorder.no_rule(name, REASONS[name])
+        recorder.no_rule(REASONS[recorder.name])
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         repeat = torch.Tensor.repeat_interleave
@@ -51,7 +49,7 @@ def attention(
     products = recorder.apply("matmul", torch.matmul, query, turned)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = recorder.value(recorder.apply("mul", torch.mul, products, factor))
-    weights = cut_inside(recorder, name, scores, query.dtype, len(traced))
+    weights = cut_inside(recorder, scores, query.dtype, len(traced))
     result = recorder.apply("matmul", torch.matmul, weights, value)
     recorder.inside[recorder.value(result).slot] = scores.slot
     return result

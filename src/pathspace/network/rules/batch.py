@@ -20,7 +20,6 @@ _REORDERED = _RESHAPED | {"flip", "roll", "rot90"}
 
 def examples_after(
     recorder: Recorder,
-    name: str,
     value: Value,
     move: Callable[[Tensor], Tensor],
     after: torch.Size,
@@ -31,19 +30,18 @@ def examples_after(
 
     Args:
         recorder: the traced values so far.
-        name: the movement.
         value: what is moved.
         move: moves a tensor of its shape.
         after: the shape that it gets.
         args: arguments of the movement.
         kwargs: likewise, by name.
     """
-    examples = recorder.examples
+    examples, name = recorder.examples, recorder.name
     examples.moved.append((name, recorder.path, after))
     if value.batch is None:
         return None, None
     if examples.count == 1:
-        batch = batch_after(recorder, name, value, after, args, kwargs)
+        batch = batch_after(recorder, value, after, args, kwargs)
         changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
         changed |= value.shape[value.batch + 1 :][:1] == (1,) and after != value.shape  # which one is left?
         doubtful = batch is None or (changed and name in _REORDERED)
@@ -51,7 +49,7 @@ def examples_after(
         return None if doubtful and not examples.guessing else batch, None
     certain = value.examples is not None or value.shape[value.batch] == examples.count
     if value.examples is None and not (certain and name in _REORDERED):
-        batch = batch_after(recorder, name, value, after, args, kwargs)
+        batch = batch_after(recorder, value, after, args, kwargs)
         if batch is not None or not certain:
             return batch, None
     places = examples.places(value)
@@ -59,11 +57,11 @@ def examples_after(
         return None, None
     result, single = along(move(places)), examples.single()
     if result is None:
-        return recorder.mixes(name)
+        return recorder.mixes()
     dim, pattern = result
     # the dimension in which they lie now has to be the one that grows with the batch
     if single is not None and len(single) == len(after) and after[dim] != examples.count * single[dim]:
-        return recorder.mixes(name)
+        return recorder.mixes()
     return dim, examples.pattern(pattern)
 
 
@@ -89,18 +87,13 @@ def examples_written(
 
 
 def batch_after(
-    recorder: Recorder,
-    name: str,
-    value: Value,
-    after: torch.Size,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    recorder: Recorder, value: Value, after: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> int | None:
     """Where the batch dimension is after a movement; None where that is not known."""
     batch, before = value.batch, value.shape
     if batch is None:
         return None
-    n = len(before)
+    n, name = len(before), recorder.name
     arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "axis0", "axis1", "dims", "shape") if k in kwargs]
     arguments = [*args, *arguments]
     if name in (
@@ -130,7 +123,7 @@ def batch_after(
         position = 1 if name in ("split", "chunk", "tensor_split") else 0
         dim = kwargs.get("dim", args[position] if len(args) > position else 0) % n
         if dim == batch:
-            recorder.wrong_batch(name)
+            recorder.wrong_batch()
         return batch - (dim < batch) if name in ("unbind", "select") else batch
     if name == "__getitem__":
         return _batch_after_getitem(recorder, batch, n, args[0])
@@ -144,7 +137,7 @@ def batch_after(
         return None
     if name == "rot90":
         dims = kwargs.get("dims", args[1] if len(args) > 1 else (0, 1))
-        return recorder.wrong_batch(name) if batch in [d % n for d in dims] else batch
+        return recorder.wrong_batch() if batch in [d % n for d in dims] else batch
     if name in ("expand", "broadcast_to"):
         return batch + len(after) - n
     return None

@@ -14,7 +14,7 @@ parameters. So does a second pass of one that has its examples in places unknown
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,27 +24,18 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, UntraceableError
 from pathspace.network.program import Cut, Operation
-from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, short_name, with_sizes
+from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, with_sizes
 from pathspace.network.trace.recorder import NEW, Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
 from pathspace.squared.tape import Leaf
 
 
-def cut(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    refusal: UntraceableError,
-) -> Any:
+def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: UntraceableError) -> Any:
     """The result of a function of tensors that has no rule.
 
     Args:
         recorder: the traced values so far.
-        name: the function's name.
-        func: the function.
         args: its positional arguments.
         kwargs: its keyword arguments.
         refusal: the error to raise if the network cannot be cut here, or must not.
@@ -53,19 +44,19 @@ def cut(
         UntraceableError: the function does, or may do, more than to return tensors; most often ``refusal``.
     """
     leaves = pytree.tree_leaves((args, kwargs))
-    if name in READS or name in UNSEEN or any(map(callable, leaves)):
+    if recorder.name in READS | UNSEEN or any(map(callable, leaves)):
         raise refusal
     tensors = [t for t in leaves if isinstance(t, Tensor)]
     traced = [recorder.lookup(t) for t in tensors]
-    result, changed = _run(recorder, func, args, kwargs, refusal)
+    result, changed = _run(recorder, args, kwargs, refusal)
     if changed:
-        _check_write(recorder, name, changed, tensors[0], traced[0], result)
-    origin = _origin(recorder, name, traced, refusal)
+        _check_write(recorder, changed, tensors[0], traced[0], result)
+    origin = _origin(recorder, traced, refusal)
 
     def bind(tensor: Tensor) -> Tensor:
         if not changed and any(tensor is t for t in tensors):  # nothing was done: a tensor of its own
             tensor = torch.empty_like(tensor)
-        value = _value(recorder, name, traced, tensor.shape, refusal, tensor.is_floating_point())
+        value = _value(recorder, traced, tensor.shape, refusal, tensor.is_floating_point())
         if not changed:
             value = _in_memory(value, tensor, tensors, traced)
         recorder.origins[value.slot] = origin
@@ -74,26 +65,28 @@ def cut(
     return pytree.tree_map_only(Tensor, bind, result)
 
 
-def cut_inside(recorder: Recorder, name: str, value: Value, dtype: torch.dtype, arguments: int = 1) -> Tensor:
+def cut_inside(recorder: Recorder, value: Value, dtype: torch.dtype, arguments: int = 1) -> Tensor:
     """What a function without a rule makes of an activation, inside an operation that has one.
 
     Args:
         recorder: what is known.
-        name: the operation.
         value: what enters the function.
         dtype: the type of its result, which has the same shape.
         arguments: how many activations the operation takes.
     """
     result = torch.empty(value.shape, dtype=dtype, device="meta")
     recorder.add_leaf(result, "input", batch=value.batch, examples=value.examples)
-    here = Cut(name, recorder.path, recorder.calls[name] - 1, (True,) * arguments)
+    here = _here(recorder, (True,) * arguments)
     recorder.origins[recorder.value(result).slot] = Origin((value.slot,), (value,), here)
     return result
 
 
-def _run(
-    recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any, refusal: UntraceableError
-) -> tuple[Any, list[Tensor]]:
+def _here(recorder: Recorder, entering: tuple[bool, ...]) -> Cut:
+    """A cut at the operation that is running."""
+    return Cut(recorder.name, recorder.path, recorder.calls[recorder.name] - 1, entering)
+
+
+def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) -> tuple[Any, list[Tensor]]:
     """What a function returns where there are no values, and those of its arguments that it wrote into."""
     args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
@@ -103,13 +96,13 @@ def _run(
     before = {key: t._version for key, t in empty.items()}
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:
-        result = func(*args, **kwargs)
+        result = recorder.func(*args, **kwargs)
     except (NotImplementedError, RuntimeError, TypeError) as error:
-        if short_name(func) in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
+        if recorder.name in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
         if says_meta(error):
             raise refusal from None  # what it returns depends on values
-        result = on_zeros(func, args, kwargs)
+        result = on_zeros(recorder.func, args, kwargs)
         if result is None:
             raise  # the model's own
     created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
@@ -119,28 +112,23 @@ def _run(
 
 
 def _check_write(
-    recorder: Recorder, name: str, changed: list[Tensor], target: Tensor, value: Value | None, result: Any
+    recorder: Recorder, changed: list[Tensor], target: Tensor, value: Value | None, result: Any
 ) -> None:
     """Refuse to cut at a function that writes, but for one that writes its result into an activation of its own."""
     if value is not None and value.kind == "parameter":
-        recorder.check_write(name, target)
+        recorder.check_write(target)
     if len(changed) > 1 or changed[0] is not target or result is not target or value is None:
-        recorder.refuse(
-            name, "it writes into a tensor that it is given, and tracing has no rule for how", NEW
-        )
+        recorder.refuse("it writes into a tensor that it is given, and tracing has no rule for how", NEW)
     elif value.kind == "buffer":
-        recorder.refuse(name, "it changes a buffer of the model in a way that tracing has no rule for", NEW)
+        recorder.refuse("it changes a buffer of the model in a way that tracing has no rule for", NEW)
     elif value.memory.members > 1:
         recorder.refuse(
-            name,
             "it writes what is no activation of the network any more into a tensor that shares memory with another one",
             NEW,
         )
 
 
-def _origin(
-    recorder: Recorder, name: str, traced: Sequence[Value | None], refusal: UntraceableError
-) -> Origin:
+def _origin(recorder: Recorder, traced: Sequence[Value | None], refusal: UntraceableError) -> Origin:
     """What enters; noted as an operation, so that a replay on data is cut there too."""
     entering = tuple([v is not None and v.kind == "hidden" for v in traced])
     parameters = {v.name for v in traced if v is not None and v.kind == "parameter"}
@@ -154,15 +142,13 @@ def _origin(
         places = tuple([v.slot if v is not None and v.kind == "hidden" else -1 for v in traced])
         batches = tuple([None if v is None else v.batch for v in traced])
         batch = next((v.batch for v in traced if v is not None and v.batch is not None), None)
-        operation = Operation(name, recorder.path, "cut", batches, places, batch)
+        operation = Operation(recorder.name, recorder.path, "cut", batches, places, batch)
         recorder.operations.append(operation)
-    here = Cut(name, recorder.path, recorder.calls[name] - 1, entering)
-    return Origin(slots, hidden, here, operation, refusal)
+    return Origin(slots, hidden, _here(recorder, entering), operation, refusal)
 
 
 def _value(
     recorder: Recorder,
-    name: str,
     traced: Sequence[Value | None],
     shape: torch.Size,
     refusal: UntraceableError,
@@ -178,7 +164,7 @@ def _value(
     kind = (
         "tail" if real and any(v is not None and v.kind in ("hidden", "tail") for v in traced) else "indices"
     )
-    why: Exception = refusal if recorder.strict else MixedExamples(name, recorder.path)
+    why: Exception = refusal if recorder.strict else MixedExamples(recorder.name, recorder.path)
     return Value(
         slot, labels, kind, refusal.operation, batch, module=refusal.module, refusal=why, examples=examples
     )

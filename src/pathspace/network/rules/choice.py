@@ -13,28 +13,25 @@ import torch
 from torch import Tensor
 
 from pathspace.network.rules.elementwise import finish, number
-from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
 
 
-def extreme(
-    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def extreme(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """``max`` and ``min`` in their three forms: of two tensors, over a dimension, and over all of them."""
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Tensor):
-        return larger(recorder, name, func, x, other)
+        return larger(recorder, x, other)
     if not args and "dim" not in kwargs:
-        return reduce(recorder, "amax", func, x)
-    values = reduce(recorder, "amax", func, x, *args, **kwargs)
-    kind = torch.return_types.max if name == "max" else torch.return_types.min
+        return recorder.apply("amax", torch.amax, x)
+    values = recorder.apply("amax", torch.amax, x, *args, **kwargs)
+    kind = torch.return_types.max if recorder.name == "max" else torch.return_types.min
     created = recorder.value(values)
-    return kind((values, indices(recorder, name, created, created.shape, created.batch)))
+    return kind((values, indices(recorder, created, created.shape, created.batch)))
 
 
-def indices(recorder: Recorder, name: str, of: Value, shape: torch.Size, batch: int | None) -> Tensor:
+def indices(recorder: Recorder, of: Value, shape: torch.Size, batch: int | None) -> Tensor:
     """Where a maximum was: the same at every scale of what was compared, as a mask is.
 
     In a strict trace it may be returned, but nothing may depend on it.
@@ -42,50 +39,39 @@ def indices(recorder: Recorder, name: str, of: Value, shape: torch.Size, batch: 
     created = torch.empty(shape, dtype=torch.long, device="meta")
     if recorder.strict:
         labels = torch.tensor(FIXED).expand(shape)
-        value = Value(recorder.new_slot(), labels, "indices", name, batch, module=recorder.path)
+        value = Value(recorder.new_slot(), labels, "indices", recorder.name, batch, module=recorder.path)
         return recorder.bind(created, value)
     created = recorder.add_leaf(created, "input", batch=batch, examples=of.examples)
     recorder.origins[recorder.value(created).slot] = Origin((of.slot,))
     return created
 
 
-def position(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    x: Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-) -> Tensor:
+def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """``argmax`` and ``argmin``: what is compared has one scale."""
-    largest = recorder.value(reduce(recorder, "amax", func, x, dim, keepdim))
-    return indices(recorder, name, largest, largest.shape, largest.batch)
+    largest = recorder.value(recorder.apply("amax", torch.amax, x, dim, keepdim))
+    return indices(recorder, largest, largest.shape, largest.batch)
 
 
-def larger(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
     """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them."""
-    del func
     a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in (x, y))
     if "parameter" in (a.kind, b.kind):
-        recorder.no_rule(name, "it compares with a parameter, which is then neither a weight nor a bias")
+        recorder.no_rule("it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
-    return recorder.note_unit(finish(recorder, name, torch.add, (x, y), (a, b), labels))
+    return recorder.note_unit(finish(recorder, torch.add, (x, y), (a, b), labels))
 
 
-def where(
-    recorder: Recorder, name: str, func: Callable[..., Any], condition: Tensor, *branches: Any, **named: Any
-) -> Tensor:
+def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -> Tensor:
     """One of two values, as a constant or something that depends on data alone says."""
-    del func
     both = [*branches, *(named[key] for key in ("input", "self", "other") if key in named)]
     if len(both) != 2:
-        recorder.no_rule(name, "with a condition alone it returns places that depend on the data")
+        recorder.no_rule("with a condition alone it returns places that depend on the data")
     gate = recorder.lookup(condition)
     if gate is not None and gate.kind not in ("input", "buffer"):
-        recorder.no_rule(name, "its condition depends on activations", _AS_RELU)
+        recorder.no_rule("its condition depends on activations", _AS_RELU)
     tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
     if any(recorder.lookup(t) is None and bool(torch.isnan(t).any()) for t in tensors):
-        recorder.no_rule(name, "it fills in what is no number", "Fill in zeros or infinities")
+        recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
     a, b = (recorder.as_units(t if recorder.lookup(t) is not None else counted(t)) for t in tensors)
     operands = tuple(t for t in both if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
@@ -96,13 +82,13 @@ def where(
         def chosen(u: Tensor, v: Tensor) -> Tensor:
             return torch.where(mask.to(u.device), u, v)
 
-        return finish(recorder, name, chosen, operands, (a, b), labels)
+        return finish(recorder, chosen, operands, (a, b), labels)
     labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
 
     def either(u: Tensor, v: Tensor, _: Tensor) -> Tensor:
         return (u + v).expand(shape)
 
-    return finish(recorder, name, either, operands, (a, b, gate), labels)
+    return finish(recorder, either, operands, (a, b, gate), labels)
 
 
 def counted(constant: Tensor) -> Tensor:
@@ -114,24 +100,20 @@ def counted(constant: Tensor) -> Tensor:
     return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
 
 
-def masked_fill(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, mask: Tensor, value: Any
-) -> Tensor:
+def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Some elements replaced by a number."""
-    out = where(recorder, name, func, mask, value, input)
-    return recorder.write(input, out) if name.endswith("_") else out
+    out = where(recorder, mask, value, input)
+    return recorder.write(input, out) if recorder.name.endswith("_") else out
 
 
-def pool_with_indices(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
+def pool_with_indices(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Max-pooling that also says where the maxima were."""
-    plain = name.removesuffix("_with_indices")
+    plain = recorder.name.removesuffix("_with_indices")
     kwargs = {key: value for key, value in kwargs.items() if key != "return_indices"}
     largest = 5 if not plain.startswith("adaptive") else 1  # arguments before return_indices
-    values = recorder.apply(plain, func, input, *args[:largest], **kwargs)
+    values = recorder.apply(plain, recorder.func, input, *args[:largest], **kwargs)
     created = recorder.value(values)
-    return values, indices(recorder, name, created, created.shape, created.batch)
+    return values, indices(recorder, created, created.shape, created.batch)
 
 
 _LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax

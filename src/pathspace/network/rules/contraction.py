@@ -103,39 +103,37 @@ def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:
     return Form(first, second, form.out)
 
 
-def contract(
-    recorder: Recorder, name: str, func: Callable[..., Any], args: Any, x: Tensor, y: Tensor, form: Form
-) -> Tensor:
+def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) -> Tensor:
     """The product of two tensors: what it is to path geometry depends on what they are."""
     if len(set(form.first)) < len(form.first) or len(set(form.second)) < len(form.second):
-        recorder.no_rule(name, "an index occurs twice in one operand", "Take the diagonal first")
+        recorder.no_rule("an index occurs twice in one operand", "Take the diagonal first")
     a, b = recorder.lookup(x), recorder.lookup(y)
     kinds = {v.kind for v in (a, b) if v is not None}
     if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(func, args, {}, [v for v in (a, b) if v is not None])
+        return recorder.preprocess(recorder.func, args, {}, [v for v in (a, b) if v is not None])
     if kinds == {"hidden"} and a is not None and b is not None:
-        return _by_activations(recorder, name, a, b, _apart(form, x.shape, y.shape), x.dtype)
+        return _by_activations(recorder, a, b, _apart(form, x.shape, y.shape), x.dtype)
     if kinds == {"parameter"} and a is not None and b is not None:
-        recorder.no_rule(name, *OF_PARAMETERS)
+        recorder.no_rule(*OF_PARAMETERS)
     order = {"hidden": 0, "parameter": 2}  # fixed edges in between: activations come first
     if order.get(a.kind if a else "", 1) > order.get(b.kind if b else "", 1):
         x, y, a, b, form = y, x, b, a, form.swapped()
     form = _apart(form, x.shape, y.shape)
     if b is not None and b.kind == "parameter":
-        return _by_weights(recorder, name, recorder.as_units(x), b, form, x.dtype)
+        return _by_weights(recorder, recorder.as_units(x), b, form, x.dtype)
     assert a is not None
-    return _by_fixed_edges(recorder, name, a, y, form, x.dtype)
+    return _by_fixed_edges(recorder, a, y, form, x.dtype)
 
 
-def _batch(recorder: Recorder, name: str, value: Value, letters: Letters, form: Form) -> int | None:
+def _batch(recorder: Recorder, value: Value, letters: Letters, form: Form) -> int | None:
     if value.batch is None:
         return None
     if letters[value.batch] not in form.out:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     return form.out.index(letters[value.batch])
 
 
-def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
+def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch.dtype) -> Tensor:
     """Every element of the parameter is an edge from the units it multiplies to those of the result."""
     fresh = count(max([*form.first, *form.second]) + 1)  # a dimension of one broadcasts, be it the batch
     examples = None if x.batch is None else form.first[x.batch]
@@ -146,9 +144,9 @@ def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, d
         for d, n in enumerate(form.second)
     ]
     form = Form(form.first, second, form.out)
-    batch = _batch(recorder, name, x, form.first, form)
+    batch = _batch(recorder, x, form.first, form)
     if x.batch is not None and form.first[x.batch] in form.second:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     size = dict(zip([*form.first, *form.second], [*x.shape, *w.shape], strict=True))
     common = [n for n in form.first if n in form.second]
     source = recorder.scales.unify_over(x.labels, tuple(form.first.index(n) for n in common))
@@ -157,7 +155,7 @@ def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, d
         target = torch.full([size[n] for n in created], WILD)
     else:
         units = torch.Size([size[n] for n in created])
-        target = recorder.scales.fresh(units.numel(), recorder.where(name)).reshape(units)
+        target = recorder.scales.fresh(units.numel(), recorder.where()).reshape(units)
     new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
     recorder.uses.add(
         w,
@@ -166,25 +164,23 @@ def _by_weights(recorder: Recorder, name: str, x: Value, w: Value, form: Form, d
         target_dim=new[0] if len(new) == 1 else None,
     )
     labels = _laid_out(recorder.scales.resolve(target), created, form.out).expand([size[n] for n in form.out])
-    out = recorder.emit(form, [x, w], labels, name=name, dtype=dtype, batch=batch)
+    out = recorder.emit(form, [x, w], labels, dtype=dtype, batch=batch)
     return recorder.note_linear(out)
 
 
-def _by_fixed_edges(
-    recorder: Recorder, name: str, x: Value, factor: Tensor, form: Form, dtype: torch.dtype
-) -> Tensor:
+def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
     """A constant, a buffer or an input between units: those that one of the result reads share its scale."""
     of_factor = recorder.lookup(factor)
-    batch = _batch(recorder, name, x, form.first, form)
+    batch = _batch(recorder, x, form.first, form)
     if of_factor is not None and of_factor.batch is not None:
         if form.second[of_factor.batch] not in form.out:
-            recorder.wrong_batch(name)
+            recorder.wrong_batch()
         if (
             batch is not None
             and form.out[batch] != form.second[of_factor.batch]
             and recorder.examples.count > 1
         ):
-            recorder.mixes(name)
+            recorder.mixes()
     size = dict(zip([*form.first, *form.second], [*x.shape, *factor.shape], strict=True))
     summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
     order = [*form.out, *summed]
@@ -198,16 +194,13 @@ def _by_fixed_edges(
         form,
         [x, recorder.value(factor)],
         labels.expand([size[n] for n in form.out]),
-        name=name,
         dtype=dtype,
         batch=batch,
     )
     return recorder.note_linear(out)
 
 
-def _by_activations(
-    recorder: Recorder, name: str, x: Value, y: Value, form: Form, dtype: torch.dtype
-) -> Tensor:
+def _by_activations(recorder: Recorder, x: Value, y: Value, form: Form, dtype: torch.dtype) -> Tensor:
     """A sum of products of activations, which have one scale: what one factor has more, the other has less.
 
     Of scores, which enter a softmax, it is 1: queries and keys are inverse to each other by the dimension of a head. In
@@ -216,7 +209,7 @@ def _by_activations(
     common = [n for n in form.first if n in form.second]
     batches = {letters[v.batch] for v, letters in ((x, form.first), (y, form.second)) if v.batch is not None}
     if recorder.strict or len(batches) > 1 or not batches <= {*form.out}:
-        recorder.no_rule(name, GATED)
+        recorder.no_rule(GATED)
     size = dict(zip([*form.first, *form.second], [*x.shape, *y.shape], strict=True))
     summed = [n for n in size if n not in form.out]
     pairs = ((x, form.first), (y, form.second))
@@ -228,10 +221,10 @@ def _by_activations(
             _laid_out(recorder.scales.unify_over(v.labels, keep), common, order)
             for (v, _), keep in zip(pairs, kept, strict=True)
         ]
-    labels = recorder.scales.product(distinct[0], distinct[1], recorder.where(name))
+    labels = recorder.scales.product(distinct[0], distinct[1], recorder.where())
     labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
     batch = form.out.index(batches.pop()) if batches else None
-    product = recorder.emit(form, [x, y], labels, name=name, dtype=dtype, batch=batch, form="product")
+    product = recorder.emit(form, [x, y], labels, dtype=dtype, batch=batch, form="product")
     return recorder.note_linear(product)
 
 
@@ -253,16 +246,16 @@ def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
     )
 
 
-def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: Any, *operands: Any) -> Tensor:
+def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     """An einsum of one tensor or two; of more, see ``written_out``."""
     if not isinstance(equation, str):
-        recorder.no_rule(name, "its indices are given as lists", "Give them as a string of letters")
+        recorder.no_rule("its indices are given as lists", "Give them as a string of letters")
     tensors = (
         list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
     )
     if len(tensors) > 2:  # not written out
         hidden = sum(v is not None and v.kind == "hidden" for v in map(recorder.lookup, tensors))
-        recorder.no_rule(name, *((GATED, None) if recorder.strict and hidden > 1 else _SEVERAL))
+        recorder.no_rule(*((GATED, None) if recorder.strict and hidden > 1 else _SEVERAL))
     args = (equation, *tensors)
     if len(tensors) == 1:  # a constant one beside it
         given, arrow, result = equation.partition("->")
@@ -271,7 +264,7 @@ def einsum(recorder: Recorder, name: str, func: Callable[..., Any], equation: An
             result = "..." + result if "..." in given else result
         tensors, equation = [*tensors, torch.ones(())], f"{given},->{result}"
     x, y = tensors
-    return contract(recorder, name, func, args, x, y, einsum_form(equation, x.shape, y.shape))
+    return contract(recorder, args, x, y, einsum_form(equation, x.shape, y.shape))
 
 
 _SEVERAL = (
@@ -280,18 +273,10 @@ _SEVERAL = (
 )
 
 
-def tensordot(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    a: Tensor,
-    b: Tensor,
-    dims: Any = 2,
-    out: Any = None,
-) -> Tensor:
+def tensordot(recorder: Recorder, a: Tensor, b: Tensor, dims: Any = 2, out: Any = None) -> Tensor:
     """A sum of products over some dimensions."""
     del out
-    return contract(recorder, name, func, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
+    return contract(recorder, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
 
 
 RULES: dict[str, Callable[..., Any]] = {"einsum": einsum, "tensordot": tensordot}

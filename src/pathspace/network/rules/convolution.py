@@ -26,30 +26,22 @@ _FUNCTIONS = {
 
 
 def convolution(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Convolution and its transpose; all positions of a channel share one scale.
 
     A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
     """
-    del func
-    function = _FUNCTIONS[name]
-    transposed = "transpose" in name
+    function = _FUNCTIONS[recorder.name]
+    transposed = "transpose" in recorder.name
     of_weight = recorder.lookup(weight)
     fixed = of_weight is None or of_weight.kind == "buffer"
     normed = of_weight is not None and of_weight.slot in recorder.normed
     x = recorder.as_units(input)
-    w = recorder.value(weight) if fixed or normed else require_parameter(recorder, name, weight)
+    w = recorder.value(weight) if fixed or normed else require_parameter(recorder, weight)
     space = w.labels.dim() - 2
     if x.batch is not None and x.batch != (0 if x.labels.dim() == space + 2 else None):
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     # stride, padding, dilation, groups; or stride, padding, output_padding, groups, dilation
     groups = kwargs.get("groups", args[3] if len(args) > 3 else 1)
     channel = x.labels.dim() - space - 1
@@ -59,9 +51,9 @@ def convolution(
         blocks = recorder.scales.unify_over(source.reshape(groups, -1), (0,))
         target = blocks[:, None].expand(groups, count // groups).reshape(count)
     elif normed:
-        target = by_normed(recorder, name, w, source, groups, transposed=transposed)
+        target = by_normed(recorder, w, source, groups, transposed=transposed)
     else:
-        target = _targets(recorder, name, source, count, w, transposed, groups)
+        target = _targets(recorder, source, count, w, transposed, groups)
 
     meta = function(
         torch.empty(x.shape, device="meta"), torch.empty(w.shape, device="meta"), None, *args, **kwargs
@@ -69,8 +61,8 @@ def convolution(
     labels = target
     values = [x, w]
     if bias is not None:
-        b = require_parameter(recorder, name, bias)
-        labels = add_bias(recorder, name, b, labels)
+        b = require_parameter(recorder, bias)
+        labels = add_bias(recorder, b, labels)
         values.append(b)
     labels = labels.reshape(-1, *([1] * space)).expand(meta.shape)
 
@@ -78,15 +70,15 @@ def convolution(
         return function(h, q, c, *args, **kwargs)
 
     form = "product" if normed else None
-    out = recorder.emit(squared, values, labels, name=name, dtype=input.dtype, batch=x.batch, form=form)
+    out = recorder.emit(squared, values, labels, dtype=input.dtype, batch=x.batch, form=form)
     return recorder.note_linear(out)
 
 
 def _targets(
-    recorder: Recorder, name: str, source: Tensor, count: int, w: Value, transposed: bool, groups: int
+    recorder: Recorder, source: Tensor, count: int, w: Value, transposed: bool, groups: int
 ) -> Tensor:
     zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
-    target = torch.full((count,), WILD) if zero else recorder.scales.fresh(count, recorder.where(name))
+    target = torch.full((count,), WILD) if zero else recorder.scales.fresh(count, recorder.where())
     ones = [1] * (w.labels.dim() - 2)
     if transposed:  # weight [C_in, C_out / groups, ...]
         per_group = _for_each(target, groups, w.shape[0])

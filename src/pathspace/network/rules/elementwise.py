@@ -34,32 +34,25 @@ def number(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-def homogeneous(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """ReLU, LeakyReLU (also with a random slope), absolute value: f(s x) = s f(x) for s > 0."""
     recorder.activated.append(recorder.as_units(input))
-    return recorder.note_unit(unchanged(recorder, name, func, input, *args, **kwargs))
+    return recorder.note_unit(unchanged(recorder, input, *args, **kwargs))
 
 
-def unchanged(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Dropout, of activations or of weights: all paths count, so it is the identity in the squared network."""
-    del func
     value = recorder.value(input)
-    position = _INPLACE_ARGUMENT.get(name, 2)
+    position = _INPLACE_ARGUMENT.get(recorder.name, 2)
     inplace = kwargs.get("inplace", len(args) > position and args[position])
-    if name.endswith("_") or inplace:
-        recorder.check_write(name, input)
+    if recorder.name.endswith("_") or inplace:
+        recorder.check_write(input)
         return recorder.bind(input, value)
     fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
     return recorder.bind(fresh, apart(value))
 
 
-def clamp(
-    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, min: Any = None, max: Any = None
-) -> Tensor:
+def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """``clamp(min=0)`` is a ReLU, ``clamp(max=0)`` what it leaves; other bounds are constants that do not scale."""
 
     def is_zero(bound: Any) -> bool:
@@ -69,73 +62,58 @@ def clamp(
 
     bounds = [bound for bound in (min, max) if bound is not None]
     if len(bounds) == 1 and is_zero(bounds[0]):
-        return homogeneous(recorder, name, func, x)
-    return recorder.no_rule(name, BOUNDED)
+        return homogeneous(recorder, x)
+    return recorder.no_rule(BOUNDED)
 
 
 def threshold(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    threshold: float,
-    value: float,
-    inplace: bool = False,
+    recorder: Recorder, input: Tensor, threshold: float, value: float, inplace: bool = False
 ) -> Tensor:
     """``threshold(x, 0, 0)`` is a ReLU; any other number does not scale."""
     if threshold != 0 or value != 0:
-        recorder.no_rule(name, BOUNDED)
-    return homogeneous(recorder, name, func, input, inplace=inplace)
+        recorder.no_rule(BOUNDED)
+    return homogeneous(recorder, input, inplace=inplace)
 
 
-def prelu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, weight: Tensor) -> Tensor:
+def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
     """PReLU: its slope is no edge; rescaling leaves it and its gradient alone, so it takes the plain rule."""
     slope = recorder.lookup(weight)
     if slope is not None and slope.kind == "hidden":
-        recorder.no_rule(name, "its slope is an activation, or a function of parameters that may scale")
+        recorder.no_rule("its slope is an activation, or a function of parameters that may scale")
     if slope is not None and slope.kind == "parameter":
         recorder.left.add(slope.name)  # also as an edge elsewhere
-    return homogeneous(recorder, name, func, input)
+    return homogeneous(recorder, input)
 
 
-def add(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    x: Any,
-    y: Any,
-    *,
-    alpha: float = 1,
-    out: Any = None,
-) -> Tensor:
+def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Tensor:
     """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
-    del func, out
+    del out
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (x, y))
     if a.kind == b.kind == "parameter":
-        recorder.no_rule(name, _COMBINED, _APART)
+        recorder.no_rule(_COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
         bias, other = (a, b) if a.kind == "parameter" else (b, a)
-        labels = add_bias(recorder, name, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
+        labels = add_bias(recorder, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
     weight = float(alpha) ** 2
-    weights = (weight, 1.0) if name == "rsub" else (1.0, weight)  # rsub(x, y) = y - alpha x
+    weights = (weight, 1.0) if recorder.name == "rsub" else (1.0, weight)  # rsub(x, y) = y - alpha x
 
     def squared(u: Tensor, v: Tensor) -> Tensor:
         if weight == 1:
             return u + v
         return weights[0] * u + v if weights[1] == 1 else u + weights[1] * v
 
-    return finish(recorder, name, squared, (x, y), (a, b), labels)
+    return finish(recorder, squared, (x, y), (a, b), labels)
 
 
-def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tensor:
+def add_bias(recorder: Recorder, bias: Value, labels: Tensor) -> Tensor:
     """Edges from the bias node to units with these labels; returns the labels of the sum."""
     n, ndim = labels.dim(), bias.labels.dim()
     keep = tuple(d for d in range(n - ndim, n) if bias.shape[d - n] > 1)
     target = recorder.scales.unify_over(labels, keep)
     if bool((target == WILD).any()):  # zero plus a bias is a unit of its own
-        created = recorder.scales.fresh(target.numel(), recorder.where(name)).reshape(target.shape)
+        created = recorder.scales.fresh(target.numel(), recorder.where()).reshape(target.shape)
         target = torch.where(target == WILD, created, target)
     target = target.reshape([labels.shape[d] if d in keep else 1 for d in range(n)])
     of_bias = target.reshape(target.shape[n - ndim :])
@@ -145,7 +123,6 @@ def add_bias(recorder: Recorder, name: str, bias: Value, labels: Tensor) -> Tens
 
 def finish(
     recorder: Recorder,
-    name: str,
     squared: Callable[..., Tensor],
     operands: Sequence[Any],
     values: Sequence[Value],
@@ -160,7 +137,7 @@ def finish(
             before, batch = batch, value.batch + labels.dim() - value.labels.dim()
             if before not in (None, batch):
                 if recorder.examples.count > 1:
-                    recorder.mixes(name)
+                    recorder.mixes()
                 recorder.examples.doubtful, batch = True, None
                 break
     kind = kind or common_kind(values)
@@ -171,14 +148,13 @@ def finish(
         squared,
         values,
         labels,
-        name=name,
         dtype=dtype,
         batch=batch,
         kind=kind,
         parameter=parameter,
         form=form,
     )
-    return recorder.write(operands[0], out) if name in IN_PLACE else out
+    return recorder.write(operands[0], out) if recorder.name in IN_PLACE else out
 
 
 _COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"

@@ -15,8 +15,6 @@ from pathspace.network.trace.scales import FIXED
 
 def embedding(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -25,32 +23,30 @@ def embedding(
     **__: Any,
 ) -> Tensor:
     """Rows of a table ``[V, d]``: gamma^2 of output k is the sum of E[v, k]^2 over v, at every position."""
-    del func, padding_idx
+    del padding_idx
     if max_norm is not None:
-        recorder.refuse(name, "max_norm rescales the rows that are looked up, which changes the parameters")
+        recorder.refuse("max_norm rescales the rows that are looked up, which changes the parameters")
     if recorder.lookup(input) is None:  # fixed rows, such as positions: the table's elements are biases
         return recorder.apply("__getitem__", torch.Tensor.__getitem__, weight, input)
-    tokens, table = recorder.value(input), require_parameter(recorder, name, weight)
+    tokens, table = recorder.value(input), require_parameter(recorder, weight)
     if tokens.kind not in ("input", "buffer"):
-        recorder.no_rule(name, "the rows it looks up depend on activations")
+        recorder.no_rule("the rows it looks up depend on activations")
     rows, width = table.shape
     target = recorder.uses.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
     if target is None:
-        target = recorder.scales.fresh(width, recorder.where(name))
+        target = recorder.scales.fresh(width, recorder.where())
     recorder.uses.add(table, target.reshape(1, -1), torch.full((rows, 1), FIXED), target_dim=1)
     labels = recorder.scales.resolve(target).expand(*tokens.shape, width)
 
     def squared(_: Tensor, q: Tensor) -> Tensor:
         return q.sum(0).expand(labels.shape)
 
-    out = recorder.emit(squared, [tokens, table], labels, name=name, dtype=weight.dtype, batch=tokens.batch)
+    out = recorder.emit(squared, [tokens, table], labels, dtype=weight.dtype, batch=tokens.batch)
     return recorder.note_linear(out)
 
 
 def embedding_bag(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     weight: Tensor,
     offsets: Tensor | None = None,
@@ -64,20 +60,17 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """The sum, mean or maximum of the rows that a bag names, for bags of one length."""
-    del func, norm_type, scale_grad_by_freq, sparse, include_last_offset
+    del norm_type, scale_grad_by_freq, sparse, include_last_offset
     if offsets is not None or input.dim() != 2:
         recorder.no_rule(
-            name,
             "bags that are told apart by offsets have lengths that depend on the data",
             "Give the indices as one row for each example, padded with padding_idx",
         )
     if per_sample_weights is not None:
-        recorder.no_rule(
-            name, "weights of single rows are not known", "Weigh the rows of an nn.Embedding instead"
-        )
+        recorder.no_rule("weights of single rows are not known", "Weigh the rows of an nn.Embedding instead")
     if padding_idx is not None and mode != "sum":
-        recorder.no_rule(name, f"a {mode} without the padding depends on the data", "Use mode='sum'")
-    rows = embedding(recorder, name, torch.nn.functional.embedding, input, weight, max_norm=max_norm)
+        recorder.no_rule(f"a {mode} without the padding depends on the data", "Use mode='sum'")
+    rows = embedding(recorder, input, weight, max_norm=max_norm)
     reduction = {"sum": "sum", "mean": "mean", "max": "amax"}[mode]
     bags = recorder.apply(reduction, getattr(torch, reduction), rows, 1)
     recorder.inside[recorder.value(bags).slot] = recorder.value(rows).slot

@@ -16,29 +16,24 @@ from pathspace.network.rules.products import scaled
 from pathspace.network.trace.recorder import Recorder
 
 
-def negative(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor) -> Tensor:
+def negative(recorder: Recorder, input: Tensor) -> Tensor:
     """``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
-    del func
     value = recorder.value(input)
-    return finish(recorder, name, _same, (input,), (value,), value.labels, value.kind)
+    return finish(recorder, _same, (input,), (value,), value.labels, value.kind)
 
 
 def _same(t: Tensor) -> Tensor:
     return t
 
 
-def triangle(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, diagonal: int = 0
-) -> Tensor:
+def triangle(recorder: Recorder, input: Tensor, diagonal: int = 0) -> Tensor:
     """``tril`` and ``triu``: a product with zeros and ones."""
-    mask = func(torch.ones(input.shape[-2:], dtype=torch.float64), diagonal)
-    return scaled(recorder, name, input, (input,), mask)
+    mask = recorder.func(torch.ones(input.shape[-2:], dtype=torch.float64), diagonal)
+    return scaled(recorder, input, (input,), mask)
 
 
 def difference(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     n: int = 1,
     dim: int = -1,
@@ -46,19 +41,18 @@ def difference(
     append: Tensor | None = None,
 ) -> Tensor:
     """``diff``: neighbours subtracted."""
-    del func
     ends = [t for t in (prepend, input, append) if t is not None]
     x = input if len(ends) == 1 else recorder.apply("cat", torch.cat, ends, dim)
     value = recorder.as_units(x)
     dim %= value.labels.dim()
     if value.batch == dim:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     for _ in range(n):
-        x = _neighbours(recorder, name, x, dim)
+        x = _neighbours(recorder, x, dim)
     return x
 
 
-def _neighbours(recorder: Recorder, name: str, x: Tensor, dim: int) -> Tensor:
+def _neighbours(recorder: Recorder, x: Tensor, dim: int) -> Tensor:
     value = recorder.as_units(x)
     size = value.shape[dim] - 1
     labels = recorder.scales.unify(value.labels.narrow(dim, 1, size), value.labels.narrow(dim, 0, size))
@@ -66,7 +60,7 @@ def _neighbours(recorder: Recorder, name: str, x: Tensor, dim: int) -> Tensor:
     def squared(t: Tensor) -> Tensor:
         return t.narrow(dim, 1, size) + t.narrow(dim, 0, size)
 
-    return finish(recorder, name, squared, (x,), (value,), labels)
+    return finish(recorder, squared, (x,), (value,), labels)
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -16,12 +16,11 @@ from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
 
 
-def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
+def require_parameter(recorder: Recorder, weight: Tensor) -> Value:
     """The value of a weight, which must be a parameter (or a view of one)."""
     value = recorder.value(weight)
     if value.kind == "hidden":
         recorder.no_rule(
-            name,
             "its weight is computed from activations (which multiplies two of them) or joined from several parameters, "
             "whose elements are then no edges of their own",
             "Apply each parameter to the activations and combine the results, or leave that part to the plain rule "
@@ -29,51 +28,42 @@ def require_parameter(recorder: Recorder, name: str, weight: Tensor) -> Value:
         )
     if value.kind != "parameter":
         recorder.no_rule(
-            name,
             "its weight is no parameter of the model",
             "Register it as an nn.Parameter (requires_grad=False)",
         )
     if not weight.numel():
         recorder.refuse(
-            name,
             f"its weight of shape {tuple(weight.shape)} has no elements, so no path leads through it",
             "Build the model without that layer, or leave its module outside",
         )
     return value
 
 
-def linear(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> Tensor:
+def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b, W of shape ``[out, in]``: edges from the features of x to those of y."""
     of_weight = recorder.lookup(weight)
     if of_weight is None or of_weight.kind in ("input", "buffer"):
-        return _fixed(recorder, name, func, input, weight, bias)
+        return _fixed(recorder, input, weight, bias)
     normed = of_weight.slot in recorder.normed
-    x, w = recorder.as_units(input), of_weight if normed else require_parameter(recorder, name, weight)
+    x, w = recorder.as_units(input), of_weight if normed else require_parameter(recorder, weight)
     if x.shape[-1:] != w.shape[-1:]:
         raise RuntimeError(
-            f"{recorder.where(name)}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
+            f"{recorder.where()}: {x.shape[-1] if x.shape else 0} features enter a weight for {w.shape[-1]}"
         )
     if x.batch is not None and x.batch == x.labels.dim() - 1:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     wide = w.labels if w.labels.dim() == 2 else w.labels.reshape(1, -1)  # a vector weight has one output
     source = recorder.scales.unify_over(x.labels, (-1,))
     if normed:
-        labels = by_normed(recorder, name, w, source)
+        labels = by_normed(recorder, w, source)
     else:
-        labels = map_units(recorder, name, w, wide.shape[0], source, vector=w.labels.dim() == 1)
+        labels = map_units(recorder, w, wide.shape[0], source, vector=w.labels.dim() == 1)
     values = [x, w]
     if bias is not None:
         b = recorder.value(bias)
         if b.kind != "parameter":
-            recorder.no_rule(name, "its bias is no parameter of the model")
-        labels = add_bias(recorder, name, b, labels)
+            recorder.no_rule("its bias is no parameter of the model")
+        labels = add_bias(recorder, b, labels)
         values.append(b)
     shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
     labels = labels.expand(*x.shape[:-1], wide.shape[0]).reshape(shape)
@@ -82,7 +72,6 @@ def linear(
         F.linear,
         values,
         labels,
-        name=name,
         dtype=input.dtype,
         batch=batch,
         form="product" if normed else "linear" if w.labels.dim() == 2 else None,
@@ -90,29 +79,22 @@ def linear(
     return recorder.note_linear(out)
 
 
-def _fixed(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
+def _fixed(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear map whose weight is a constant, a buffer or an input."""
     n = input.dim()
     form = Form([*range(n)], [n, n - 1][-weight.dim() :], [*range(n - 1), n][: n - 2 + weight.dim()])
-    y = contract(recorder, name, func, (input, weight), input, weight, form)
-    return y if bias is None else add(recorder, name, torch.add, y, bias)
+    y = contract(recorder, (input, weight), input, weight, form)
+    return y if bias is None else add(recorder, y, bias)
 
 
 def map_units(
-    recorder: Recorder, name: str, weight: Value, count: int, source: Tensor, *, vector: bool = False
+    recorder: Recorder, weight: Value, count: int, source: Tensor, *, vector: bool = False
 ) -> Tensor:
     """Labels of the ``count`` outputs of a weight ``[out, in]`` applied to units with labels ``source``."""
     zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
     target = torch.full((count,), WILD) if zero else recorder.uses.earlier_target(weight, source)
     if target is None:
-        target = recorder.scales.fresh(count, recorder.where(name))
+        target = recorder.scales.fresh(count, recorder.where())
     column, row = target.reshape(-1, 1), source.reshape(1, -1)
     if vector:
         recorder.uses.add(weight, column.reshape(1), row.reshape(-1))
@@ -122,13 +104,12 @@ def map_units(
 
 
 def by_normed(
-    recorder: Recorder, name: str, w: Value, source: Tensor, groups: int = 1, *, transposed: bool = False
+    recorder: Recorder, w: Value, source: Tensor, groups: int = 1, *, transposed: bool = False
 ) -> Tensor:
     """Labels of what a weight with gains of its own makes of units: scales of both are multiplied.
 
     Args:
         recorder: the traced values so far.
-        name: the operation.
         w: the weight, ``[out, in / groups, ...]``, or ``[in, out / groups, ...]`` if transposed.
         source: labels of the units, ``[in]``.
         groups: of them.
@@ -143,30 +124,28 @@ def by_normed(
     units = source.reshape(groups, 1, -1)
     if labels.shape[1] > 1:  # the sums of all rows have one scale each: so have the units that they read
         units = scales.unify_along(units, (2,))[..., :1]
-    product = scales.product(scales.resolve(labels), units, recorder.where(name))
+    product = scales.product(scales.resolve(labels), units, recorder.where())
     target = scales.unify_along(product, (2,))[..., 0]
     count = (second * groups if transposed else first) // groups
     return scales.resolve(target).expand(groups, count).reshape(-1)
 
 
-def matmul(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+def matmul(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
     """``x @ y``; with a parameter of two dimensions it is a linear map like any other."""
     a, b = recorder.lookup(x), recorder.lookup(y)
     weights = [v is not None and v.kind == "parameter" for v in (a, b)]
     if weights == [False, True] and y.dim() == 2:
-        return linear(recorder, name, F.linear, x, recorder.apply("t", torch.Tensor.t, y))
+        return linear(recorder, x, recorder.apply("t", torch.Tensor.t, y))
     if weights == [True, False] and x.dim() == 2:
         if y.dim() == 1:
-            return linear(recorder, name, F.linear, y, x)
+            return linear(recorder, y, x)
         moved = recorder.apply("transpose", torch.Tensor.transpose, y, -1, -2)
-        return recorder.apply(
-            "transpose", torch.Tensor.transpose, linear(recorder, name, F.linear, moved, x), -1, -2
-        )
-    return contract(recorder, name, func, (x, y), x, y, matmul_form(x.shape, y.shape))
+        return recorder.apply("transpose", torch.Tensor.transpose, linear(recorder, moved, x), -1, -2)
+    return contract(recorder, (x, y), x, y, matmul_form(x.shape, y.shape))
 
 
 RULES: dict[str, Callable[..., Any]] = {
     "linear": linear,
     **dict.fromkeys(["matmul", "mm", "mv", "bmm", "__matmul__"], matmul),
-    "__rmatmul__": lambda recorder, name, func, x, y: matmul(recorder, name, func, y, x),
+    "__rmatmul__": lambda recorder, x, y: matmul(recorder, y, x),
 }

@@ -43,16 +43,14 @@ def as_now(arguments: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), arguments)
 
 
-def move_one(
-    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A movement of one tensor, with one result or a tuple of results."""
-    value = recorder.value(x)
+    value, name, func = recorder.value(x), recorder.name, recorder.func
     if _reads_traced(recorder, (args, kwargs)):
-        recorder.no_rule(name, "its indices or sizes depend on the data, so the network has no single graph")
+        recorder.no_rule("its indices or sizes depend on the data, so the network has no single graph")
     if name == "view":
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
-            recorder.no_rule(name, "it reads the bits of a number as another type")
+            recorder.no_rule("it reads the bits of a number as another type")
         func = torch.Tensor.reshape  # labels are not laid out in memory as the values are
         args = (*args, kwargs.pop("size")) if "size" in kwargs else args
     args, kwargs = as_now((args, kwargs))
@@ -75,7 +73,7 @@ def move_one(
             result = _on_labels(move, t)
             return result[number] if many else result
 
-        batch, examples = examples_after(recorder, name, value, one, labels.shape, args, kwargs)
+        batch, examples = examples_after(recorder, value, one, labels.shape, args, kwargs)
         created = Value(
             recorder.new_slot(), labels, value.kind, value.name, batch, value.state, examples=examples
         )
@@ -84,7 +82,6 @@ def move_one(
         (lambda t: tuple(move(t))) if many else move,
         [value],
         results,
-        name=name,
         dtype=x.dtype,
         form="movement",
     )
@@ -111,11 +108,9 @@ def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, ar
     return replace(value, memory=of.memory, view=view if certain else None, version=of.version)
 
 
-def join(
-    recorder: Recorder, name: str, func: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
-) -> Tensor:
+def join(recorder: Recorder, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Concatenation and stacking."""
-    values = [recorder.as_units(t) for t in tensors]
+    values, name, func = [recorder.as_units(t) for t in tensors], recorder.name, recorder.func
 
     def move(*parts: Tensor) -> Tensor:
         return func(parts, *args, **kwargs)
@@ -124,28 +119,25 @@ def join(
     dim = kwargs.get("dim", args[0] if args else 0)
     batch = next((v.batch for v in values if v.batch is not None), None)
     if recorder.examples.count > 1 and any(v.batch not in (None, batch) for v in values):
-        recorder.mixes(name)
+        recorder.mixes()
     if batch is not None:
         if name == "stack":
             batch += (dim % labels.dim()) <= batch
         elif name in ("cat", "concat", "concatenate") and dim % labels.dim() == batch:
-            recorder.wrong_batch(name)
+            recorder.wrong_batch()
         elif name in ("hstack", "vstack"):
             batch = None
     dtype = next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
-    return recorder.emit(move, values, labels, name=name, dtype=dtype, batch=batch, kind=common_kind(values))
+    return recorder.emit(move, values, labels, dtype=dtype, batch=batch, kind=common_kind(values))
 
 
 _TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
 _TYPES |= {"long": torch.int64, "int": torch.int32}
 
 
-def cast(
-    recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any
-) -> Tensor | str:
+def cast(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | str:
     """Changes of type or device, and copies: the same value."""
-    del func
-    value = recorder.value(x)
+    value, name = recorder.value(x), recorder.name
     dtype = _TYPES.get(name, x.dtype)
     # torch.float32, "torch.FloatTensor" or torch.FloatTensor; without any it names the type
     if name == "type":
@@ -156,7 +148,7 @@ def cast(
     for item in (*args, *kwargs.values()):
         dtype = item if isinstance(item, torch.dtype) else item.dtype if isinstance(item, Tensor) else dtype
     if value.kind != "input" and not dtype.is_floating_point:
-        recorder.no_rule(name, ROUNDED)
+        recorder.no_rule(ROUNDED)
     if name == "clone" or dtype != x.dtype:
         value = apart(value)
     else:
@@ -166,28 +158,18 @@ def cast(
     return recorder.bind(torch.empty(value.shape, dtype=dtype, device="meta"), value)
 
 
-def like_other(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, other: Tensor) -> Tensor:
+def like_other(recorder: Recorder, x: Tensor, other: Tensor) -> Tensor:
     """``view_as``, ``expand_as``, ``reshape_as``: only the other's shape is read."""
-    del func
-    plain = {"view_as": "reshape", "expand_as": "expand", "reshape_as": "reshape"}[name]
-    return move_one(recorder, plain, getattr(torch.Tensor, plain), x, tuple(other.shape))
+    plain = {"view_as": "reshape", "expand_as": "expand", "reshape_as": "reshape"}[recorder.name]
+    return recorder.apply(plain, getattr(torch.Tensor, plain), x, tuple(other.shape))
 
 
 def pad(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    pad: Any,
-    mode: str = "constant",
-    value: float | None = None,
+    recorder: Recorder, input: Tensor, pad: Any, mode: str = "constant", value: float | None = None
 ) -> Tensor:
     """Padding: zeros fit every scale, and an infinity that a maximum passes over; copied values keep theirs."""
-    del func
     if value and not math.isinf(value):
-        recorder.no_rule(
-            name, f"it pads with the constant {value}, which does not scale with the units beside it"
-        )
+        recorder.no_rule(f"it pads with the constant {value}, which does not scale with the units beside it")
     padded = recorder.as_units(input)
 
     fill = mode == "constant"
@@ -197,27 +179,24 @@ def pad(
 
     labels = F.pad(padded.labels, pad, mode, WILD) if fill else _on_labels(move, padded.labels)
     if padded.batch is not None and padded.batch >= padded.labels.dim() - len(pad) // 2:
-        recorder.wrong_batch(name)
-    return recorder.emit(
-        move, [padded], labels, name=name, dtype=input.dtype, batch=padded.batch, kind=padded.kind
-    )
+        recorder.wrong_batch()
+    return recorder.emit(move, [padded], labels, dtype=input.dtype, batch=padded.batch, kind=padded.kind)
 
 
-def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any, item: Any) -> None:
+def write(recorder: Recorder, x: Tensor, index: Any, item: Any) -> None:
     """``x[index] = item``: a copy of x with some elements replaced."""
-    del func
     base = recorder.value(x)
     if _reads_traced(recorder, index):
-        _write_masked(recorder, name, x, index, item)
+        _write_masked(recorder, x, index, item)
         return
     index = as_now(index)
     # a parameter that is written among activations is made of edges from the bias node
     source = (
         recorder.as_units(item) if isinstance(item, Tensor) else recorder.value(torch.tensor(float(item)))
     )
-    recorder.check_type(name, x, source)
+    recorder.check_type(x, source)
     if base.memory.members > 1:
-        recorder.write_elements(name, x, lambda t: t[index], source)
+        recorder.write_elements(x, lambda t: t[index], source)
         return
     labels = recorder.scales.resolve(base.labels).clone()
     labels[index] = recorder.scales.resolve(source.labels)
@@ -234,12 +213,11 @@ def write(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, in
     recorder.bind(x, created)
 
 
-def _write_masked(recorder: Recorder, name: str, x: Tensor, mask: Any, item: Any) -> None:
+def _write_masked(recorder: Recorder, x: Tensor, mask: Any, item: Any) -> None:
     """``x[mask] = number`` with a mask that is an input, or a comparison."""
     single = not isinstance(item, Tensor) or (item.dim() == 0 and recorder.lookup(item) is None)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not single:
         recorder.no_rule(
-            name,
             "its indices depend on the data, so the network has no single graph",
             "Write torch.where(mask, a, b), or leave that module outside",
         )

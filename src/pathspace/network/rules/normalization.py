@@ -32,8 +32,6 @@ from pathspace.squared.normalization import Normalization
 
 def batch_norm(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -44,22 +42,20 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Batch normalization, in the form in which it was called."""
-    del func, momentum
-    x, _, place = _channels(recorder, name, input)
+    del momentum
+    x, _, place = _channels(recorder, input)
     if x.kind != "hidden" and weight is None:  # a function of inputs is an input
         if training:
             recorder.by_batch.add(recorder.path)
         return recorder.as_inputs(torch.clone, (input,), {}, x.batch)
     if training:
         over = tuple(d for d in range(x.labels.dim()) if d != 1)
-        return normalized(recorder, name, input, x, x.shape, over, place, weight, bias)
-    return _fixed(recorder, name, input, x, place, running_mean, running_var, weight, bias, eps)
+        return normalized(recorder, input, x, x.shape, over, place, weight, bias)
+    return _fixed(recorder, input, x, place, running_mean, running_var, weight, bias, eps)
 
 
 def layer_norm(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -68,20 +64,17 @@ def layer_norm(
     **__: Any,
 ) -> Tensor:
     """Layer normalization: S is the features of a token, the last dimensions."""
-    del func
     x, k = recorder.as_units(input), len(normalized_shape)
     n = x.labels.dim()
     over = tuple(range(n - k, n))
     if x.batch in over:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     place = (1,) * (n - k) + tuple(x.shape[n - k :])
-    return normalized(recorder, name, input, x, x.shape, over, place, weight, bias)
+    return normalized(recorder, input, x, x.shape, over, place, weight, bias)
 
 
 def rms_norm(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -89,13 +82,11 @@ def rms_norm(
 ) -> Tensor:
     """Root mean square normalization: as layer normalization, without a mean and a bias."""
     del eps
-    return layer_norm(recorder, name, func, input, normalized_shape, weight)
+    return layer_norm(recorder, input, normalized_shape, weight)
 
 
 def group_norm(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -104,16 +95,13 @@ def group_norm(
     **__: Any,
 ) -> Tensor:
     """Group normalization: S is the channels of a group at all positions."""
-    del func
-    x, channels, place = _channels(recorder, name, input)
+    x, channels, place = _channels(recorder, input)
     shape = (x.shape[0], num_groups, channels // num_groups, *x.shape[2:])
-    return normalized(recorder, name, input, x, shape, tuple(range(2, len(shape))), place, weight, bias)
+    return normalized(recorder, input, x, shape, tuple(range(2, len(shape))), place, weight, bias)
 
 
 def instance_norm(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -124,24 +112,23 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Instance normalization: S is all positions of a channel; with running statistics it is BatchNorm."""
-    del func, momentum
-    x, _, place = _channels(recorder, name, input)
+    del momentum
+    x, _, place = _channels(recorder, input)
     if not use_input_stats:
-        return _fixed(recorder, name, input, x, place, running_mean, running_var, weight, bias, eps)
-    return normalized(recorder, name, input, x, x.shape, tuple(range(2, x.labels.dim())), place, weight, bias)
+        return _fixed(recorder, input, x, place, running_mean, running_var, weight, bias, eps)
+    return normalized(recorder, input, x, x.shape, tuple(range(2, x.labels.dim())), place, weight, bias)
 
 
-def _channels(recorder: Recorder, name: str, input: Tensor) -> tuple[Value, int, tuple[int, ...]]:
+def _channels(recorder: Recorder, input: Tensor) -> tuple[Value, int, tuple[int, ...]]:
     """What enters ``[batch, channels, ...]``, the number of channels, and where their gains stand."""
     x = recorder.as_units(input)
     if x.batch is not None and x.batch != 0:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     return x, x.shape[1], (1, x.shape[1]) + (1,) * (x.labels.dim() - 2)
 
 
 def normalized(
     recorder: Recorder,
-    name: str,
     input: Tensor,
     x: Value,
     shape: Sequence[int],
@@ -154,7 +141,6 @@ def normalized(
 
     Args:
         recorder: the traced values so far.
-        name: the operation.
         input: what enters.
         x: its value.
         shape: see :class:`Normalization`, like ``over`` and ``place``.
@@ -163,14 +149,13 @@ def normalized(
         weight: the gain.
         bias: the bias.
     """
-    inputs, labels = _affine(recorder, name, x, place, weight, bias)
+    inputs, labels = _affine(recorder, x, place, weight, bias)
     layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)
     return recorder.note_linear(
         recorder.emit(
             layer.run,
             [x, *inputs],
             labels,
-            name=name,
             dtype=input.dtype,
             batch=x.batch,
             form=layer,
@@ -179,26 +164,21 @@ def normalized(
 
 
 def _affine(
-    recorder: Recorder,
-    name: str,
-    x: Value,
-    place: tuple[int, ...],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    recorder: Recorder, x: Value, place: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> tuple[list[Value], Tensor]:
     """Gain and bias as edges to units of scales of their own, and the labels of these units."""
     recorder.scales.unify(x.labels, torch.tensor(FIXED))
     inputs: list[Value] = []
     target = torch.tensor(FIXED)
     if weight is not None:
-        gain = require_parameter(recorder, name, weight)
-        target = recorder.scales.fresh(math.prod(gain.shape), recorder.where(name)).reshape(gain.shape)
+        gain = require_parameter(recorder, weight)
+        target = recorder.scales.fresh(math.prod(gain.shape), recorder.where()).reshape(gain.shape)
         recorder.uses.add(gain, target, torch.full_like(target, FIXED))
         target = recorder.scales.resolve(target)
         inputs.append(gain)
     if bias is not None:
-        shift = require_parameter(recorder, name, bias)
-        target = add_bias(recorder, name, shift, target.expand(shift.shape))
+        shift = require_parameter(recorder, bias)
+        target = add_bias(recorder, shift, target.expand(shift.shape))
         inputs.append(shift)
     labels = target.reshape(place) if inputs else target
     return inputs, labels.expand(x.shape)
@@ -206,7 +186,6 @@ def _affine(
 
 def _fixed(
     recorder: Recorder,
-    name: str,
     input: Tensor,
     x: Value,
     place: tuple[int, ...],
@@ -217,7 +196,7 @@ def _fixed(
     eps: float,
 ) -> Tensor:
     """Normalization with running statistics."""
-    affine, labels = _affine(recorder, name, x, place, weight, bias)
+    affine, labels = _affine(recorder, x, place, weight, bias)
     present = ["x", *(key for key, t in (("gamma", weight), ("beta", bias)) if t is not None)]
     inputs = [x, *affine]
     for key, tensor in (("mean", running_mean), ("var", running_var)):
@@ -236,9 +215,7 @@ def _fixed(
             h = h * at["gamma"].reshape(place)
         return h + at["beta"].reshape(place) if "beta" in at else h
 
-    return recorder.note_linear(
-        recorder.emit(squared, inputs, labels, name=name, dtype=input.dtype, batch=x.batch)
-    )
+    return recorder.note_linear(recorder.emit(squared, inputs, labels, dtype=input.dtype, batch=x.batch))
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pathspace.network.rules.choice import indices
-from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.recorder import Recorder
 
 _DIMENSION = {"topk": 1, "kthvalue": 1, "sort": 0, "median": 0, "nanmedian": 0, "cummax": 0, "cummin": 0}
@@ -22,11 +21,9 @@ _DIMENSION |= {"argsort": 0}
 """Where the dimension stands among the arguments after the tensor."""
 
 
-def ordered(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The values, in the order and the number that the function gives, and their indices."""
-    x = recorder.as_units(input)
+    x, name, func = recorder.as_units(input), recorder.name, recorder.func
     if x.kind == "input":
         created = recorder.preprocess(func, (input, *args), kwargs, [x])
         places = created if isinstance(created, Tensor) else created[1]
@@ -35,10 +32,10 @@ def ordered(
         return created
     dim = dimension(name, args, kwargs)
     if dim is None:  # the median of all
-        return reduce(recorder, "amax", func, input)
+        return recorder.apply("amax", torch.amax, input)
     dim %= x.labels.dim()
     if x.batch == dim:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     created = func(torch.empty(x.shape, device="meta"), *args, **kwargs)
     shape = (created if isinstance(created, Tensor) else created[0]).shape
     common = recorder.scales.unify_along(x.labels, (dim,))
@@ -52,10 +49,10 @@ def ordered(
 
     batch = x.batch if x.batch is None or keeps else x.batch - (dim < x.batch)
     if name == "argsort":
-        return indices(recorder, name, x, shape, batch)
-    values = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=batch, kind=x.kind)
+        return indices(recorder, x, shape, batch)
+    values = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=batch, kind=x.kind)
     recorder.note_unit(values)
-    return values if name == "msort" else type(created)((values, indices(recorder, name, x, shape, batch)))
+    return values if name == "msort" else type(created)((values, indices(recorder, x, shape, batch)))
 
 
 def dimension(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -43,36 +43,32 @@ class Packed:
         return rows.reshape(-1, self.examples, *rows.shape[1:])
 
 
-def pack(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, lengths: Tensor, batch_first: bool
-) -> tuple[Tensor, Tensor]:
+def pack(recorder: Recorder, input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """``pack_padded_sequence``, without its sorting."""
-    del func
     x, of_lengths = recorder.as_units(input), recorder.lookup(lengths)
     if x.labels.dim() < 2:
-        raise RuntimeError(f"{recorder.where(name)}: packs a tensor of {x.labels.dim()} dimensions")
+        raise RuntimeError(f"{recorder.where()}: packs a tensor of {x.labels.dim()} dimensions")
     if x.batch not in (None, 0 if batch_first else 1):
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     steps, examples = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
     if of_lengths is None:
         counts = lengths.tolist()
         if len(counts) != examples:
-            raise RuntimeError(f"{recorder.where(name)}: {len(counts)} lengths for {examples} sequences")
+            raise RuntimeError(f"{recorder.where()}: {len(counts)} lengths for {examples} sequences")
         if len(set(counts)) > 1:
             recorder.refuse(
-                name,
                 "its lengths stand in the code, one for each example of a batch",
                 "Make the lengths an argument of forward, a tensor",
             )
         steps = counts[0]
     elif of_lengths.kind not in ("input", "buffer"):
-        recorder.refuse(name, "its lengths depend on activations, so the network has no single graph")
+        recorder.refuse("its lengths depend on activations, so the network has no single graph")
 
     def rows(t: Tensor) -> Tensor:
         t = t.transpose(0, 1) if batch_first else t
         return t[:steps].reshape(steps * examples, *t.shape[2:])
 
-    data = recorder.emit(rows, [x], rows(x.labels), name=name, dtype=input.dtype, batch=0, kind=x.kind)
+    data = recorder.emit(rows, [x], rows(x.labels), dtype=input.dtype, batch=0, kind=x.kind)
     sizes = torch.full((steps,), examples, dtype=torch.long)
     recorder.packed[id(sizes)] = Packed(sizes, examples, of_lengths is not None)
     return data, sizes
@@ -80,8 +76,6 @@ def pack(
 
 def pad(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     rows: Tensor,
     batch_sizes: Tensor,
     batch_first: bool,
@@ -89,11 +83,9 @@ def pad(
     total_length: int,
 ) -> tuple[Tensor, Tensor]:
     """``pad_packed_sequence``, without its sorting: zeros after the last step."""
-    del func
-    packed, x = packed_of(recorder, name, batch_sizes), recorder.as_units(rows)
+    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
     if padding_value != 0 and not math.isinf(padding_value):
         recorder.refuse(
-            name,
             f"it pads with the constant {padding_value}, which does not scale with the units beside it",
             "Pad with zeros or with an infinity",
         )
@@ -108,19 +100,18 @@ def pad(
     # zeros beyond the longest sequence fit every scale
     labels = padded(recorder.scales.resolve(x.labels) - WILD) + WILD
     batch = 0 if batch_first else 1
-    out = recorder.emit(padded, [x], labels, name=name, dtype=rows.dtype, batch=batch, kind=x.kind)
+    out = recorder.emit(padded, [x], labels, dtype=rows.dtype, batch=batch, kind=x.kind)
     if not packed.any_length:
         return out, torch.full((packed.examples,), steps, dtype=torch.long)
     lengths = torch.empty(packed.examples, dtype=torch.long, device="meta")
     return out, recorder.add_leaf(lengths, "input", batch=0)
 
 
-def packed_of(recorder: Recorder, name: str, batch_sizes: Tensor) -> Packed:
+def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
     """What is known of the sequences with these batch sizes."""
     packed = recorder.packed.get(id(batch_sizes))
     if packed is None:
         recorder.refuse(
-            name,
             "it takes sequences that were not packed in the model's own forward",
             "Pack them there, from a padded tensor and lengths that are arguments of forward",
         )
@@ -130,8 +121,6 @@ def packed_of(recorder: Recorder, name: str, batch_sizes: Tensor) -> Packed:
 
 def packed_rnn(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     rows: Tensor,
     batch_sizes: Tensor,
     hx: Tensor,
@@ -143,11 +132,11 @@ def packed_rnn(
     bidirectional: bool,
 ) -> tuple[Tensor, Tensor]:
     """A (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
-    packed, x = packed_of(recorder, name, batch_sizes), recorder.as_units(rows)
+    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
     directions, steps = (2 if bidirectional else 1), len(batch_sizes)
     each = directions * (4 if has_biases else 2)
     sequence = recorder.emit(
-        packed.steps, [x], packed.steps(x.labels), name=name, dtype=rows.dtype, batch=1, kind=x.kind
+        packed.steps, [x], packed.steps(x.labels), dtype=rows.dtype, batch=1, kind=x.kind
     )
     last: list[Tensor] = []
     for layer in range(layers):
@@ -157,8 +146,6 @@ def packed_rnn(
         weights = list(params)[layer * each : (layer + 1) * each]
         sequence, final = recorder.rules["padded_rnn_relu"](
             recorder,
-            name,
-            func,
             sequence,
             start,
             weights,
@@ -170,19 +157,19 @@ def packed_rnn(
             False,
             below=layer,
         )
-        last.append(_any_last(recorder, name, sequence, directions) if packed.any_length else final)
+        last.append(_any_last(recorder, sequence, directions) if packed.any_length else final)
     out = recorder.value(sequence)
 
     def flat(t: Tensor) -> Tensor:
         return t.reshape(steps * packed.examples, *t.shape[2:])
 
-    created = recorder.emit(flat, [out], flat(out.labels), name=name, dtype=rows.dtype, batch=0)
+    created = recorder.emit(flat, [out], flat(out.labels), dtype=rows.dtype, batch=0)
     states = recorder.apply("cat", torch.cat, last, 0)
     recorder.bind(states, replace(recorder.value(states), state=True))
     return created, states
 
 
-def _any_last(recorder: Recorder, name: str, sequence: Tensor, directions: int) -> Tensor:
+def _any_last(recorder: Recorder, sequence: Tensor, directions: int) -> Tensor:
     """The last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
     x = recorder.value(sequence)
 
@@ -191,7 +178,7 @@ def _any_last(recorder: Recorder, name: str, sequence: Tensor, directions: int) 
         return torch.stack([parts[0].sum(0), *(part[0] for part in parts[1:])])
 
     labels = torch.stack([part[0] for part in x.labels.chunk(directions, -1)])
-    return recorder.emit(last, [x], labels, name=name, dtype=sequence.dtype, batch=1)
+    return recorder.emit(last, [x], labels, dtype=sequence.dtype, batch=1)
 
 
 def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
@@ -213,23 +200,12 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
     return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))
 
 
-def inverse_order(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    *rest: Any,
-    **named: Any,
-) -> Tensor:
+def inverse_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Tensor:
     """``scatter_`` as ``torch.nn.utils.rnn`` uses it: the inverse of a permutation of the examples."""
-    del func, dim, rest, named
+    del dim, rest, named
     of_index = recorder.lookup(index)
     if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:
-        recorder.refuse(
-            name, "it writes to places that tracing does not follow", "Use scatter_add or index_add"
-        )
+        recorder.refuse("it writes to places that tracing does not follow", "Use scatter_add or index_add")
     assert of_index is not None
     return recorder.bind(
         x, Value(recorder.new_slot(), of_index.labels, "input", batch=of_index.batch, order=True)

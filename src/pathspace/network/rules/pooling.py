@@ -49,19 +49,17 @@ def pooled_labels(
         recorder.scales.unify(high, low)
 
 
-def _entering(recorder: Recorder, name: str, input: Tensor) -> tuple[Value, int]:
+def _entering(recorder: Recorder, input: Tensor) -> tuple[Value, int]:
     """What enters, and over how many dimensions it is pooled."""
-    x, n = recorder.as_units(input), int(next(c for c in name if c.isdigit()))
+    x, n = recorder.as_units(input), int(next(c for c in recorder.name if c.isdigit()))
     # in the place of channels the batch is as good as elsewhere: each is pooled alone
     if x.batch is not None and x.batch >= x.labels.dim() - n:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     return x, n
 
 
 def max_pool(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     kernel_size: Any,
     stride: Any = None,
@@ -71,10 +69,9 @@ def max_pool(
     return_indices: bool = False,
 ) -> Tensor:
     """Max-pooling of one, two or three dimensions."""
-    del func
     if return_indices:
-        recorder.no_rule(name, "the indices it returns depend on the data")
-    x, n = _entering(recorder, name, input)
+        recorder.no_rule("the indices it returns depend on the data")
+    x, n = _entering(recorder, input)
     kernel, padding, dilation = (_tuple(v, n) for v in (kernel_size, padding, dilation))
     stride = kernel if stride is None or stride == [] else _tuple(stride, n)
 
@@ -87,7 +84,7 @@ def max_pool(
     def squared(t: Tensor) -> Tensor:
         return window_sum(t, kernel, stride, padding, dilation, tuple(out_size))
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
 
 
@@ -116,12 +113,9 @@ def window_sum(
     return summed.reshape(*lead, *out_size)
 
 
-def avg_pool(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def avg_pool(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Average pooling, with every way of counting the padding."""
-    del func
-    x, n = _entering(recorder, name, input)
+    x, n = _entering(recorder, input)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     kernel, padding = _tuple(options["kernel_size"], n), _tuple(options.get("padding", 0), n)
@@ -140,12 +134,11 @@ def avg_pool(
     ones = torch.ones(x.shape[-n - 1 :], dtype=torch.float64)[:1]
     members = window_sum(ones, kernel, stride, padding, (1,) * n, tuple(labels.shape[-n:]))
     weight = average(ones) / members  # 1/n of each window: average(1) = members / n
-    return _averaged(recorder, name, input, x, labels, average, weight)
+    return _averaged(recorder, input, x, labels, average, weight)
 
 
 def _averaged(
     recorder: Recorder,
-    name: str,
     input: Tensor,
     x: Value,
     labels: Tensor,
@@ -155,7 +148,7 @@ def _averaged(
     def squared(t: Tensor) -> Tensor:
         return average(t) * weight.to(dtype=t.dtype, device=t.device)  # sum over the window of h / n^2
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_linear(out)
 
 
@@ -167,55 +160,46 @@ def _adaptive_weight(size: int, out: int) -> Tensor:
 
 
 def adaptive_pool(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    output_size: Any,
-    return_indices: bool = False,
+    recorder: Recorder, input: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor:
     """Adaptive average and maximum pooling."""
-    del func
-    x, n = _entering(recorder, name, input)
+    x, n = _entering(recorder, input)
     if return_indices:
-        recorder.no_rule(name, "the indices it returns depend on the data")
+        recorder.no_rule("the indices it returns depend on the data")
     sizes = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * n
     size = tuple(s if o is None else int(o) for o, s in zip(sizes, x.shape[-n:], strict=True))
     labels = pooled_labels(recorder, x.labels, range(-n, 0), lambda t: _ADAPTIVE_MAX[n](t, size))
     weight = torch.ones((), dtype=torch.float64)
     for d in range(n):
         weight = weight[..., None] * _adaptive_weight(x.shape[d - n], size[d])
-    if "avg" in name:
-        return _averaged(recorder, name, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
+    if "avg" in recorder.name:
+        return _averaged(recorder, input, x, labels, lambda t: _ADAPTIVE_AVERAGE[n](t, size), weight)
 
     def squared(t: Tensor) -> Tensor:
         return _ADAPTIVE_AVERAGE[n](t, size) / weight.to(dtype=t.dtype, device=t.device)
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_unit(out)
 
 
 def reduce(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     dim: Any = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``sum``, ``mean``, ``amax`` and ``amin`` over dimensions."""
-    del func
     x = recorder.value(input)
     n = x.labels.dim()
     dims = tuple(range(n)) if dim is None or dim == () else tuple(d % n for d in _tuple(dim, 1))
     if x.kind == "parameter":
-        recorder.no_rule(name, "it reduces a parameter, whose elements are then no edges")
+        recorder.no_rule("it reduces a parameter, whose elements are then no edges")
     if x.batch in dims:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     labels = recorder.scales.unify_along(x.labels, dims)
     labels = labels if keepdim else labels.squeeze(dims)
-    weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if name == "mean" else 1.0
+    weight = 1.0 / math.prod(x.shape[d] for d in dims) ** 2 if recorder.name == "mean" else 1.0
 
     def squared(t: Tensor) -> Tensor:
         return t.sum(dims, keepdim) * weight
@@ -223,8 +207,8 @@ def reduce(
     batch = x.batch
     if batch is not None and not keepdim:
         batch -= sum(d < batch for d in dims)
-    out = recorder.emit(squared, [x], labels, name=name, dtype=dtype or input.dtype, batch=batch, kind=x.kind)
-    return recorder.note_unit(out) if name in ("amax", "amin") else recorder.note_linear(out)
+    out = recorder.emit(squared, [x], labels, dtype=dtype or input.dtype, batch=batch, kind=x.kind)
+    return recorder.note_unit(out) if recorder.name in ("amax", "amin") else recorder.note_linear(out)
 
 
 RULES: dict[str, Callable[..., Any]] = {

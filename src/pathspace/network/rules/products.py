@@ -27,91 +27,77 @@ from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value
 
 
-def multiply(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    x: Any,
-    y: Any,
-    *,
-    rounding_mode: str | None = None,
-) -> Tensor:
+def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
     """A product with a constant (a fixed weight), with a parameter (one edge per element) or of activations."""
     if rounding_mode is not None:
-        recorder.no_rule(name, ROUNDED)
+        recorder.no_rule(ROUNDED)
     a, b = (recorder.lookup(t) if isinstance(t, Tensor) else None for t in (x, y))
-    combine = torch.div if "div" in name else torch.mul
+    combine = torch.div if "div" in recorder.name else torch.mul
     if combine is torch.div and (a is None or b is None or b.kind != "buffer"):
         if b is not None and a is not None and b.kind == "input":
-            return _by_input(recorder, name, (x, y), a, b)
+            return _by_input(recorder, (x, y), a, b)
         if b is not None:
             advice = "Multiply by a parameter" if b.kind == "parameter" else None
-            recorder.no_rule(
-                name, "it divides by a traced tensor, which is not positively homogeneous", advice
-            )
-        return scaled(recorder, name, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
+            recorder.no_rule("it divides by a traced tensor, which is not positively homogeneous", advice)
+        return scaled(recorder, x, (x, y), 1.0 / (y if isinstance(y, Tensor) else number(y)))
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else number(constant)
-        weighs = recorder.value(traced).kind == "parameter" and name not in IN_PLACE
+        weighs = recorder.value(traced).kind == "parameter" and recorder.name not in IN_PLACE
         # a gain at the start of a recurrence
         if weighs and constant.dim() and not bool(constant.any()):
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
-        return scaled(recorder, name, traced, (x, y), constant)
+        return scaled(recorder, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(func, (x, y), {}, [a, b])
+        return recorder.preprocess(recorder.func, (x, y), {}, [a, b])
     if "parameter" in kinds and kinds != {"parameter"}:
         weight, other = (a, b) if a.kind == "parameter" else (b, a)
         if other.kind == "buffer":
             labels = weight.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-            return finish(recorder, name, combine, (x, y), (weight, other), labels, kind="parameter")
-        return learned_scale(recorder, name, (x, y), other, weight)
+            return finish(recorder, combine, (x, y), (weight, other), labels, kind="parameter")
+        return learned_scale(recorder, (x, y), other, weight)
     if "buffer" in kinds:
         activation, constant_value = (a, b) if b.kind == "buffer" else (b, a)
         labels = activation.labels.expand(torch.broadcast_shapes(a.shape, b.shape))
-        return finish(recorder, name, combine, (x, y), (activation, constant_value), labels)
+        return finish(recorder, combine, (x, y), (activation, constant_value), labels)
     if "input" in kinds:
-        return _by_input(recorder, name, (x, y), *((a, b) if b.kind == "input" else (b, a)))
+        return _by_input(recorder, (x, y), *((a, b) if b.kind == "input" else (b, a)))
     if kinds == {"parameter"}:
-        recorder.no_rule(name, *OF_PARAMETERS)
+        recorder.no_rule(*OF_PARAMETERS)
     if recorder.strict or not (_has_scale(recorder, a) or _has_scale(recorder, b)):
-        recorder.no_rule(name, GATED)
-    labels = recorder.scales.product(a.labels, b.labels, recorder.where(name))
-    return finish(recorder, name, torch.mul, (x, y), (a, b), labels, form="product")
+        recorder.no_rule(GATED)
+    labels = recorder.scales.product(a.labels, b.labels, recorder.where())
+    return finish(recorder, torch.mul, (x, y), (a, b), labels, form="product")
 
 
-def power(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, exponent: Any = 2
-) -> Tensor:
+def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
     """``x ** k`` of an activation, k a positive whole number."""
-    del func
     if not isinstance(input, Tensor):
-        recorder.no_rule(name, BOUNDED)
+        recorder.no_rule(BOUNDED)
     value, whole = (
         recorder.value(input),
         isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1),
     )
     if value.kind != "hidden" or not whole or recorder.strict or not _has_scale(recorder, value):
-        recorder.no_rule(name, BOUNDED)
+        recorder.no_rule(BOUNDED)
     count, labels = int(exponent), value.labels
     for _ in range(count - 1):
-        labels = recorder.scales.product(labels, value.labels, recorder.where(name))
+        labels = recorder.scales.product(labels, value.labels, recorder.where())
 
     def squared(h: Tensor) -> Tensor:
         return math.prod([h] * (count - 1), start=h)
 
-    return finish(recorder, name, squared, (input,), (value,), labels, form="product" if count > 1 else None)
+    return finish(recorder, squared, (input,), (value,), labels, form="product" if count > 1 else None)
 
 
-def glu(recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int = -1) -> Tensor:
+def glu(recorder: Recorder, input: Tensor, dim: int = -1) -> Tensor:
     """``a * sigmoid(b)``, a and b the halves of the input: the network is cut at the sigmoid, and a goes on."""
-    del func
     if recorder.strict or recorder.value(input).kind != "hidden":
-        recorder.no_rule(name, BOUNDED)
+        recorder.no_rule(BOUNDED)
     a, b = recorder.apply("chunk", torch.Tensor.chunk, input, 2, dim)
     gate = recorder.value(b)
-    result = recorder.apply("mul", torch.mul, a, cut_inside(recorder, name, gate, input.dtype))
+    result = recorder.apply("mul", torch.mul, a, cut_inside(recorder, gate, input.dtype))
     recorder.inside[recorder.value(result).slot] = gate.slot
     return result
 
@@ -120,7 +106,7 @@ def _has_scale(recorder: Recorder, value: Value) -> bool:
     return bool(recorder.scales.resolve(without_repeats(value.labels)).any())
 
 
-def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor: Value) -> Tensor:
+def _by_input(recorder: Recorder, operands: Any, value: Value, factor: Value) -> Tensor:
     """A factor that depends on data alone, such as a mask, counts as one: all paths that it might open count."""
     shape = torch.broadcast_shapes(value.shape, factor.shape)
 
@@ -128,10 +114,10 @@ def _by_input(recorder: Recorder, name: str, operands: Any, value: Value, factor
         return t.expand(shape)
 
     labels = value.labels.expand(shape)
-    return finish(recorder, name, squared, operands, (value, factor), labels, value.kind)
+    return finish(recorder, squared, operands, (value, factor), labels, value.kind)
 
 
-def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
+def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) -> Tensor:
     """The product of a traced tensor with a constant, as the result of an operation on ``operands``."""
     value = recorder.value(traced)
     square = constant.detach().double().square()
@@ -143,21 +129,21 @@ def scaled(recorder: Recorder, name: str, traced: Tensor, operands: Any, constan
     if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
         labels = torch.tensor(WILD)
     labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
-    return finish(recorder, name, squared, operands, (value,), labels, kind=value.kind)
+    return finish(recorder, squared, operands, (value,), labels, kind=value.kind)
 
 
-def learned_scale(recorder: Recorder, name: str, operands: Any, other: Value, weight: Value) -> Tensor:
+def learned_scale(recorder: Recorder, operands: Any, other: Value, weight: Value) -> Tensor:
     """``x * p`` with a parameter p: one edge from every element of x to one of the result."""
     shape = torch.broadcast_shapes(other.shape, weight.shape)
     n, ndim = len(shape), weight.labels.dim()
     keep = tuple(d for d in range(n) if d >= n - ndim and weight.shape[d - n] == shape[d])
     source = recorder.scales.unify_over(other.labels.expand(shape), keep)
-    target = recorder.scales.fresh(source.numel(), recorder.where(name))
+    target = recorder.scales.fresh(source.numel(), recorder.where())
     full = [shape[d] if d in keep else 1 for d in range(n)]
     source, target = source.reshape(full), target.reshape(full)
     recorder.uses.add(weight, target.reshape(full[n - ndim :]), source.reshape(full[n - ndim :]))
     labels = recorder.scales.resolve(target).expand(shape)
-    return recorder.note_linear(finish(recorder, name, torch.mul, operands, (other, weight), labels))
+    return recorder.note_linear(finish(recorder, torch.mul, operands, (other, weight), labels))
 
 
 RULES: dict[str, Callable[..., Any]] = {

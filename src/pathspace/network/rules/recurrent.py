@@ -26,36 +26,28 @@ from pathspace.squared.tape import Mix, Tap
 
 
 def rnn(
-    recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
-    input: Tensor,
-    hx: Tensor,
-    params: Any,
-    *args: Any,
-    below: int = 0,
+    recorder: Recorder, input: Tensor, hx: Tensor, params: Any, *args: Any, below: int = 0
 ) -> tuple[Tensor, Tensor]:
     """A (stacked, bidirectional) ReLU RNN: returns the output sequence and the last states.
 
     ``below`` counts the layers of the same module that are read apart.
     """
     if isinstance(params, Tensor):
-        return packed_rnn(recorder, name, func, input, hx, params, *args)
-    del func
+        return packed_rnn(recorder, input, hx, params, *args)
     has_biases, layers, _dropout, _train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     x = recorder.as_units(input)
     batched = x.labels.dim() == 3
     batch_dim = (0 if batch_first else 1) if batched else None
     if x.batch is not None and x.batch != batch_dim:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     time_dim = 1 if batched and batch_first else 0
     steps, examples = x.shape[time_dim], x.shape[1 - time_dim] if batched else 1
 
     per_cell = 4 if has_biases else 2
     weights: list[Tensor] = list(params)
     cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
-    _check_features(recorder, name, x, cells[0][0])
+    _check_features(recorder, x, cells[0][0])
     source = recorder.scales.unify_over(x.labels, (-1,))
     inputs: list[Value] = [x]
     final: list[Tensor] = []
@@ -64,8 +56,9 @@ def rnn(
         outputs = []
         for direction in range(directions):
             cell = layer * directions + direction
-            origin = f"{name} layer {below + layer}" + (" reversed" if direction else "")
-            labels = _cell_labels(recorder, origin, cells[cell], source)
+            origin = f"{recorder.name} layer {below + layer}" + (" reversed" if direction else "")
+            with recorder.running(origin, recorder.func):
+                labels = _cell_labels(recorder, cells[cell], source)
             start = _start_value(recorder, hx, cell, labels)
             starts.append(start is not None)
             inputs += [*(recorder.value(p) for p in cells[cell]), *([start] if start is not None else [])]
@@ -107,28 +100,26 @@ def rnn(
         Value(recorder.new_slot(), labels, batch=x.batch),
         Value(recorder.new_slot(), last_labels, batch=1 if x.batch is not None else None, state=True),
     ]
-    out = recorder.emit_many(
-        squared, inputs, results, name=name, dtype=input.dtype, recurrent=True, form=stack
-    )
+    out = recorder.emit_many(squared, inputs, results, dtype=input.dtype, recurrent=True, form=stack)
     return out[0], out[1]
 
 
-def _check_features(recorder: Recorder, name: str, x: Value, weight: Tensor) -> None:
+def _check_features(recorder: Recorder, x: Value, weight: Tensor) -> None:
     if x.shape[-1] != weight.shape[1]:
         message = f"{x.shape[-1]} features enter a layer for {weight.shape[1]}"
-        raise RuntimeError(f"{recorder.where(name)}: {message}")
+        raise RuntimeError(f"{recorder.where()}: {message}")
 
 
-def _cell_labels(recorder: Recorder, origin: str, cell: Sequence[Tensor], source: Tensor) -> Tensor:
+def _cell_labels(recorder: Recorder, cell: Sequence[Tensor], source: Tensor) -> Tensor:
     """Labels of the hidden units of one cell whose inputs have labels ``source``."""
-    w_in, w_rec, *biases = [require_parameter(recorder, origin, p) for p in cell]
+    w_in, w_rec, *biases = [require_parameter(recorder, p) for p in cell]
     hidden = w_rec.shape[0]
-    labels = map_units(recorder, origin, w_in, hidden, source)
+    labels = map_units(recorder, w_in, hidden, source)
     if bool((labels == WILD).all()):
-        labels = recorder.scales.fresh(hidden, recorder.where(origin))
+        labels = recorder.scales.fresh(hidden, recorder.where())
     recorder.uses.add(w_rec, labels.reshape(-1, 1), labels.reshape(1, -1), target_dim=0)
     for bias in biases:
-        labels = add_bias(recorder, origin, bias, recorder.scales.resolve(labels))
+        labels = add_bias(recorder, bias, recorder.scales.resolve(labels))
     return recorder.scales.resolve(labels)
 
 
@@ -156,8 +147,6 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
 
 def rnn_cell(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     hx: Tensor,
     w_ih: Tensor,
@@ -166,14 +155,13 @@ def rnn_cell(
     b_hh: Tensor | None = None,
 ) -> Tensor:
     """One step of a ReLU RNN."""
-    del func
     x = recorder.as_units(input)
     if x.batch is not None and (x.labels.dim() == 1 or x.batch != 0):
-        recorder.wrong_batch(name)
-    _check_features(recorder, name, x, w_ih)
+        recorder.wrong_batch()
+    _check_features(recorder, x, w_ih)
     biases = [b for b in (b_ih, b_hh) if b is not None]
     source = recorder.scales.unify_over(x.labels, (-1,))
-    labels = _cell_labels(recorder, name, [w_ih, w_hh, *biases], source)
+    labels = _cell_labels(recorder, [w_ih, w_hh, *biases], source)
     start = _start_value(recorder, hx, None, labels)
     labels = recorder.scales.resolve(labels)
     inputs = [x, *(recorder.value(p) for p in (w_ih, w_hh, *biases)), *([start] if start is not None else [])]
@@ -184,9 +172,7 @@ def rnn_cell(
             out = out + bias
         return out + F.linear(rest[-1].expand(out.shape), s_rec) if start is not None else out
 
-    out = recorder.emit(
-        squared, inputs, labels.expand(*x.shape[:-1], -1), name=name, dtype=input.dtype, batch=x.batch
-    )
+    out = recorder.emit(squared, inputs, labels.expand(*x.shape[:-1], -1), dtype=input.dtype, batch=x.batch)
     return recorder.note_unit(out)
 
 

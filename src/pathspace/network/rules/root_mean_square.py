@@ -75,8 +75,9 @@ def _is_constant(args: Sequence[Any]) -> bool:
     return isinstance(eps, (int, float, Tensor)) and bool(torch.as_tensor(eps).ge(0).all())
 
 
-def by_its_root(recorder: Recorder, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     """X times the inverse of its root mean square, or divided by that: a normalization; None for anything else."""
+    name = recorder.name
     if name not in _PRODUCTS | _QUOTIENTS or kwargs or len(args) != 2:
         return None
     if not all(isinstance(t, Tensor) for t in args):
@@ -98,8 +99,8 @@ def by_its_root(recorder: Recorder, name: str, args: Sequence[Any], kwargs: Any)
     if not statistic.over or statistic.power != (1.0 if name in _QUOTIENTS else -1.0):
         return None
     if x.batch in statistic.over:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     tensor = args[1] if turned else args[0]
-    created = normalized(recorder, name, tensor, x, x.shape, statistic.over)
+    created = normalized(recorder, tensor, x, x.shape, statistic.over)
     in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
     return recorder.write(args[0], created) if in_place else created

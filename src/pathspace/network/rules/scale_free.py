@@ -16,52 +16,43 @@ from pathspace.network.rules.elementwise import number
 from pathspace.network.trace.recorder import Recorder
 
 
-def compare(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, other: Any, **_: Any
-) -> Tensor:
+def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
     """``a > b`` and its kin: both have one scale. Zero fits every scale; any other constant fixes it at 1."""
     a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (input, other))
     if "parameter" in (a.kind, b.kind):
-        recorder.no_rule(
-            name, "it compares with a parameter: no gradient would train it there", "Make it a buffer"
-        )
+        recorder.no_rule("it compares with a parameter: no gradient would train it there", "Make it a buffer")
     labels = recorder.scales.unify(a.labels, b.labels)
     batch = None
     for value in (a, b):
         if value.batch is not None:
             batch = value.batch + labels.dim() - value.labels.dim()
-    return recorder.as_inputs(func, (input, other), {}, batch)
+    return recorder.as_inputs(recorder.func, (input, other), {}, batch)
 
 
-def sign(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The sign of an activation, or whether it is finite: the same at every scale."""
     value = recorder.value(input)
     if value.kind == "parameter" or any(
         recorder.lookup(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
     ):
-        recorder.no_rule(name, "it takes the sign of a parameter, or mixes it with another traced tensor")
-    return recorder.as_inputs(func, (input, *args), kwargs, value.batch)
+        recorder.no_rule("it takes the sign of a parameter, or mixes it with another traced tensor")
+    return recorder.as_inputs(recorder.func, (input, *args), kwargs, value.batch)
 
 
-def noise_like(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
+def noise_like(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Random numbers that take no more than the form of an activation."""
-    del name
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator")}
-    return recorder.as_inputs(func, (input, *args), kwargs, recorder.value(input).batch)
+    return recorder.as_inputs(recorder.func, (input, *args), kwargs, recorder.value(input).batch)
 
 
-def noise(recorder: Recorder, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
     """Random numbers of a form of their own; none are drawn."""
-    if name.endswith("_"):
+    if recorder.name.endswith("_"):
         return recorder.add_leaf(args[0], "input")
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}
     if not any(isinstance(t, Tensor) for t in pytree.tree_leaves((args, kwargs))):
         kwargs["device"] = "meta"
-    return recorder.as_inputs(func, args, kwargs, None)
+    return recorder.as_inputs(recorder.func, args, kwargs, None)
 
 
 COMPARISONS = frozenset(

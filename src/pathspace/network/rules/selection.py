@@ -15,39 +15,40 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.rules.movement import move_one
 from pathspace.network.rules.packed import in_order
-from pathspace.network.rules.pooling import reduce
 from pathspace.network.trace.reasons import OF_INPUTS
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
 
-def getitem(recorder: Recorder, name: str, func: Callable[..., Any], x: Tensor, index: Any) -> Any:
+def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
     """``x[index]``, where the index may be an input."""
     items = index if isinstance(index, tuple) else (index,)
     traced = [
         i for i in pytree.tree_leaves(items) if isinstance(i, Tensor) and recorder.lookup(i) is not None
     ]
     if not traced:
-        return move_one(recorder, name, func, x, index)
+        return move_one(recorder, x, index)
     value, indices = recorder.lookup(x), [recorder.value(i) for i in traced]
     of_inputs = all(v.kind in ("input", "buffer") for v in indices)
     if not of_inputs or any(i.dtype == torch.bool for i in traced):
         advice = f"{_MASK}. {OF_INPUTS}" if of_inputs else _MASK
         recorder.no_rule(
-            name, "its indices or sizes depend on the data, so the network has no single graph", advice
+            "its indices or sizes depend on the data, so the network has no single graph", advice
         )
     if value is None or value.kind in ("input", "buffer"):
-        return recorder.preprocess(func, (x, index), {}, [v for v in (value, *indices) if v is not None])
+        return recorder.preprocess(
+            recorder.func, (x, index), {}, [v for v in (value, *indices) if v is not None]
+        )
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
     dims = [d for d, i in enumerate(items) if any(i is t for t in traced)]
     others = [i for d, i in enumerate(items) if d not in dims]
     if len(dims) == len(traced) == 1 and all(isinstance(i, slice) and i == slice(None) for i in others):
-        return picked_along(recorder, name, x, dims[0], indices[0], traced[0].shape)
+        return picked_along(recorder, x, dims[0], indices[0], traced[0].shape)
     batch = value.batch
     if batch in (0, 1) and _one_of_each(items, traced, batch, x.shape[batch]):
-        return reduce(recorder, "amax", func, x, 1 - batch)
-    return recorder.no_rule(name, "it picks elements by an input in a way that is not known", _PICK)
+        return recorder.apply("amax", torch.amax, x, 1 - batch)
+    return recorder.no_rule("it picks elements by an input in a way that is not known", _PICK)
 
 
 def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examples: int) -> bool:
@@ -64,14 +65,12 @@ def _one_of_each(items: tuple[Any, ...], traced: list[Tensor], batch: int, examp
     return any(other is t for t in traced) and other.shape == (examples,)
 
 
-def picked_along(
-    recorder: Recorder, name: str, x: Tensor, dim: int, index: Value, shape: torch.Size
-) -> Tensor:
+def picked_along(recorder: Recorder, x: Tensor, dim: int, index: Value, shape: torch.Size) -> Tensor:
     """``x[:, index]``: each of the result is any along the dimension, in one place of the other dimensions."""
     value = recorder.as_units(x)
     dim %= value.labels.dim()
     if value.batch == dim or index.batch is not None:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     common = recorder.scales.unify_along(value.labels, (dim,)).squeeze(dim)
     size = torch.Size((*value.shape[:dim], *shape, *value.shape[dim + 1 :]))
     new = (1,) * len(shape)
@@ -85,47 +84,41 @@ def picked_along(
     batch = value.batch
     if batch is not None and batch > dim:
         batch += len(shape) - 1
-    out = recorder.emit(
-        squared, [value], spread(common), name=name, dtype=x.dtype, batch=batch, kind=value.kind
-    )
+    out = recorder.emit(squared, [value], spread(common), dtype=x.dtype, batch=batch, kind=value.kind)
     return recorder.note_unit(out)
 
 
-def index_select(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, index: Tensor
-) -> Tensor:
+def index_select(recorder: Recorder, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """``index_select`` along one dimension."""
     of_index = recorder.lookup(index)
     same = in_order(recorder, input, dim, index)
     if same is not None:
         return same
     if of_index is None:
-        return move_one(recorder, name, func, input, dim, index)
+        return move_one(recorder, input, dim, index)
     value = recorder.lookup(input)
     if of_index.kind not in ("input", "buffer"):
-        recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
+        recorder.no_rule("its indices depend on activations, so the network has no single graph")
     if value is None or value.kind in ("input", "buffer"):
         return recorder.preprocess(
-            func, (input, dim, index), {}, [v for v in (value, of_index) if v is not None]
+            recorder.func, (input, dim, index), {}, [v for v in (value, of_index) if v is not None]
         )
     if value.kind == "parameter" and input.dim() == 2 and dim % 2 == 0:
         return recorder.apply("embedding", F.embedding, index, input)
-    return picked_along(recorder, name, input, dim, of_index, index.shape)
+    return picked_along(recorder, input, dim, of_index, index.shape)
 
 
-def gather(
-    recorder: Recorder, name: str, func: Callable[..., Any], input: Tensor, dim: int, index: Tensor, **_: Any
-) -> Tensor:
+def gather(recorder: Recorder, input: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
     """``gather`` along one dimension."""
     of_index = recorder.lookup(index)
     if of_index is None:
-        return move_one(recorder, name, func, input, dim, index)
+        return move_one(recorder, input, dim, index)
     if of_index.kind not in ("input", "buffer"):
-        recorder.no_rule(name, "its indices depend on activations, so the network has no single graph")
+        recorder.no_rule("its indices depend on activations, so the network has no single graph")
     x = recorder.as_units(input)
     dim %= x.labels.dim()
     if x.batch == dim:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
     shape = index.shape
     part = tuple(slice(None) if d == dim else slice(n) for d, n in enumerate(shape))
     labels = recorder.scales.unify_along(x.labels, (dim,))[part]
@@ -133,7 +126,7 @@ def gather(
     def squared(h: Tensor) -> Tensor:
         return h.sum(dim, keepdim=True)[part].expand(shape)
 
-    out = recorder.emit(squared, [x], labels.expand(shape), name=name, dtype=input.dtype, batch=x.batch)
+    out = recorder.emit(squared, [x], labels.expand(shape), dtype=input.dtype, batch=x.batch)
     return recorder.note_unit(out)
 
 

@@ -15,8 +15,6 @@ from pathspace.network.trace.recorder import Recorder
 
 def interpolate(
     recorder: Recorder,
-    name: str,
-    func: Callable[..., Any],
     input: Tensor,
     size: Any = None,
     scale_factor: Any = None,
@@ -28,22 +26,22 @@ def interpolate(
     """``nearest`` repeats, ``area`` averages; the others weigh neighbours, one dimension after the other."""
     if mode in ("nearest", "nearest-exact"):
         sizes = {"size": size, "scale_factor": scale_factor, "recompute_scale_factor": recompute_scale_factor}
-        return move_one(recorder, name, func, input, **sizes, mode=mode)
+        return move_one(recorder, input, **sizes, mode=mode)
     if mode not in ("linear", "bilinear", "trilinear", "bicubic", "area"):
-        recorder.no_rule(name, f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
+        recorder.no_rule(f"mode '{mode}' is not known", "Use 'nearest', 'bilinear' or average pooling")
     value = recorder.value(input)
     if value.kind == "input":
         options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}
         options |= {"recompute_scale_factor": recompute_scale_factor, "antialias": antialias}
-        return recorder.preprocess(func, (input,), options, [value])
+        return recorder.preprocess(recorder.func, (input,), options, [value])
     if mode == "area":
-        shape = func(torch.empty(value.shape, device="meta"), size, scale_factor, mode).shape[2:]
+        shape = recorder.func(torch.empty(value.shape, device="meta"), size, scale_factor, mode).shape[2:]
         pool = f"adaptive_avg_pool{len(shape)}d"
         return recorder.apply(pool, getattr(F, pool), input, shape)
     x = recorder.as_units(input)
     space = x.labels.dim() - 2
     if x.batch is not None and x.batch > 1:
-        recorder.wrong_batch(name)
+        recorder.wrong_batch()
 
     def of_dimension(value: Any, d: int) -> Any:
         return value[d] if isinstance(value, (tuple, list)) else value
@@ -73,7 +71,7 @@ def interpolate(
             h = h.movedim(2, -1) @ m.to(dtype=h.dtype, device=h.device)
         return h
 
-    out = recorder.emit(squared, [x], labels, name=name, dtype=input.dtype, batch=x.batch, kind=x.kind)
+    out = recorder.emit(squared, [x], labels, dtype=input.dtype, batch=x.batch, kind=x.kind)
     return recorder.note_linear(out)
 
 

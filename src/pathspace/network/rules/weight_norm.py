@@ -23,28 +23,25 @@ from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import whole
 
 
-def weight_norm(
-    recorder: Recorder, name: str, func: Callable[..., Any], v: Tensor, g: Tensor, dim: int = 0
-) -> Tensor:
+def weight_norm(recorder: Recorder, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """``torch._weight_norm``: of slices along ``dim``, or of all of v for -1."""
-    del func
-    direction, gain = (require_parameter(recorder, name, t) for t in (v, g))
+    direction, gain = (require_parameter(recorder, t) for t in (v, g))
     if recorder.strict:
-        recorder.no_rule(name, "it divides by the length of a parameter")
+        recorder.no_rule("it divides by the length of a parameter")
     over = tuple(d for d in range(v.dim()) if dim == -1 or d != dim)
-    where, fixed = recorder.where(name), torch.full(g.shape, FIXED)
+    where, fixed = recorder.where(), torch.full(g.shape, FIXED)
     length, scale = (recorder.scales.fresh(g.numel(), where).reshape(g.shape) for _ in range(2))
     recorder.uses.add(direction, length, fixed)
     recorder.uses.add(gain, scale, fixed)
     length, scale = (recorder.scales.resolve(t).expand(v.shape) for t in (length, scale))
-    units = recorder.note_unit(recorder.emit(whole, [direction], length, name=name, dtype=v.dtype))
+    units = recorder.note_unit(recorder.emit(whole, [direction], length, dtype=v.dtype))
 
     def squared(u: Tensor, q: Tensor) -> Tensor:
         m = u.detach().sum(over, keepdim=True)
         return u * q * torch.where(m == 0, 0.0, m.reciprocal())
 
     parts = [recorder.value(units), gain]
-    made = recorder.emit(squared, parts, scale, name=name, dtype=v.dtype, form="product")
+    made = recorder.emit(squared, parts, scale, dtype=v.dtype, form="product")
     recorder.normed.add(recorder.value(made).slot)
     return made
 

@@ -66,38 +66,41 @@ class Interpreter(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        name = short_name(func)
-        self.recorder.calls[name] += not self.paused
+        with self.recorder.running(short_name(func), func):
+            return self._interpreted(args, kwargs or {})
+
+    def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the function that is running."""
+        recorder, name, func = self.recorder, self.recorder.name, self.recorder.func
+        recorder.calls[name] += not self.paused
         if name in CHECKS:
             return torch.ones((), dtype=torch.bool)
         if self.paused:
-            self._check_written_outside(name, args, kwargs)
+            self._check_written_outside(args, kwargs)
             return without_values(name, func, args, kwargs)
-        if name == "device.__get__" and self.recorder.lookup(args[0]) is not None:
+        if name == "device.__get__" and recorder.lookup(args[0]) is not None:
             return torch.device("cpu")  # torch.autocast knows none like meta
         if name in METADATA:
             return func(*args, **kwargs)
-        recorder = self.recorder
         if kwargs and (name in RULED or name in SHAPED_FACTORIES):
             args, kwargs = by_position(args, kwargs)
         if kwargs.get("out") is not None:
-            recorder.refuse(name, "it writes its result into another tensor (out=)")
+            recorder.refuse("it writes its result into another tensor (out=)")
         tensors = tensors_in(args, kwargs)
         traced = [recorder.lookup(t) for t in tensors]
         values = [v for v in traced if v is not None]
         recorder.read.update((id(t), t) for t in tensors)
         if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.lookup(t) is None):
-            recorder.refuse(name, *_UNREGISTERED)
+            recorder.refuse(*_UNREGISTERED)
         if not values:
-            return self._constant(name, func, args, kwargs)
-        self._check_destination(name, args)
+            return self._constant(args, kwargs)
+        self._check_destination(args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         if name in OF_FORM and recorder.lookup(args[0]) is None:  # a constant keeps its values
-            return self._constant(name, func, *pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
+            return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
-            recorder.refuse(name, *_explain("to_sparse"))
+            recorder.refuse(*_explain("to_sparse"))
         in_parts = written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
         if in_parts is not None:
             begun = len(recorder.operations)
@@ -111,66 +114,50 @@ class Interpreter(TorchFunctionMode):
         given = [(place_of(v, count), t.shape) for v, t in zip(traced, tensors, strict=True)]
         result = statistic = None
         if any(v.statistic is not None for v in values):
-            result = root_mean_square.by_its_root(recorder, name, args, kwargs)
+            result = root_mean_square.by_its_root(recorder, args, kwargs)
         if result is None:
             if name in root_mean_square.STEPS:
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
-            result = self._followed(name, func, args, kwargs, traced, values)
-        self._note_operation(name, given, result, args)
+            result = self._followed(args, kwargs, traced, values)
+        self._note_operation(given, result, args)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
 
-    def _followed(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        traced: list[Value | None],
-        values: list[Value],
-    ) -> Any:
+    def _followed(self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]) -> Any:
         """The result of a function of tensors that have values."""
-        recorder, kinds = self.recorder, {v.kind for v in values}
+        recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
         if kinds & {"tail", "indices"}:
-            return self._after_the_end(name, func, args, kwargs, values)
+            return self._after_the_end(args, kwargs, values)
         of_inputs = kinds <= {"input", "buffer"} and "input" in kinds
         gates = of_inputs and name in ("mul", "__mul__", "__rmul__")
         if gates and (zeros := self._of_zeros(args)) is not None:
             return zeros  # a gate times the state that a recurrence begins with
         if of_inputs and name not in ON_INPUTS and name not in READS:
-            return recorder.preprocess(func, args, kwargs, values)
-        real = self._of_buffers(name, func, args, kwargs) if kinds == {"buffer"} else None
+            return recorder.preprocess(recorder.func, args, kwargs, values)
+        real = self._of_buffers(args, kwargs) if kinds == {"buffer"} else None
         if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
         try:
-            result = self._by_rule(name, func, args, kwargs, kinds, traced)
+            result = self._by_rule(args, kwargs, kinds, traced)
         except NoRule as refusal:  # a strict trace may put it off until a parameter comes after the operation
             if recorder.strict and (name not in ENDINGS or "hidden" not in kinds or "parameter" in kinds):
                 raise
-            result = boundary.cut(recorder, name, func, args, kwargs, refusal)
+            result = boundary.cut(recorder, args, kwargs, refusal)
         if real is not None:
             pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True)
             recorder.real.update((id(t), value) for t, value in pairs if isinstance(t, Tensor))
         return result
 
-    def _by_rule(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        kinds: set[str],
-        traced: list[Value | None],
-    ) -> Any:
+    def _by_rule(self, args: Any, kwargs: Any, kinds: set[str], traced: list[Value | None]) -> Any:
         """What the rule of an operation makes of it; NoRule where it has none, or none for this."""
-        recorder = self.recorder
+        recorder, name = self.recorder, self.recorder.name
         types = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
         if kinds & {"hidden", "parameter"} and not all(t.is_floating_point for t in types):
-            (recorder.refuse if recorder.strict else recorder.no_rule)(name, ROUNDED)
+            (recorder.refuse if recorder.strict else recorder.no_rule)(ROUNDED)
         if name in NORMALIZATIONS and traced[0] is not None and traced[0].kind == "parameter":
             recorder.no_rule(
-                name, "it normalizes a parameter: what it makes of its elements are no edges of their own"
+                "it normalizes a parameter: what it makes of its elements are no edges of their own"
             )
         rule = recorder.rules.get(name)
         if rule is None and name in READS and kinds <= {"input", "buffer"}:
@@ -178,65 +165,61 @@ class Interpreter(TorchFunctionMode):
             if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
                 refusal = UntraceableError(name, recorder.path, INPUTS_READ, OF_INPUTS)
                 return recorder.choices.answer(refusal)
-            return recorder.no_rule(name, INPUTS_READ, OF_INPUTS)
+            return recorder.no_rule(INPUTS_READ, OF_INPUTS)
         if rule is None:
-            return recorder.no_rule(name, *_explain(name))
+            return recorder.no_rule(*_explain(name))
         try:
-            return rule(recorder, name, func, *args, **kwargs)
+            return rule(recorder, *args, **kwargs)
         except TypeError:
-            if fits(rule, recorder, name, func, *args, **kwargs):
+            if fits(rule, recorder, *args, **kwargs):
                 raise
-            return recorder.no_rule(name, "it is called in a way that tracing has no rule for")
+            return recorder.no_rule("it is called in a way that tracing has no rule for")
 
-    def _note_operation(
-        self, name: str, given: list[tuple[Place, torch.Size]], result: Any, args: tuple[Any, ...]
-    ) -> None:
+    def _note_operation(self, given: list[tuple[Place, torch.Size]], result: Any, args: Any) -> None:
         """Remember an operation whose result depends on a parameter, for a replay on data."""
+        recorder, name = self.recorder, self.recorder.name
         if isinstance(result, Tensor):
             created = [result]
         else:  # an assignment to a slice returns nothing
             created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)] or args[:1]
-        values = [v for t in created if (v := self.recorder.lookup(t)) is not None]
-        passed = ("input", "buffer", "indices") if self.recorder.strict else ("input", "buffer", "tail")
+        values = [v for t in created if (v := recorder.lookup(t)) is not None]
+        passed = ("input", "buffer", "indices") if recorder.strict else ("input", "buffer", "tail")
         if values and values[0].kind not in passed and name not in SIGNS:
             slots, first = tuple([v.slot for v in values]), values[0]
-            slots += tuple(self.recorder.inside[s] for s in slots if s in self.recorder.inside)
+            slots += tuple(recorder.inside[s] for s in slots if s in recorder.inside)
             batches, shapes = tuple([b for b, _ in given]), (*[s for _, s in given], first.shape)
-            batch = place_of(first, self.recorder.examples.count)
-            self.recorder.operations.append(
-                Operation(name, self.recorder.path, first.kind, batches, slots, batch, shapes)
+            batch = place_of(first, recorder.examples.count)
+            recorder.operations.append(
+                Operation(name, recorder.path, first.kind, batches, slots, batch, shapes)
             )
 
-    def _after_the_end(
-        self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]
-    ) -> Any:
+    def _after_the_end(self, args: Any, kwargs: Any, values: list[Value]) -> Any:
         """A function of what was made from outputs: free, as long as no parameter has a part in it."""
-        kinds = {v.kind for v in values}
+        recorder, name, kinds = self.recorder, self.recorder.name, {v.kind for v in values}
         for value in values:
             if value.kind == "indices" and kinds & {"hidden", "parameter"}:
                 raise UntraceableError(value.name, value.module, f"{INDICES} ('{name}' uses them)")
             if value.refusal is not None and "parameter" in kinds:
                 raise value.refusal
         if name in READS:
-            self.recorder.refuse(name, *_explain(name))
+            recorder.refuse(*_explain(name))
         refusals = [v.refusal for v in values if isinstance(v.refusal, UntraceableError)]
-        refusal = refusals[0] if refusals else NoRule(name, self.recorder.path, INDICES)
-        return boundary.cut(self.recorder, name, func, args, kwargs, refusal)
+        refusal = refusals[0] if refusals else NoRule(name, recorder.path, INDICES)
+        return boundary.cut(recorder, args, kwargs, refusal)
 
-    def _constant(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _constant(self, args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
+        recorder, name = self.recorder, self.recorder.name
         if name in RANDOM:  # the numbers are inputs, as a mask is
             if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
-                self.recorder.refuse(
-                    name, "it writes random numbers through a view", "Draw a tensor of its own"
-                )
-            return noise(self.recorder, name, func, args, kwargs)
+                recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
+            return noise(recorder, args, kwargs)
         # the model may have asked an empty tensor for its device
         real = {torch.device("meta"): torch.device("cpu")}
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
-        result = func(*args, **kwargs)
+        result = recorder.func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor._is_view():
                 self._viewed[id(tensor._base)] = tensor._base
@@ -254,10 +237,10 @@ class Interpreter(TorchFunctionMode):
         """A constant as it is; a tensor of the form of any other."""
         return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
 
-    def _of_buffers(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _of_buffers(self, args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
         real = self.recorder.real
-        if self._writes(name):
+        if self._writes():
             if args:
                 real.pop(id(args[0]), None)
             return None
@@ -268,30 +251,31 @@ class Interpreter(TorchFunctionMode):
         ):
             return None
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: real.get(id(t), t), (args, kwargs))
-        return self._constant(name, func, args, kwargs)
+        return self._constant(args, kwargs)
 
-    @staticmethod
-    def _writes(name: str) -> bool:
-        """Whether a function changes its first argument."""
+    def _writes(self) -> bool:
+        """Whether the function that is running changes its first argument."""
+        name = self.recorder.name
         return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
 
-    def _check_destination(self, name: str, args: tuple[Any, ...]) -> None:
+    def _check_destination(self, args: tuple[Any, ...]) -> None:
         """Refuse writing into a parameter, or into a constant in ways that would leave the traced value unknown."""
-        if not self._writes(name) or not isinstance(args[0], Tensor):
+        recorder = self.recorder
+        if not self._writes() or not isinstance(args[0], Tensor):
             return
-        if self.recorder.lookup(args[0]) is not None:
-            self.recorder.check_write(name, args[0])
+        if recorder.lookup(args[0]) is not None:
+            recorder.check_write(args[0])
             return
-        if args[0]._is_view() or id(args[0]) in self._viewed or name not in self.recorder.rules:
-            self.recorder.refuse(
-                name,
+        if args[0]._is_view() or id(args[0]) in self._viewed or recorder.name not in recorder.rules:
+            recorder.refuse(
                 "it writes into a constant through a view, or in a way tracing has no rule for",
                 "Build the tensor with cat or stack, or assign whole slices of it: x[:, 1:] = y",
             )
 
-    def _check_written_outside(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_written_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse that a module left outside changes an activation that entered it; a ReLU in place does no harm."""
-        if not (self._writes(name) or kwargs.get("inplace")) or name.rstrip("_") in ("relu", "leaky_relu"):
+        harmless = self.recorder.name.rstrip("_") in ("relu", "leaky_relu")
+        if harmless or not (self._writes() or kwargs.get("inplace")):
             return
         target = args[0] if args else kwargs.get("input")
         if not isinstance(target, Tensor):
@@ -299,7 +283,6 @@ class Interpreter(TorchFunctionMode):
         value = self.recorder.lookup(target._base if target._is_view() else target)
         if value is not None and value.kind == "hidden":
             self.recorder.refuse(
-                name,
                 "the module is left outside, and changes in place what entered it",
                 "Leave a larger module outside, one that makes the tensor itself",
             )
@@ -326,9 +309,9 @@ class Interpreter(TorchFunctionMode):
             if not says_meta(error) and "batch_sizes" not in str(error):
                 raise
             return recorder.refuse(
-                "outside",
                 f"it is left outside, but what it does depends on values, which a trace does not have ({error})",
                 "Leave a larger module outside, or trace the parts around it",
+                operation="outside",
             )
         finally:
             self.paused = False

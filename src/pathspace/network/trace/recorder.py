@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,7 @@ class Recorder:
         ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
         self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
+        self._running: list[tuple[str, Callable[..., Any]]] = []  # operations, the innermost last
         # keeps the tensors alive, so that ids stay unique
         self._values: dict[int, tuple[Tensor, Value, tuple[int, int]]] = {}
         self._slots = 0
@@ -109,7 +111,7 @@ class Recorder:
         if value is not None:
             return value
         if tensor.is_meta:
-            self.refuse("an untraced tensor", "it was made by code that tracing does not see")
+            self.refuse("it was made by code that tracing does not see", operation="an untraced tensor")
         data = tensor.detach().clone()
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
@@ -136,20 +138,21 @@ class Recorder:
         fixed = torch.zeros((), dtype=torch.long).expand(tensor.shape)
         return self.bind(tensor, Value(slot, fixed, kind, name, batch, examples=examples))
 
-    def check_write(self, name: str, target: Tensor) -> None:
+    def check_write(self, target: Tensor) -> None:
         """Refuse writing into the memory of a parameter: every forward pass would change it once more."""
         value = self.lookup(target)
         if value is not None and value.memory.parameter:
-            self.refuse(name, f"it changes the parameter '{value.memory.parameter}' in place", NEW)
+            self.refuse(f"it changes the parameter '{value.memory.parameter}' in place", NEW)
 
     def _replaced(self, value: Value, by_set: bool) -> None:
         what = f"the parameter '{value.name}'" if value.kind == "parameter" else "a tensor"
-        self.refuse("set_" if by_set else "swap_tensors", f"it replaces the memory of {what}", NEW)
+        operation = "set_" if by_set else "swap_tensors"
+        self.refuse(f"it replaces the memory of {what}", NEW, operation=operation)
 
-    def check_type(self, name: str, target: Tensor, written: Value) -> None:
+    def check_type(self, target: Tensor, written: Value) -> None:
         """Refuse writing activations into a tensor of whole numbers, which rounds them without a word."""
         if written.kind != "input" and not target.dtype.is_floating_point:
-            self.refuse(name, f"{ROUNDED}: it writes them into a tensor of type {target.dtype}")
+            self.refuse(f"{ROUNDED}: it writes them into a tensor of type {target.dtype}")
 
     def write(self, target: Tensor, source: Tensor) -> Tensor:
         """From now on ``target`` holds what ``source`` does, and whatever shares its memory shows it."""
@@ -160,13 +163,13 @@ class Recorder:
         memory.write(None if old.view is None else memory.elements(old.view), new)
         return self.bind(target, replace(new, memory=memory, view=old.view, version=memory.version))
 
-    def write_elements(self, name: str, target: Tensor, part: View, source: Value) -> None:
+    def write_elements(self, target: Tensor, part: View, source: Value) -> None:
         """Some elements of a tensor that shares memory hold something else from now on."""
         old = self.value(target)
         view = old.view
         if view is None:
             self.refuse(
-                name, "it writes into a tensor that may share memory with another one", "Write into a clone()"
+                "it writes into a tensor that may share memory with another one", "Write into a clone()"
             )
             return
         old.memory.write(part(old.memory.elements(view)), source)
@@ -176,9 +179,9 @@ class Recorder:
         memory = value.memory
         if memory.unsure > value.version or (value.view is None and memory.version > value.version):
             self.refuse(
-                "in-place operation",
                 "a tensor is used that may share memory with one that was changed in place",
                 "Write h = h + x in the place of h += x, or change a clone()",
+                operation="in-place operation",
             )
         assert memory.owner is not None
         assert value.view is not None
@@ -210,8 +213,8 @@ class Recorder:
         inputs: Sequence[Value],
         labels: Tensor,
         *,
-        name: str,
         dtype: torch.dtype,
+        name: str | None = None,
         batch: int | None = None,
         kind: str = "hidden",
         parameter: str = "",
@@ -234,8 +237,8 @@ class Recorder:
         inputs: Sequence[Value],
         results: Sequence[Value],
         *,
-        name: str,
         dtype: torch.dtype,
+        name: str | None = None,
         recurrent: bool = False,
         form: Any = None,
     ) -> tuple[Tensor, ...]:
@@ -254,7 +257,7 @@ class Recorder:
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
     def _examples_of(
-        self, name: str, inputs: Sequence[Value], batch: int | None, shape: torch.Size
+        self, name: str | None, inputs: Sequence[Value], batch: int | None, shape: torch.Size
     ) -> Tensor | None:
         """The pattern of the examples in a result with the batch in this dimension, from what it is made of."""
         if self.examples.count == 1 or batch is None or batch >= len(shape):
@@ -286,7 +289,27 @@ class Recorder:
 
     def apply(self, name: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Interpret one more operation, for rules that are written in terms of others."""
-        return self.rules[name](self, name, func, *args, **kwargs)
+        with self.running(name, func):
+            return self.rules[name](self, *args, **kwargs)
+
+    @contextmanager
+    def running(self, name: str, func: Callable[..., Any]) -> Iterator[None]:
+        """A context in which an operation runs, perhaps inside another one."""
+        self._running.append((name, func))
+        try:
+            yield
+        finally:
+            self._running.pop()
+
+    @property
+    def name(self) -> str:
+        """Name of the operation that is running: what messages and unit classes are called by."""
+        return self._running[-1][0]
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function of the operation that is running."""
+        return self._running[-1][1]
 
     def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]) -> Any:
         """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
@@ -296,7 +319,7 @@ class Recorder:
         except (NotImplementedError, TypeError) as error:
             if not says_meta(error) and "__format__" not in str(error):
                 raise  # the model's own
-            return self.refuse(short_name(func), INPUTS_READ, OF_INPUTS)
+            return self.refuse(INPUTS_READ, OF_INPUTS, operation=short_name(func))
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
@@ -349,35 +372,36 @@ class Recorder:
         """Path of the module that is running; empty for the model itself."""
         return self.module_path[-1] if self.module_path else ""
 
-    def where(self, name: str) -> str:
-        """The operation and the module that is running."""
+    def where(self, name: str | None = None) -> str:
+        """The operation and the module that are running."""
+        name = name or self.name
         return f"{name} in '{self.path}'" if self.path else name
 
-    def refuse(self, operation: str, reason: str, advice: str | None = None) -> Any:
-        """Raise UntraceableError for the module that is running: what the operation does would not be exact."""
-        raise self._refusal(UntraceableError, operation, reason, advice)
+    def refuse(self, reason: str, advice: str | None = None, *, operation: str | None = None) -> Any:
+        """Raise UntraceableError for what is running: what the operation does would not be exact."""
+        raise self._refusal(UntraceableError, reason, advice, operation)
 
-    def no_rule(self, operation: str, reason: str, advice: str | None = None) -> Any:
-        """Raise NoRule for the module that is running: the network is cut there, unless the trace is strict."""
-        raise self._refusal(NoRule, operation, reason, advice)
+    def no_rule(self, reason: str, advice: str | None = None) -> Any:
+        """Raise NoRule for what is running: the network is cut there, unless the trace is strict."""
+        raise self._refusal(NoRule, reason, advice)
 
     def _refusal(
-        self, kind: type[UntraceableError], operation: str, reason: str, advice: str | None
+        self, kind: type[UntraceableError], reason: str, advice: str | None, operation: str | None = None
     ) -> UntraceableError:
         _, inside, weight = self.path.rpartition(".parametrizations.")
         if inside:
             name = weight.partition(".")[0]
             reason = f"it computes '{name}' from other parameters, so its elements are no edges of their own"
             advice = None
-        return kind(operation, self.path, reason, advice)
+        return kind(operation or self.name, self.path, reason, advice)
 
-    def wrong_batch(self, name: str) -> Any:
+    def wrong_batch(self, operation: str | None = None) -> Any:
         """The batch dimension turned out to be another one."""
-        raise WrongBatchDimension(name, self.path)
+        raise WrongBatchDimension(operation or self.name, self.path)
 
-    def mixes(self, name: str) -> Any:
+    def mixes(self, operation: str | None = None) -> Any:
         """Elements of one example came to lie in the place of another's."""
-        raise MixedExamples(name, self.path)
+        raise MixedExamples(operation or self.name, self.path)
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:

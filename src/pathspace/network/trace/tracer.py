@@ -355,9 +355,8 @@ def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: d
         return shadow(*args, **kwargs)
     except RuntimeError as error:
         if "set the storage of a tensor" in str(error):  # set_ is none of the functions that tracing sees
-            recorder.refuse(
-                "set_", "it replaces the memory of a tensor", "Write the result into a new tensor"
-            )
+            advice = "Write the result into a new tensor"
+            recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
         raise
 
 
@@ -366,7 +365,7 @@ def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: n
     for name, parameter in shadow.named_parameters():
         if before.get(name) is not parameter:
             recorder.refuse(
-                "nn.Parameter",
                 f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees",
                 "Make parameters where the module is built",
+                operation="nn.Parameter",
             )
