@@ -28,7 +28,7 @@ from pathspace.network.rules import MOVEMENTS
 from pathspace.network.trace.functions import METADATA, short_name, tensors_in
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
-from pathspace.squared.stacked import Stack
+from pathspace.squared.recurrence import Stack
 from pathspace.squared.tape import Instruction, Leaf
 
 

@@ -21,7 +21,7 @@ from pathspace.network.rules.packed import packed_rnn
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value
-from pathspace.squared.stacked import Stack, stacked_recurrence
+from pathspace.squared.recurrence import Stack, stacked_recurrence
 from pathspace.squared.tape import Mix, Tap
 
 
