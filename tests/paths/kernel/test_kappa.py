@@ -425,7 +425,7 @@ def test_random_recurrent_networks_by_double_derivatives(
 @pytest.mark.parametrize("scale", [0.3, 0.9, 1.0])
 def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype, monkeypatch):
     """Against all its terms, in float64; and with fewer products where the layer contracts."""
-    from pathspace.paths.kernel import recurrent
+    from pathspace.paths.kernel import pairs
 
     torch.manual_seed(0)
     S = torch.rand(12, 12, dtype=torch.float64)
@@ -436,9 +436,9 @@ def test_second_term_of_a_long_layer_ends_when_the_rest_is_rounding(scale, dtype
     for m in range(149):
         exact += torch.matrix_power(S, m).t() * (delta[m + 1 :].t() @ before[: 149 - m])
     looks = []
-    look = recurrent._negligible
-    monkeypatch.setattr(recurrent, "_negligible", lambda *a: looks.append(look(*a)) or looks[-1])
-    found = recurrent.recurrent_second_term(S.to(dtype), before.to(dtype), delta.to(dtype))
+    look = pairs._negligible
+    monkeypatch.setattr(pairs, "_negligible", lambda *a: looks.append(look(*a)) or looks[-1])
+    found = pairs.recurrent_second_term(S.to(dtype), before.to(dtype), delta.to(dtype))
     rtol = 1e-12 if dtype == torch.float64 else 1e-5
     assert_close(found.double(), 4 * S * exact, rtol=rtol, atol=1e-30)
     if scale == 0.3:

@@ -2,10 +2,12 @@
 
     kappa2_i = 2 p_i^2 d^2G/d(p_i^2)^2 = 2 p_i^2 * (sum over ORDERED pairs of distinct edges of i on one path)
 
-P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form (see ``recurrent``); other parameters that
-occur more than once on a path take the diagonal of the Hessian of G, one Hessian-vector product an element.
+P16 Eq. (10) lacks the factor 2. A recurrent layer has a closed form; other parameters that occur more than once on a
+path take the diagonal of the Hessian of G, one Hessian-vector product an element.
 
-Letters: q = p^2, G squared network.
+Letters: q = p^2, G squared network. Of a recurrent layer: T time, H hidden, t = 0..T-1 a transition; S = W_rec o W_rec
+``[H, H]``; ``before[t]`` the squared state that enters transition t (h_{t-1} of P16, zero or the start at t = 0);
+``delta[t]`` = dG/dh_t, the path mass that leaves the state after it; both ``[T, H]``.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from pathspace.network import Network
 from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened, widened
-from pathspace.paths.kernel.recurrent import recurrent_second_term
 from pathspace.paths.kernel.safe_type import in_safe_type
 from pathspace.squared.squares import Outer, dense
 from pathspace.squared.tape import Tap
 
 _CHUNK = 64  # Hessian-vector products at a time
+_LOOK_EVERY = 8  # products of recurrent matrices between two looks at whether the others matter
 
 
 def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -153,3 +155,50 @@ def _hessian_diagonal(gradient: Tensor, f: Tensor, *, batched: bool) -> Tensor |
         (products,) = torch.autograd.grad(flat, f, rows, retain_graph=True, is_grads_batched=batched)
         diagonal[index] = products.reshape(len(index), -1).gather(1, index[:, None])[:, 0]
     return diagonal.reshape(f.shape)
+
+
+def recurrent_second_term(S: Tensor, before: Tensor, delta: Tensor) -> Tensor:
+    """kappa2 of the recurrent matrix of one layer.
+
+    Args:
+        S: squared recurrent weights ``[H, H]``.
+        before: squared states before each transition, ``[T, H]``.
+        delta: path mass after each transition, ``[T, H]``.
+
+    Returns:
+        kappa2, ``[H, H]``. P16 Eq. (11), whose footnote 3 prints h_{t2} for h_{t2-1} and drops the factor 4. For an S
+        that contracts, the sum ends as soon as a proved bound on the rest is below rounding.
+    """
+    steps = before.shape[0]
+    total = torch.zeros_like(S)
+    loops = S.new_empty(S.shape)
+    power = torch.eye(S.shape[0], dtype=S.dtype, device=S.device)
+    # no sum over t below is larger than this in any entry
+    most = torch.outer(delta.sum(0), before.amax(0))
+    for m in range(steps - 1):
+        # The edge k -> j at transitions t and t + m + 1, joined by S^m from j back to k.
+        pairs = delta[m + 1 :].t() @ before[: steps - m - 1]
+        # kappa2 = 4 sum_m S o (S^m)^T o [sum_t delta_{t+m+1} before_t^T]; S o (S^m)^T first, because a loop has no
+        # scale, where the other two factors may leave the type together though the product of all three does not
+        torch.mul(S, power.t(), out=loops)
+        total.addcmul_(loops, pairs)
+        following = power @ S
+        if m % _LOOK_EVERY == _LOOK_EVERY - 1 and _negligible(power, following, loops * most, total):
+            break
+        power = following
+    return total.mul_(4)
+
+
+def _negligible(power: Tensor, following: Tensor, last: Tensor, total: Tensor) -> bool:
+    """Whether all further terms are below the rounding of the sum so far, in every entry.
+
+    With S^{m+1} <= r S^m elementwise, S^{m+i} <= r^i S^m for all i, since S is not negative: all further terms add up
+    to at most r / (1 - r) ``last``, a bound on the last term taken. r and the comparison are made of ratios that
+    rescaling does not change.
+    """
+    grows = torch.where(following > 0, following / power, 0.0).amax()
+    r = float(grows)
+    if r >= 1 or r != r:
+        return False
+    rest = last * (r / (1 - r))
+    return bool((rest <= torch.finfo(total.dtype).eps * total).all())
