@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pathspace.metrics.average import AVERAGED, averaged
-from pathspace.metrics.data_terms import DataTerms
+from pathspace.metrics.data_terms import AVERAGED, DataTerms
 from pathspace.metrics.replicas import mean_over_replicas
 from pathspace.network.errors import expect_finite
 from pathspace.paths.data.data_dependent import KappaTerms, check_finite, fits
@@ -112,10 +112,10 @@ class DataDependent(DataTerms):
         for name in names:
             state, new = self.state[name], {"draws": draws + 1}
             kept[name] = new
-            data, weight = averaged(state, new, "data", terms.data[name], decay)
+            data, weight = _mean_so_far(state, new, "data", terms.data[name], decay)
             kappa[name] = terms.kappa(name, data, self.alpha / weight)
             if name in terms.cross:
-                cross, weight = averaged(state, new, "cross", terms.cross[name], decay)
+                cross, weight = _mean_so_far(state, new, "cross", terms.cross[name], decay)
                 new |= self._paired(name, terms.bias_of[name], cross * (self.alpha / weight))
         return survey(self._in_frame(kappa), with_means=True), kept
 
@@ -139,3 +139,21 @@ class DataDependent(DataTerms):
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         if self.alpha == 0:  # data leave zeros of their own
             super()._warn_of_unreached(kappa)
+
+
+def _mean_so_far(
+    state: dict[str, Any], new: dict[str, Any], key: str, data: Tensor, decay: float
+) -> tuple[Tensor, float]:
+    """The average m = a m + (1 - a) data, and 1 - a^t, which it is to be divided by, as Adam's moments are.
+
+    It is written over the data; the state keeps its own until that is known to be good.
+    """
+    if not decay:
+        return data, 1.0
+    average, weight = f"{key}_average", f"{key}_weight"
+    if average not in state:
+        new[average], new[weight] = data * (1 - decay), 1 - decay
+    else:
+        new[average] = torch.lerp(state[average].to(data.dtype), data, 1 - decay, out=data)
+        new[weight] = state[weight] + (1 - decay) * (1 - state[weight])
+    return new[average], new[weight]

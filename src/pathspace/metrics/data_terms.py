@@ -14,7 +14,6 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from pathspace.metrics.average import AVERAGED
 from pathspace.metrics.checks import check_names, check_numbers
 from pathspace.metrics.path import Form, Path
 from pathspace.metrics.replicas import rank_and_size
@@ -37,6 +36,8 @@ from pathspace.replay.latest_batch import Found, LatestBatch, Short
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay, replay
 
+AVERAGED = 0.9
+"""The decay of the average over refreshes for random signs, if nothing else is asked for."""
 _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
 
 
