@@ -27,8 +27,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.paths.data.example_gradients import UseOf, of_argument, summed_gradients
-from pathspace.paths.data.layer_data import CONVOLUTIONS, Examples, sequences
+from pathspace.paths.data.example_gradients import (
+    CONVOLUTIONS,
+    Examples,
+    UseOf,
+    of_argument,
+    sequences,
+    summed_gradients,
+)
 from pathspace.paths.data.node_measure import Statistic
 from pathspace.paths.data.signs import Pairs
 from pathspace.replay.arguments import mapped
