@@ -5,7 +5,7 @@ Letters: u -> v an edge of the written-out graph; node 0 is the bias node; nodes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +15,34 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.rules import MOVEMENTS
 from pathspace.network.rules.choice import counted
-from pathspace.paths.listing.edge_list import NONE, Edges
 from pathspace.paths.listing.probing import LARGEST
 from pathspace.paths.space.reduction import ReductionGraph
 
+BIAS = 0
+"""The bias node."""
+NONE = -1
+"""No weight, or no gate, on an edge."""
+
 JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "pad", "__setitem__"])
+
+
+@dataclass
+class Edges:
+    """Columns of the list of edges, in the order in which the operations ran."""
+
+    source: list[Tensor] = field(default_factory=list)
+    target: list[Tensor] = field(default_factory=list)
+    weight: list[Tensor] = field(default_factory=list)
+    factor: list[Tensor] = field(default_factory=list)
+    gate: list[Tensor] = field(default_factory=list)
+
+    def add(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
+        """Append edges; ``weight`` and ``gate`` may be one number for all of them."""
+        for column, value in zip(
+            (self.source, self.target, self.weight, self.gate), (source, target, weight, gate), strict=True
+        ):
+            column.append(torch.as_tensor(value).expand(target.shape))
+        self.factor.append(factor.expand(target.shape))
 
 
 @dataclass(frozen=True)

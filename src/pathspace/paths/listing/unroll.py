@@ -39,11 +39,10 @@ from pathspace.paths.listing.affine import (
     split,
     terms_of,
 )
-from pathspace.paths.listing.edge_list import NONE
 from pathspace.paths.listing.gates import REDUCED, Gated, gated, gated_by_data, is_relu
 from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.listing.probing import reads
-from pathspace.paths.listing.tensor_roles import JOINS, TensorRoles, Weights
+from pathspace.paths.listing.tensor_roles import JOINS, NONE, TensorRoles, Weights
 from pathspace.paths.space.reduction import ReductionGraph
 
 
