@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.rules.elementwise import add_bias
@@ -14,15 +13,6 @@ from pathspace.network.rules.linear import by_normed, require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
-
-_FUNCTIONS = {
-    "conv1d": F.conv1d,
-    "conv2d": F.conv2d,
-    "conv3d": F.conv3d,
-    "conv_transpose1d": F.conv_transpose1d,
-    "conv_transpose2d": F.conv_transpose2d,
-    "conv_transpose3d": F.conv_transpose3d,
-}
 
 
 def convolution(
@@ -32,8 +22,7 @@ def convolution(
 
     A kernel that is a constant or a buffer is a set of fixed edges: channels that one of the result reads share one.
     """
-    function = _FUNCTIONS[recorder.name]
-    transposed = "transpose" in recorder.name
+    function, transposed = recorder.func, "transpose" in recorder.name
     of_weight = recorder.lookup(weight)
     fixed = of_weight is None or of_weight.kind == "buffer"
     normed = of_weight is not None and of_weight.slot in recorder.normed
@@ -98,4 +87,6 @@ def _for_each(labels: Tensor, groups: int, channels: int) -> Tensor:
     return labels.reshape(groups, 1, -1).expand(-1, channels // groups, -1).reshape(channels, -1)
 
 
-RULES: dict[str, Callable[..., Any]] = dict.fromkeys(_FUNCTIONS, convolution)
+RULES: dict[str, Callable[..., Any]] = {
+    f"conv{transposed}{n}d": convolution for transposed in ("", "_transpose") for n in (1, 2, 3)
+}
