@@ -14,6 +14,13 @@ from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 
 _RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
+_TURNED = frozenset(
+    [
+        *("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__", "movedim", "moveaxis"),
+        *("permute", "unsqueeze"),
+    ]
+)
+"""Movements after which dimensions stand in another order, whatever their sizes are."""
 _REORDERED = _RESHAPED | {"flip", "roll", "rot90"}
 """Movements after which it takes a look at the examples to know where they are."""
 
@@ -41,7 +48,7 @@ def examples_after(
     if value.batch is None:
         return None, None
     if examples.count == 1:
-        batch = batch_after(recorder, value, after, args, kwargs)
+        batch = batch_after(recorder, value, move, after, args, kwargs)
         changed = batch is None or after[: batch + 1] != value.shape[: value.batch + 1]
         changed |= value.shape[value.batch + 1 :][:1] == (1,) and after != value.shape  # which one is left?
         doubtful = batch is None or (changed and name in _REORDERED)
@@ -49,7 +56,7 @@ def examples_after(
         return None if doubtful and not examples.guessing else batch, None
     certain = value.examples is not None or value.shape[value.batch] == examples.count
     if value.examples is None and not (certain and name in _REORDERED):
-        batch = batch_after(recorder, value, after, args, kwargs)
+        batch = batch_after(recorder, value, move, after, args, kwargs)
         if batch is not None or not certain:
             return batch, None
     places = examples.places(value)
@@ -87,36 +94,29 @@ def examples_written(
 
 
 def batch_after(
-    recorder: Recorder, value: Value, after: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Recorder,
+    value: Value,
+    move: Callable[[Tensor], Tensor],
+    after: torch.Size,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> int | None:
     """Where the batch dimension is after a movement; None where that is not known."""
     batch, before = value.batch, value.shape
     if batch is None:
         return None
     n, name = len(before), recorder.name
-    arguments = [kwargs[k] for k in ("dim", "dim0", "dim1", "axis0", "axis1", "dims", "shape") if k in kwargs]
-    arguments = [*args, *arguments]
     if name in (
         *("contiguous", "clone", "flip", "roll", "unfold", "pixel_shuffle", "pixel_unshuffle"),
         *("interpolate", "upsample"),
     ):
         return batch
-    if name in ("transpose", "swapaxes", "swapdims", "t", "T.__get__", "mT.__get__"):
-        if name == "T.__get__":
-            return n - 1 - batch
-        a, b = (arguments[0] % n, arguments[1] % n) if len(arguments) > 1 else (n - 2, n - 1)
-        return {a: b, b: a}.get(batch, batch)
-    if name in ("movedim", "moveaxis"):
-        source, destination = [*args, *(kwargs[key] for key in ("source", "destination") if key in kwargs)]
+    if name in _TURNED:
         marked = torch.empty([1 + (d == batch) for d in range(n)], device="meta")
-        return list(marked.movedim(source, destination).shape).index(2)
-    if name == "permute":
-        dims = arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments
-        return [d % n for d in dims].index(batch)
-    if name == "unsqueeze":
-        return batch + (arguments[0] % (n + 1) <= batch)
+        return list(move(marked).shape).index(2)
     if name == "squeeze":
-        dims = arguments[0] if isinstance(arguments[0], tuple) else (arguments[0],)
+        dims = kwargs["dim"] if "dim" in kwargs else args[0]
+        dims = dims if isinstance(dims, tuple) else (dims,)
         gone = {d % n for d in dims if before[d % n] == 1}
         return None if batch in gone else batch - sum(d < batch for d in gone)
     if name in ("unbind", "select", "split", "chunk", "tensor_split", "narrow", "index_select"):
