@@ -98,11 +98,6 @@ class Matched:
 
         A view drops out of the graph where its memory is written to, and some layers of torch return one. Where a
         reshape merged the examples with something else, a view with them apart stays in the graph.
-
-        Args:
-            result: what an operation returned.
-            place: where it has the examples.
-            tensors: what the operation was called with.
         """
         shown = after = result
         if isinstance(place, Merged) and self._fits(result, place):

@@ -35,13 +35,7 @@ def examples_after(
 ) -> tuple[int | None, Tensor | None]:
     """Where the batch dimension is after a movement, and the pattern of the examples in it.
 
-    Args:
-        recorder: the traced values so far.
-        value: what is moved.
-        move: moves a tensor of its shape.
-        after: the shape that it gets.
-        args: arguments of the movement.
-        kwargs: likewise, by name.
+    ``move`` moves a tensor of the value's shape, and ``after`` is the shape that it gets.
     """
     examples, name = recorder.examples, recorder.name
     examples.moved.append((name, recorder.path, after))

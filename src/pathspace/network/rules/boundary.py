@@ -34,12 +34,6 @@ from pathspace.squared.tape import Leaf
 def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: UntraceableError) -> Any:
     """The result of a function of tensors that has no rule.
 
-    Args:
-        recorder: the traced values so far.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        refusal: the error to raise if the network cannot be cut here, or must not.
-
     Raises:
         UntraceableError: the function does, or may do, more than to return tensors; most often ``refusal``.
     """
@@ -66,14 +60,7 @@ def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refus
 
 
 def cut_inside(recorder: Recorder, value: Value, dtype: torch.dtype, arguments: int = 1) -> Tensor:
-    """What a function without a rule makes of an activation, inside an operation that has one.
-
-    Args:
-        recorder: what is known.
-        value: what enters the function.
-        dtype: the type of its result, which has the same shape.
-        arguments: how many activations the operation takes.
-    """
+    """What a function without a rule makes of an activation, inside an operation that takes so many activations."""
     result = torch.empty(value.shape, dtype=dtype, device="meta")
     recorder.add_leaf(result, "input", batch=value.batch, examples=value.examples)
     here = _here(recorder, (True,) * arguments)

@@ -53,12 +53,7 @@ _IN_ORDER = (
 
 
 def by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a function with those leading ones by position that were given by torch's names.
-
-    Args:
-        args: positional arguments.
-        kwargs: arguments by name.
-    """
+    """Arguments of a function with those leading ones by position that were given by torch's names."""
     of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
     kwargs = {of_numpy.get(key, key): value for key, value in kwargs.items()}
     leading = [key for key in _IN_ORDER if key in kwargs] if kwargs else []
@@ -174,14 +169,7 @@ def with_sizes(arguments: Iterable[Any]) -> list[Any]:
 
 
 def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a function of tensors without values, of which the shape alone is wanted.
-
-    Args:
-        name: its short name.
-        func: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-    """
+    """The result of a function of tensors without values, of which the shape alone is wanted."""
     if any(t.is_meta for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
         args, kwargs = pytree.tree_map_only(Tensor, _emptied, (args, kwargs))  # constants too
     if name in NORMALIZATIONS:  # with one example there may be a single value, which torch refuses

@@ -47,11 +47,7 @@ from pathspace.network.written_out import written_out
 
 
 class Interpreter(TorchFunctionMode):
-    """Interprets torch functions on what a recorder knows.
-
-    Args:
-        recorder: the traced values so far; rules write into it.
-    """
+    """Interprets torch functions on what a recorder knows."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -99,13 +99,7 @@ def gated_by_data(
 ) -> Gated | None:
     """What data alone opens and closes, such as a mask; None for any other function.
 
-    Args:
-        name: the function's name.
-        func: the function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        units: ids of tensors of activations.
-        data: ids of tensors that depend on the inputs alone.
+    ``units`` and ``data`` hold the ids of tensors of activations, and of those that depend on the inputs alone.
     """
     if name == "where" and id(args[0]) in data:
         return _chosen(args[0], *args[1:], *(kwargs[k] for k in ("input", "other") if k in kwargs))

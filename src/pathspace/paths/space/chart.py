@@ -141,16 +141,9 @@ class Measure:
 
 
 def chart(network: Network, skeleton: Skeleton, names: Collection[str], device: torch.device) -> Chart:
-    """The chart around a skeleton.
+    """The chart around a skeleton, with its numbers on a device.
 
-    Args:
-        network: a traced network.
-        skeleton: a skeleton of it.
-        names: the parameters that take part; the network's others are to stay as they are.
-        device: where the numbers are kept.
-
-    Returns:
-        The chart.
+    Parameters take part whose ``names`` are given; the network's others are to stay as they are.
     """
     graph, c = skeleton.graph, network.num_classes
     moving = _moving(network, skeleton, names)
