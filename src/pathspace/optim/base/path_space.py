@@ -334,12 +334,12 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         states = {index: dict(state) for index, state in state_dict["state"].items()}
-        kept = [state.pop("path_space") for state in states.values() if "path_space" in state]
-        kept = copy.deepcopy(kept[0] if kept else state_dict.get("path_space"))  # older states have it there
-        if kept is None:
+        packed = [state.pop("path_space") for state in states.values() if "path_space" in state]
+        if not packed:
             raise KeyError(
                 "this is not the state of an optimizer in path space: it has no entry 'path_space'"
             )
+        kept = copy.deepcopy(packed[0])
         restored = Skeleton.restored(reduction_graph(self.network), kept) if "edges" in kept else None
         super()._load({**state_dict, "state": {i: s for i, s in states.items() if s}})
         if restored is not None:

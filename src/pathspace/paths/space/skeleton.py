@@ -66,7 +66,7 @@ class Skeleton:
             ValueError: it belongs to another network.
         """
         edges, starts = state.pop("edges").cpu(), state.pop("starts").cpu()
-        count = state.pop("num_edges", graph.num_edges)  # older states do not have it
+        count = state.pop("num_edges")
         if len(edges) != 1 + 2 * graph.num_classes or count != graph.num_edges:
             raise ValueError(
                 f"the skeleton of this state belongs to a network of {count} weights and {len(edges) // 2} unit "
