@@ -112,6 +112,22 @@ def test_one_example_that_is_a_vector_has_no_batch():
         ps.trace(model, x, batch_dim=1)
 
 
+def test_a_vector_of_examples_that_is_turned_keeps_them():
+    class Numbers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.out = nn.Linear(1, 3, **DOUBLE), nn.Linear(3, 1, **DOUBLE)
+
+        def forward(self, x):
+            return self.out(self.read(x.t().unsqueeze(-1)).relu())
+
+    model, x = Numbers(), torch.randn(5, **DOUBLE)
+    layers = nn.Sequential(model.read, nn.ReLU(), model.out)
+    known = ps.paths.data_dependent_kappa(ps.trace(layers, x[:1, None]), x[:, None])
+    found = ps.paths.data_dependent_kappa(ps.trace(model, x[:1]), x)
+    torch.testing.assert_close(list(found.values()), list(known.values()))
+
+
 KEPT = {
     "steps merged with the batch": (lambda m, h, x: m.out(h.view(-1, 6)).view(len(x), -1, 2), STEPS, 0),
     "time first": (lambda m, h, x: m.out(h.transpose(0, 1).reshape(-1, 6)).view(
