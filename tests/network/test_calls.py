@@ -89,6 +89,10 @@ PAIRS = {  # by name, and by position
         lambda m, h, z: torch.hsplit(h, sections=2)[1].repeat(1, 2),
         lambda m, h, z: h[:, 2:].repeat(1, 2),
     ),
+    "hsplit, indices one by one": (
+        lambda m, h, z: h.hsplit(1, 3)[1].repeat(1, 2),
+        lambda m, h, z: h[:, 1:3].repeat(1, 2),
+    ),
     "vsplit, by name": (
         lambda m, h, z: torch.vsplit(h.view(-1, 2, 2).transpose(0, 1), indices=[1])[0][0].repeat(1, 2),
         lambda m, h, z: h[:, :2].repeat(1, 2),

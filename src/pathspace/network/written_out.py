@@ -140,6 +140,16 @@ def addcmul(input: Tensor, *factors: Any, value: Any = 1, **named: Tensor) -> Te
     return input + (x * y if value == 1 else value * (x * y))
 
 
+def split_along(dim: int) -> Callable[..., Any]:
+    """``hsplit``, ``vsplit`` or ``dsplit``: a number of parts, or indices in a sequence or one by one."""
+
+    def parts(input: Tensor, *at: Any, **named: Any) -> Any:
+        at = at or tuple(named.values())
+        return input.tensor_split(at if len(at) > 1 else at[0], min(dim, input.dim() - 1))
+
+    return parts
+
+
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """``torch.broadcast_tensors``."""
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
@@ -169,9 +179,9 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SUMS, sum_with_product),
     "addcmul": addcmul,
     "lerp": lambda input, end, weight: (1 - weight) * input + weight * end,
-    "hsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), min(1, input.dim() - 1)),
-    "vsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 0),
-    "dsplit": lambda input, *at, **named: input.tensor_split(*at, *named.values(), 2),
+    "hsplit": split_along(1),
+    "vsplit": split_along(0),
+    "dsplit": split_along(2),
     "broadcast_tensors": broadcast_tensors,
 }
 
