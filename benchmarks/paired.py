@@ -46,13 +46,6 @@ def alternate(
     return ratios, seconds
 
 
-def of_periods(ratios: Sequence[float], seconds: Sequence[float], length: int) -> list[float]:
-    """Ratios of whole periods of so many steps, our time in each to the plain one; what is left over is dropped."""
-    ours = [ratio * plain for ratio, plain in zip(ratios, seconds, strict=True)]
-    starts = range(0, len(ours) // length * length, length)
-    return [sum(ours[i : i + length]) / sum(seconds[i : i + length]) for i in starts]
-
-
 def summary(ratios: Sequence[float]) -> dict[str, Any]:
     """Median and quartiles of ratios."""
     ordered, n = sorted(ratios), len(ratios)

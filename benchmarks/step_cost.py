@@ -1,15 +1,14 @@
 """Cost of a whole training step relative to torch.optim: time, and peak memory.
 
-Both optimizers train copies of the same model in one process; their steps alternate, and the time is the median of the
-ratios of neighbouring steps (of neighbouring periods where kappa is refreshed every few steps). With ``--in-periods``
-whole periods alternate, so that a step finds in the caches what one of its own kind left there. With ``--clock cpu``
-the time is the process's own, which others on the machine do not count in. Memory is what all
+Both optimizers train copies of the same model in one process and take turns of ten steps, so that a step finds in the
+caches what one of its own kind left there; the time is the median of the ratios of neighbouring turns. With
+``--clock cpu`` the time is the process's own, which others on the machine do not count in. Memory is what all
 tensors of a step together take at its peak, above SGD's, in units of the parameters. Prints one JSON line per figure.
 
     python benchmarks/step_cost.py
-    python benchmarks/step_cost.py --cases mlp rnn-100x28 --pairs 400 --refresh-every 1 10
-    python benchmarks/step_cost.py --optimizers PathMuon Invariant-RMSprop Invariant-Adafactor --refresh-every 10
-    python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100 --fast-rnn --refresh-every 10
+    python benchmarks/step_cost.py --cases mlp rnn-100x28 --turns 40 --refresh-every 1 10
+    python benchmarks/step_cost.py --cases mlp rnn-100x28 --optimizers Invariant-NAdam Invariant-Adafactor
+    python benchmarks/step_cost.py --cases rnn-100x28 rnn-64x100 --optimizers PathSGD --fast-rnn
     python benchmarks/step_cost.py --optimizers PathSGD PathAdam --device cuda --variants eager compile graphs \
         --refresh-every 1 10 --output benchmarks/results/step_cost-cuda.json
 """
@@ -36,12 +35,12 @@ import pathspace as ps
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is trained on, and how many pairs of steps give a steady median."""
+    """A model, what it is trained on, and how many turns give a steady median."""
 
     model: Callable[[], nn.Module]
     inputs: tuple[int, ...]
     classes: int
-    pairs: int
+    turns: int
 
 
 class LastStep(nn.Module):
@@ -127,15 +126,15 @@ class Transformer(nn.Module):
 
 
 CASES = {
-    "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 300),
-    "rnn-64x100": Case(lambda: LastStep(2, 64, 10), (32, 100, 2), 10, 200),
-    "rnn-100x784": Case(lambda: LastStep(1, 100, 10), (64, 784, 1), 10, 40),
-    "rnn-1024x50": Case(lambda: LastStep(28, 1024, 10), (64, 50, 28), 10, 20),
-    "rnn-4x400x35": Case(lambda: EveryStep(100, 400, 50, layers=4), (40, 35, 100), 50, 30),
-    "mlp": Case(mlp, (128, 784), 10, 150),
-    "cnn": Case(cnn, (64, 3, 32, 32), 10, 60),
-    "transformer": Case(lambda: Transformer(64, 256, 64, 128), (16, 128, 64), 64, 20),
-    "resnet18": Case(resnet18, (64, 3, 32, 32), 10, 10),
+    "rnn-100x28": Case(lambda: LastStep(28, 100, 10), (64, 28, 28), 10, 60),
+    "rnn-64x100": Case(lambda: LastStep(2, 64, 10), (32, 100, 2), 10, 40),
+    "rnn-100x784": Case(lambda: LastStep(1, 100, 10), (64, 784, 1), 10, 6),
+    "rnn-1024x50": Case(lambda: LastStep(28, 1024, 10), (64, 50, 28), 10, 4),
+    "rnn-4x400x35": Case(lambda: EveryStep(100, 400, 50, layers=4), (40, 35, 100), 50, 6),
+    "mlp": Case(mlp, (128, 784), 10, 40),
+    "cnn": Case(cnn, (64, 3, 32, 32), 10, 20),
+    "transformer": Case(lambda: Transformer(64, 256, 64, 128), (16, 128, 64), 64, 5),
+    "resnet18": Case(resnet18, (64, 3, 32, 32), 10, 3),
 }
 
 
@@ -189,6 +188,9 @@ class Trial:
     parameters: int  # bytes
     step: Callable[[], float]
 
+
+STEPS = 10
+"""Of a turn: whole periods between refreshes of kappa, whose cost comes in every so many steps."""
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -297,35 +299,27 @@ def memory(name: str, optimizer: str, options: dict[str, Any], device: str) -> f
     return round((most - least) / parameters, 3)
 
 
-def period(step: Callable[[], float], steps: int) -> Callable[[], float]:
-    """A function that makes so many steps and returns the mean of their seconds."""
-    return lambda: sum(step() for _ in range(steps)) / steps
+def turn(step: Callable[[], float]) -> Callable[[], float]:
+    """A function that takes the steps of a turn and returns the mean of their seconds."""
+    return lambda: sum(step() for _ in range(STEPS)) / STEPS
 
 
 def measure(
     name: str,
     refresh_every: int,
     device: str = "cpu",
-    pairs: int | None = None,
+    turns: int | None = None,
     optimizer: str = "PathSGD",
     variant: str = "eager",
     clock: str = "wall",
     fast_rnn: bool = False,
-    in_periods: bool = False,
 ) -> dict[str, object]:
     """The median of paired ratios for one case, and its memory."""
     case, options = CASES[name], {"refresh_every": refresh_every}
     plain = trial(case, optimizer, {}, device, variant, clock, plain=True).step
     ours = trial(case, optimizer, options, device, variant, clock, fast_rnn=fast_rnn).step
-    count = max(pairs or case.pairs, 2 * refresh_every if refresh_every > 1 else 1)
-    if in_periods:
-        ratios, seconds = paired.alternate(
-            period(ours, refresh_every), period(plain, refresh_every), count // refresh_every, warmup=1
-        )
-    else:
-        ratios, seconds = paired.alternate(ours, plain, count, warmup=max(3, refresh_every))
-        if refresh_every > 1:  # the cost comes in every k-th step: compare whole periods
-            ratios = paired.of_periods(ratios, seconds, refresh_every)
+    count = turns or case.turns
+    ratios, seconds = paired.alternate(turn(ours), turn(plain), count, warmup=1)
     return {
         "benchmark": "step_cost",
         "case": name,
@@ -336,9 +330,8 @@ def measure(
         "device": device,
         "clock": clock,
         "fast_rnn": fast_rnn,
-        "in_periods": in_periods,
         "threads": torch.get_num_threads(),
-        "pairs": count,
+        "turns": count,
         "plain_milliseconds": paired.milliseconds(seconds),
         **paired.summary(ratios),
         "peak_memory_in_parameters": memory(name, optimizer, options, device),
@@ -351,23 +344,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
-    parser.add_argument("--optimizers", nargs="+", choices=sorted(PLAIN), default=["PathSGD"])
+    parser.add_argument(
+        "--optimizers",
+        nargs="+",
+        choices=sorted(PLAIN),
+        default=["PathSGD", "PathAdam", "PathRMSprop", "PathMuon"],
+    )
     parser.add_argument("--variants", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
-    parser.add_argument("--refresh-every", nargs="+", type=int, default=[1])
+    parser.add_argument(
+        "--refresh-every", nargs="+", type=int, default=[10], help="divisors of ten, the steps of a turn"
+    )
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
-    parser.add_argument("--pairs", type=int, help="pairs of steps; each case has its own default")
+    parser.add_argument("--turns", type=int, help="of ten steps each; each case has its own default")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--fast-rnn", action="store_true", help="our copy has ps.nn.RNN, the plain one nn.RNN"
     )
-    parser.add_argument(
-        "--in-periods", action="store_true", help="turns of --refresh-every steps, not of one"
-    )
     parser.add_argument("--memory-only", action="store_true", help="count memory, measure no time")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if any(STEPS % every for every in options.refresh_every):
+        parser.error(f"--refresh-every must divide {STEPS}, the steps of a turn")
     if "graphs" in options.variants and not options.device.startswith("cuda"):
         parser.error("--variants graphs needs --device cuda")
     figures = []
@@ -385,12 +384,11 @@ def main() -> None:
                             name,
                             refresh,
                             options.device,
-                            options.pairs,
+                            options.turns,
                             optimizer,
                             variant,
                             options.clock,
                             options.fast_rnn,
-                            options.in_periods,
                         )
                     )
                     print(json.dumps(figures[-1]), flush=True)
