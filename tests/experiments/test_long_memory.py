@@ -39,6 +39,7 @@ from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.report.exact_tests import holm, sign_test
 from pathspace.experiments.schedule import factor
 from pathspace.experiments.settings import FIRST_TUNING_SEED
+from pathspace.experiments.storage import write_checked
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.soap import SOAP
 
@@ -401,7 +402,7 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     files = sorted((folder / "cells").glob("addition-*-path-muon-*-seeds-0-to-2.json"))
     marked = json.loads(files[0].read_text())
     marked["outcomes"][0]["error"] = 0.125
-    files[0].write_text(json.dumps(marked))
+    write_checked(files[0], marked)
     next((folder / "cells").glob("subtraction-*-permuted-*-seeds-0-to-2.json")).unlink()
     refused = CliRunner().invoke(app, ["reproduce", "long-memory", "--output", str(folder)])
     assert refused.exit_code == 2
