@@ -488,6 +488,10 @@ def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison:
     empty = Figure().subplots()
     draw_errors(empty, gone, 2, color="black")
     assert not empty.get_lines()
+    once = replace(row, runs=tuple(replace(run, epochs=run.epochs[:1]) for run in row.runs))
+    single = Figure().subplots()
+    draw_errors(single, once, 1, "test", color="black")
+    assert single.get_lines()[0].get_marker() == "o"  # a line of one point shows nothing
 
 
 def test_the_curves_are_written_to_the_last_bit(output: Path, comparison: Comparison) -> None:
@@ -514,6 +518,19 @@ def test_runs_that_ended_in_their_first_epoch_show_validation_alone(comparison: 
     assert [panel.title for panel in curves.panels] == [
         "validation mean squared error, over epochs", "training loss, over steps",
     ]  # fmt: skip
+
+
+def test_errors_of_a_single_epoch_are_short_dashes(comparison: Comparison) -> None:
+    rows = [
+        replace(row, runs=tuple(replace(run, epochs=run.epochs[:1]) for run in row.runs))
+        for row in comparison.rows
+    ]
+    curves = switchable_curves(replace(comparison, rows=tuple(rows)))
+    assert curves is not None
+    panel = next(panel for panel in curves.panels if panel.title.startswith("test"))
+    lines = re.findall(r'points="([^"]*)"', panel.svg)
+    assert any(lines)
+    assert all(len(set(line.split())) == 2 for line in lines if line)
 
 
 def test_all_runs_are_listed_with_their_purpose(output: Path, comparison: Comparison) -> None:

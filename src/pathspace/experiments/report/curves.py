@@ -76,7 +76,8 @@ def draw_errors(axis: Axes, row: Row, epochs: int, kind: str = "validation", **s
             by_step.setdefault(step, []).append(error)
     places = [step * epochs / max(whole[0], 1) for step in sorted(by_step)]
     errors = [by_step[step] for step in sorted(by_step)]
-    axis.plot(places, [math.fsum(column) / len(column) for column in errors], **style)
+    alone = {"marker": "o", "markersize": 4} if len(places) == 1 else {}  # one epoch makes no line
+    axis.plot(places, [math.fsum(column) / len(column) for column in errors], **style, **alone)
     if len(row.runs) > 1:
         axis.fill_between(
             places, [min(column) for column in errors], [max(column) for column in errors],

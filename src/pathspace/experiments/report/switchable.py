@@ -128,6 +128,8 @@ def _svg(
     parts.append(f'<text x="{middle:g}" y="{HEIGHT - 6:g}" text-anchor="middle">{x_name}</text>')
     for number, (curve, switch) in enumerate(zip(curves, switches, strict=True)):
         points = [(x_axis.place(x), y_axis.place(y)) for x, y in curve if y > 0 or not logarithmic]
+        if len(points) == 1:  # one epoch makes no line
+            points = [(points[0][0] + side, points[0][1]) for side in (-4, 4)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dash = f' stroke-dasharray="{switch.dash}"' if switch.dash else ""
         parts.append(
