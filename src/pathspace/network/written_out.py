@@ -144,8 +144,8 @@ def split_along(dim: int) -> Callable[..., Any]:
     """``hsplit``, ``vsplit`` or ``dsplit``: a number of parts, or indices in a sequence or one by one."""
 
     def parts(input: Tensor, *at: Any, **named: Any) -> Any:
-        at = at or tuple(named.values())
-        return input.tensor_split(at if len(at) > 1 else at[0], min(dim, input.dim() - 1))
+        places = [*at, *named.values()]
+        return input.tensor_split(places if len(places) > 1 else places[0], min(dim, input.dim() - 1))
 
     return parts
 
