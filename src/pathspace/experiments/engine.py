@@ -129,9 +129,8 @@ def run(
             should_stop=should_stop or (lambda: False),
         )
         test_error = state.epochs[-1].test if state.diverged_at is None else None
-        if test_error is not None and not math.isfinite(
-            test_error
-        ):  # a perplexity overflows long before the loss
+        # a perplexity overflows long before the loss does
+        if test_error is not None and not math.isfinite(test_error):
             state.diverged_at, test_error = state.step, None
         if finished is not None:
             finished(state.model)
