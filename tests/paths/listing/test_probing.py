@@ -31,6 +31,12 @@ def test_differences_whose_sum_is_zero_are_found():
     assert_close(dense(reads(lambda h: matrix @ h, 3), 3, 3), matrix)
 
 
+@pytest.mark.parametrize("row", [[1, -3, 3, 0, 0], [-3 / 35, 12 / 35, 17 / 35, 12 / 35, -3 / 35]])
+def test_what_extrapolates_or_smooths_polynomials_is_no_single_element(row):
+    matrix = torch.tensor([row], dtype=torch.float64)
+    assert_close(dense(reads(lambda h: matrix @ h, 5), 1, 5), matrix)
+
+
 def test_a_bilinear_map_is_found_in_chunks(monkeypatch):
     monkeypatch.setattr("pathspace.paths.listing.probing.LARGEST", 20)  # two weights at a time
     tensor = torch.zeros(3, 4, 5, dtype=torch.float64)  # [o, i, e]

@@ -1,8 +1,9 @@
 """Which elements a linear operation reads: found by running it on numbers that tell where they came from.
 
-An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Its values at h = 1, h = i and h = i^2 (i = 1, 2, ...)
-are the moments sum c, sum c i and sum c i^2. Where an output reads a single element, as in all operations that move
-values, they give that element and its factor at once; where they do not fit a single element, unit vectors do.
+An operation f that is linear in h has f(h)_o = sum_i c_oi h_i. Where an output reads a single element, as in all
+operations that move values, h = 1 gives its factor c_oi and h = i (i = 1, 2, ...) the element; h at random says whether
+this is all that the output reads. (h = i^2 would not: extrapolation by (1, -3, 3) agrees with it.) Elsewhere unit
+vectors find the factors.
 
 Letters: i an element of the argument, o one of the result, b an optional batch of linear maps, c a factor.
 """
@@ -42,21 +43,17 @@ def reads(function: Callable[[Tensor], Tensor], elements: int) -> Reads:
         function: f, from h ``[elements]`` to ``[outputs]`` or to a batch of maps ``[members, outputs]``; linear.
         elements: how many elements h has.
     """
-    number = torch.arange(1, elements + 1, dtype=torch.float64)
-    zeroth, first, second = (function(h) for h in (torch.ones_like(number), number, number.square()))
-    single = zeroth != 0
-    place = torch.where(single, first / torch.where(single, zeroth, 1.0), 0.0)
-    scale = first.abs() + second.abs() + zeroth.abs()
-    # one element only: (sum c i)^2 = (sum c)(sum c i^2), and the quotient is a whole number
-    fits = ((first * first - zeroth * second).abs() <= _FITS * first.abs() * scale) & (
-        (place - place.round()).abs() <= _FITS * elements
-    )
-    fits &= (place.round() >= 1) & (place.round() <= elements)
-    several = (scale != 0) & ~(single & fits)
-    if bool(several.any()):
+    number = torch.arange(elements + 1, dtype=torch.float64)
+    check = torch.rand(elements + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    factor, first, found = (function(h) for h in (torch.ones_like(number[1:]), number[1:], check[1:]))
+    single = factor != 0
+    place = torch.where(single, first / torch.where(single, factor, 1.0), 0.0).round()
+    within = place.nan_to_num().clamp(0, elements).long()
+    fits = (place == within) & ((found - factor * check[within]).abs() <= _FITS * factor.abs())
+    if not bool(fits.all()):
         return _by_unit_vectors(function, elements)
     member, target = _split(single)
-    return Reads(target, place[single].round().long() - 1, zeroth[single], member)
+    return Reads(target, place[single].long() - 1, factor[single], member)
 
 
 def reads_of_each(
