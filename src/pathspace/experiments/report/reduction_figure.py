@@ -10,6 +10,7 @@ from pathspace.experiments.report.saved_figure import own_style
 from pathspace.network import Network
 from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
+from pathspace.paths.space.reduction import ReductionGraph
 from pathspace.paths.space.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns, cuts = _columns(network), told(network.cuts)
+    columns, cuts = _columns(network, skeleton.graph), told(network.cuts)
     if len(cuts) > MOST_CUTS:
         cuts[MOST_CUTS - 1 :] = [f"{len(cuts) - MOST_CUTS + 1} more"]
     tallest = max([3, *(min(len(column), MOST) for column in columns)])
@@ -79,9 +80,9 @@ def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"... {text[4 - most :]}"
 
 
-def _columns(network: Network) -> list[list[int]]:
+def _columns(network: Network, graph: ReductionGraph) -> list[list[int]]:
     """Classes by their level: how many steps, other than within cycles, lead to them."""
-    _, level = condensation(network)
+    _, level = condensation(network, graph)
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for unit_class, depth in enumerate(level[1 : 1 + network.num_classes].tolist()):
         columns[depth].append(unit_class)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.paths.space.reduction import ReductionGraph
 
 
 def cover(nodes: Tensor, num_classes: int) -> Tensor:
@@ -24,7 +25,7 @@ def cover(nodes: Tensor, num_classes: int) -> Tensor:
     return torch.where(nodes < 0, num_classes - nodes, nodes)
 
 
-def condensation(network: Network) -> tuple[Tensor, Tensor]:
+def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tensor]:
     """Strongly connected components of the double cover, and how deep each lies.
 
     Recurrent matrices, and residual blocks that lead back to the stream they read, tie classes into cycles. Zero
@@ -32,6 +33,7 @@ def condensation(network: Network) -> tuple[Tensor, Tensor]:
 
     Args:
         network: a traced network.
+        graph: its reduction graph.
 
     Returns:
         Two int64 tensors ``[1 + 2 C]``: the component of every node, and its level. An edge between two components
@@ -42,7 +44,7 @@ def condensation(network: Network) -> tuple[Tensor, Tensor]:
     successors: list[list[int]] = [[] for _ in range(size)]
     for labels in network.edges.values():
         if not labels.bias:
-            sources, targets = (_factors(network, t.cpu()) for t in (labels.source, labels.target))
+            sources, targets = (graph.factors(t.cpu()) for t in (labels.source, labels.target))
             for source, target in product(sources, targets):
                 _add_edges(successors, source, target, network.num_classes)
     component = _components(successors)
@@ -58,16 +60,6 @@ def condensation(network: Network) -> tuple[Tensor, Tensor]:
     levels = torch.unique(levels, return_inverse=True)[1] + 1
     levels[0] = 0
     return of_node, levels
-
-
-def _factors(network: Network, labels: Tensor) -> list[Tensor]:
-    """The labels of the classes whose scales are multiplied, one after the other; 0 where there are no more."""
-    count, table = network.num_classes, network.monomials.cpu()
-    beyond = labels.abs() > count
-    result = [torch.where(beyond, 0, labels)]
-    for column in table.t() if bool(beyond.any()) else ():
-        result.append(torch.where(beyond, column[(labels.abs() - 1 - count).clamp(min=0)] * labels.sign(), 0))
-    return result
 
 
 def _add_edges(successors: list[list[int]], source: Tensor, target: Tensor, num_classes: int) -> None:

@@ -279,7 +279,7 @@ class _Arcs:
 
     @staticmethod
     def of(graph: ReductionGraph, network: Network) -> _Arcs:
-        component, level = condensation(network)
+        component, level = condensation(network, graph)
         source, target = (torch.where(graph.single, nodes, 0) for nodes in (graph.source, graph.target))
         ways = [(source, target), (-target, -source)]
         start, end = (torch.cat([cover(w[i], graph.num_classes) for w in ways]) for i in (0, 1))
