@@ -76,13 +76,10 @@ class Gauge:
 
     def _powers(self, exponent: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Rows and columns to a power, computed once."""
-        powers = self._cache.get((exponent, dtype))
-        if powers is None:
-            powers = self._cache[exponent, dtype] = (
-                self.rows.to(dtype).pow(exponent),
-                self.columns.to(dtype).pow(exponent),
-            )
-        return powers
+        key = exponent, dtype
+        if key not in self._cache:
+            self._cache[key] = self.rows.to(dtype).pow(exponent), self.columns.to(dtype).pow(exponent)
+        return self._cache[key]
 
     def into(self, values: Tensor) -> Tensor:
         """Values / F: a step of the parameter (in the near member, if it is far) as it is in the balanced network."""

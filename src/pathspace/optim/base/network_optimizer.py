@@ -161,17 +161,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: a gradient is sparse.
         """
-        active: Active = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                g = p.grad
-                if g is None:
-                    continue
-                if g.is_sparse:
-                    raise RuntimeError(
-                        f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
-                    )
-                active.append((p, group, g))
+        every = ((p, group) for group in self.param_groups for p in group["params"])
+        active = [(p, group, g) for p, group in every if (g := p.grad) is not None]
+        if any(g.is_sparse for _, _, g in active):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
+            )
         return active
 
     def _all_parameters(self) -> list[Tensor]:
