@@ -116,6 +116,29 @@ def test_parameters_of_half_precision(name, dtype):
     assert same_from_both_starts(name, train, dtype=dtype) or dtype == torch.float16
 
 
+@pytest.mark.parametrize(
+    ("name", "clip"), [("PathSGD", "clip_norm"), ("PathSGD", "clip_step"), ("QuasiDiagonal", "clip_norm")]
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_directions_that_float16_does_not_hold_are_clipped_in_a_type_that_does(name, clip, momentum):
+    moved = []
+    for dtype in (torch.float16, torch.float32):
+        torch.manual_seed(0)
+        model, x = mlp(4, 6, 3), torch.randn(8, 4).to(dtype)
+        with torch.no_grad():  # next to no path leaves a unit: 1 / D is as large as damping lets it be
+            model[2].weight[:, 0] = 1e-4
+        model = model.to(dtype)
+        options = {"lr": 0.1, "momentum": momentum, "damping": 1e-4, clip: 1.0}
+        optimizer = getattr(ps.optim, name)(model.parameters(), ps.trace(model, x), **options)
+        before = [p.detach().clone() for p in model.parameters()]
+        model(x)  # which QuasiDiagonal sees
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 100.0, requires_grad=False)
+        optimizer.step()
+        moved.append([(p.detach() - old).float() for p, old in zip(model.parameters(), before, strict=True)])
+    assert_close(*moved, rtol=0.05, atol=2e-3)
+
+
 @pytest.mark.parametrize("name", ["PathSGD", "PathGradientAdam"])
 def test_gradients_whose_square_float16_does_not_hold_are_clipped_and_not_lost(name):
     moved = []

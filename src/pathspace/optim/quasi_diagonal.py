@@ -116,7 +116,7 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
             factor = clip_factor(sum(float((g * d).sum()) for g, d in pairs), self.clip_norm)
         for name, step in inside.items():
             assert step.gauge is not None
-            step.g, step.factor = step.gauge.times_(directions[name]).to(step.p.dtype), None  # d = f d'
+            step.g, step.factor = step.gauge.times_(directions[name]), None  # d = f d'
         descend_(steps, factor)
 
     def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -107,7 +107,10 @@ def descend_(steps: list[Descent], factor: float) -> None:
         if plain:
             d, inverses = [step.g for step in alike], [f for step in alike if (f := step.factor) is not None]
         else:
-            d, inverses = [step.direction().to(step.p.dtype) for step in alike], None
+            wide = (s.direction() if factor == 1 else s.direction() * factor for s in alike)
+            # clipped by then: what is longer may be beyond the parameter's type
+            d, inverses = [each.to(s.p.dtype) for each, s in zip(wide, alike, strict=True)], None
+        rest = factor if plain else 1.0
         far = [step.far for step in alike]
         away = None if all(m is None for m in far) else far
         lr, momentum = float(group["lr"]), group["momentum"]
@@ -115,18 +118,17 @@ def descend_(steps: list[Descent], factor: float) -> None:
             _mul_(p, 1 - lr * group["weight_decay"])
         if momentum:
             v = _velocities(alike, momentum)
-            _add_directions_(v, d, inverses, factor)
+            _add_directions_(v, d, inverses, rest)
             _add_(p, _back(v, away), alpha=-lr * momentum if group["nesterov"] else -lr)
         if not momentum or group["nesterov"]:  # nesterov: d + momentum v
-            _add_directions_(p, _back(d, away), inverses, -lr * factor)
+            _add_directions_(p, _back(d, away), inverses, -lr * rest)
 
 
 def _velocities(steps: list[Descent], momentum: float) -> list[Tensor]:
     """momentum v; zero at first."""
     for step in steps:
         if "momentum_buffer" not in step.state:
-            new = torch.zeros_like(step.p, memory_format=torch.preserve_format)
-            step.state["momentum_buffer"] = new
+            step.state["momentum_buffer"] = torch.zeros_like(step.p)
         in_type(step.state, step.p.dtype, ("momentum_buffer",))
     v = [step.state["momentum_buffer"] for step in steps]
     _mul_(v, momentum)
