@@ -341,6 +341,20 @@ def test_the_momentum_of_a_group_is_checked_as_that_of_all_is():
 
 
 @ALL
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_that_stands_twice_in_a_group_is_refused(name):
+    model, _ = build(name)
+    network, kind = ps.trace(model, torch.zeros(1, 4)), getattr(ps.optim, name)
+    twice = [*model[2].parameters(), model[2].weight]  # as a layer that two modules share, listed with both
+    with pytest.raises(ValueError, match="stands twice in a group"):
+        kind(twice, network, **OPTIONS[name])
+    optimizer = kind(model[0].parameters(), network, **OPTIONS[name])
+    with pytest.raises(ValueError, match="stands twice in a group"):
+        optimizer.add_param_group({"params": twice})
+    optimizer.add_param_group({"params": model[2].parameters()})
+
+
+@ALL
 def test_names_of_parameters_and_of_groups_are_welcome(name):
     model, _ = build(name)
     network = ps.trace(model, torch.zeros(1, 4))

@@ -92,14 +92,20 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
         Raises:
             ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore; or a
-                parameter is split over processes.
+                parameter is split over processes, or given twice.
         """
         self._check_group(param_group)
         super().add_param_group(param_group)
-        self._bind(self.param_groups[-1]["params"])
+        try:
+            self._bind(self.param_groups[-1]["params"])
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def _bind(self, parameters: Sequence[Tensor]) -> None:
         """Take parameters on."""
+        if len(set(parameters)) < len(parameters):  # torch warns, and steps twice
+            raise ValueError("a parameter stands twice in a group: give list(dict.fromkeys(parameters))")
         self._expect_whole(parameters)
 
     def _expect_whole(self, parameters: Iterable[Tensor]) -> None:
