@@ -23,17 +23,15 @@ def diagnose(network: Network, chosen: Skeleton, start: Mapping[str, Tensor]) ->
     complete = (1 + chosen.complete.nonzero().flatten()).to(products.device)
     visible = torch.where(products == 0, torch.nan, (gauge / products).square())
     c = network.num_classes
-    multipliers = torch.cat(
-        [
-            (
-                visible[cover(ends.source, c).to(gauge.device)]
-                * visible[cover(-ends.target, c).to(gauge.device)]
-            )
-            .expand(network.parameters[name].shape)
-            .reshape(-1)
-            for name, ends in network.edges.items()
-        ]
-    )
+
+    def at(labels: Tensor) -> Tensor:
+        return visible[cover(labels, c).to(gauge.device)]
+
+    every = [
+        (at(ends.source) * at(-ends.target)).expand(network.parameters[name].shape).reshape(-1)
+        for name, ends in network.edges.items()
+    ]
+    multipliers = torch.cat(every)
     seen = multipliers[~multipliers.isnan()]
     seen = seen if seen.numel() else seen.new_ones(1)
     ratios = (products / start["fixed"])[complete].abs()

@@ -19,9 +19,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 def in_type(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
     """Convert tensors of a state to the type of the gradients, which changes when a model is converted."""
     for name in names:
-        kept = state.get(name)
-        if kept is not None and kept.dtype != dtype:
-            state[name] = kept.to(dtype)
+        if name in state:
+            state[name] = state[name].to(dtype)
 
 
 def begin_moments(g: Tensor, state: dict[str, Any]) -> None:
