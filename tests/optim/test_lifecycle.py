@@ -434,6 +434,26 @@ def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name)
 
 
 @OF_KAPPA
+def test_rescaling_by_another_trace_of_the_model_is_refused(name):
+    model, optimizer = build(name)
+    train(model, optimizer, 2)
+    ps.rescaling.balance_(ps.trace(model, torch.zeros(1, 4)))
+    with pytest.raises(RuntimeError, match="was rescaled after the first step"):
+        train(model, optimizer, 1)
+
+
+@ALL
+def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
+    model, optimizer = build(name)
+    ps.rescaling.balance_(optimizer.network)
+    train(model, optimizer, 2)
+    other = ps.trace(model, torch.zeros(1, 4))
+    again, resumed, _ = copy.deepcopy((model, optimizer, other))
+    theirs = train(again, resumed, 2, first=2)
+    assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
+
+
+@OF_KAPPA
 def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     model, optimizer = build(name)
     train(model, optimizer, 2)

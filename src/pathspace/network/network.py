@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.units import EdgeLabels, UnitClass
 from pathspace.squared.parts import is_split
 from pathspace.squared.tape import Tape
+
+# of models, as a network may be rescaled by another trace of its model
+_RESCALINGS: WeakKeyDictionary[nn.Module, Counter[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -135,10 +139,10 @@ class Network:
         """How many of its parameters are split over processes."""
         return sum(map(is_split, self.parameters.values()))
 
-    @cached_property
+    @property
     def rescalings(self) -> Counter[str]:
         """How often the library rescaled the model's weights, under "done"; for what a state that is kept relies on."""
-        return Counter()
+        return _RESCALINGS.setdefault(self.model, Counter())
 
     def squared(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """gamma_net^2 as a function of the *squared* parameters ``parameters``; a 0-dim tensor."""
@@ -180,7 +184,7 @@ class Network:
         # not by name: a model that has it as an attribute is copied up to here
         parameters = MappingProxyType({name: copy.deepcopy(p, memo) for name, p in self.parameters.items()})
         created = replace(self, model=model, parameters=parameters)
-        created.rescalings.update(self.rescalings)
+        created.rescalings["done"] = self.rescalings["done"]
         return created
 
     def __reduce__(self) -> Any:
