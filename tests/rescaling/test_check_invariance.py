@@ -83,6 +83,13 @@ def test_gives_a_closure_to_an_optimizer_that_asks_for_one():
     assert not report.outputs_equal
 
 
+def test_gives_a_closure_to_a_rule_that_asks_for_one():
+    def make(model, network):
+        return ps.optim.Invariant(model.parameters(), network, torch.optim.LBFGS, lr=0.1)
+
+    assert check(BY_NAME["mlp"], make, steps=3).passed
+
+
 def test_compares_the_outputs_that_are_picked():
     """A model may return what no one can look into, and states that change with the scale."""
 

@@ -215,8 +215,8 @@ def _step(
         value.backward()
         return value
 
-    take: Any = optimizer.step  # LBFGS demands a closure
-    asked = inspect.signature(take).parameters.get("closure")
+    take: Any = optimizer.step  # LBFGS demands a closure, as the rule of Invariant, too
+    asked = inspect.signature(getattr(optimizer, "rule", optimizer).step).parameters.get("closure")
     if asked is not None and asked.default is inspect.Parameter.empty:
         take(closure)
     else:
