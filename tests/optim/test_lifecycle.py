@@ -334,6 +334,13 @@ def test_options_of_a_group_are_checked(name, option):
     assert len(optimizer.param_groups) == 1
 
 
+@ALL
+def test_several_numbers_are_no_rate(name):
+    model, optimizer = build(name)
+    with pytest.raises(TypeError, match=r"lr must be a number, got tensor\(\[0.1"):
+        type(optimizer)(model.parameters(), optimizer.network, lr=torch.tensor([0.1, 0.2]))
+
+
 def test_the_momentum_of_a_group_is_checked_as_that_of_all_is():
     model, optimizer = build("PathMuon")
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1.5"):

@@ -48,7 +48,7 @@ def check_numbers(**options: Any) -> None:
         TypeError: an option is none.
     """
     for name, value in options.items():
-        if not isinstance(value, (Real, Tensor)):
+        if not isinstance(value, (Real, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
             raise TypeError(f"{name} must be a number, got {value!r}")
 
 
