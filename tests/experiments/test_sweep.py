@@ -1,5 +1,6 @@
 """Sweeps: every point once, however often the command is killed, and each failure with its reason."""
 
+import errno
 import json
 import os
 import signal
@@ -399,6 +400,31 @@ def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     assert whole.exit_code == 0
     trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("killed", "whole")]
     assert trials[0] == trials[1]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("lines", [0, 3])
+def test_a_journal_that_finds_no_room_is_named(
+    lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Optuna's error, which names no file, the command line made a full standard output."""
+    from optuna.storages.journal import JournalFileBackend
+
+    append = JournalFileBackend.append_logs
+
+    def fill(file: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        if len(Path(file._file_path).read_bytes().splitlines()) >= lines:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(file, logs)
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", fill)
+    full = call(*TINY, "--learning-rates", "0.01", "--output", str(tmp_path))
+    assert full.exit_code == 2, full.output
+    assert f"Cannot write {str(tmp_path / 'sweep.journal')!r} (No space left on device)" in full.stderr
+    assert f"continue with: pathspace sweep --resume --output {tmp_path}" in full.stderr
+    monkeypatch.undo()
+    resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path))
+    assert resumed.exit_code == 0, resumed.output
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -27,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
     Raises:
         StorageError: The folder cannot be written to, or has no room. `path` is then what it was before.
     """
-    with _clear_failure(path):
+    with clear_failure(path):
         files.write_atomically(path, write, keep=keep)
 
 
@@ -81,7 +81,7 @@ def remove_file(path: Path) -> None:
     Raises:
         StorageError: It cannot be removed, as where a folder has its name.
     """
-    with _clear_failure(path):
+    with clear_failure(path):
         path.unlink(missing_ok=True)
 
 
@@ -91,7 +91,7 @@ def make_folder(path: Path) -> Path:
     Raises:
         StorageError: It cannot be created.
     """
-    with _clear_failure(path):
+    with clear_failure(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -123,7 +123,8 @@ def writable_folder(path: Path, where: str) -> Path:
 
 
 @contextmanager
-def _clear_failure(path: Path) -> Iterator[None]:
+def clear_failure(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file that cannot be written into a `StorageError` that names it."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -21,7 +21,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.errors import ConfigurationError, StorageError
+from pathspace.experiments.storage import clear_failure
 from pathspace.experiments.sweep.plan import Dimension, Plan
 
 REASON = "reason"
@@ -63,6 +64,7 @@ class Journal:
 
     Raises:
         ConfigurationError: The file is damaged.
+        StorageError: It cannot be written to, now or later.
     """
 
     def __init__(self, file: Path, plan: Plan, seeds: int, studies: Sequence[Study]) -> None:
@@ -71,11 +73,13 @@ class Journal:
         self._plan, self._seeds = plan, seeds
         self._grid = plan.grid() if plan.sampler == "grid" else []
         try:
-            storage = JournalStorage(JournalFileBackend(str(file)))
+            storage = JournalStorage(_File(file))
             self._studies = {
                 study: optuna.create_study(storage=storage, study_name=", ".join(study), load_if_exists=True)
                 for study in studies
             }
+        except StorageError:
+            raise
         except (
             AssertionError,
             AttributeError,
@@ -177,6 +181,18 @@ class Journal:
     def prune(self, asked: Asked) -> None:
         """End an open trial with what it has reported."""
         self._studies[asked.study].tell(self._open.pop((asked.study, asked.number)), state=TrialState.PRUNED)
+
+
+class _File(JournalFileBackend):
+    """The journal's file, which says its name where the disk is full."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self._file = file
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with clear_failure(self._file):
+            super().append_logs(logs)
 
 
 def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:
