@@ -140,6 +140,17 @@ def test_one_run_is_stopped_and_the_next_one_is_taken_only_then(
     assert all(checkpoint.exists(folder) for folder in tmp_path.iterdir())
 
 
+def test_ctrl_c_is_heard_after_the_last_step_too(
+    executor: Executor, tiny_config: Configs, tmp_path: Path
+) -> None:
+    """Else a comparison goes on with its next stage, for hours perhaps."""
+    ended = executor.run([PlacedRun(tiny_config(), Place(tmp_path))], Silent())
+    assert next(ended).result is not None
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        next(ended)
+
+
 def test_an_error_in_a_run_is_its_end_and_nobody_elses(
     executor: Executor, tiny_config: Configs, tmp_path: Path
 ) -> None:

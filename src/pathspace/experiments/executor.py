@@ -119,6 +119,8 @@ class ThisProcess:
                         raise KeyboardInterrupt from None
                     ended = Ended(job.config, error=error)
                 yield ended
+            if interrupted.is_set():  # after the last step of the last run
+                raise KeyboardInterrupt
 
     def stop(self, config: RunConfig) -> None:
         """See `Executor.stop`."""
@@ -157,6 +159,8 @@ class Several(ABC, Generic[Handle]):
         more = True
         with postponed_interrupt() as interrupted:
             while True:
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
                 while more and len(running) < self.run_places():
                     job = next(waiting, None)
                     if job is None:
@@ -165,10 +169,7 @@ class Several(ABC, Generic[Handle]):
                         running[self.begin(job, again=False)] = job, 1
                 if not running:
                     return
-                done = self.wait(running, monitor)
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
-                for handle in done:
+                for handle in self.wait(running, monitor):
                     job, tries = running.pop(handle)
                     ended = self.end(handle, job)
                     if isinstance(ended.error, WorkerDiedError) and tries < TRIES:
