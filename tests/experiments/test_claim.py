@@ -129,6 +129,21 @@ def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Com
     json.dumps(as_json(changed), allow_nan=False)
 
 
+def test_a_curve_is_the_same_if_it_is_so_from_every_start(comparison: Comparison) -> None:
+    def rows(method: str, *differences: float) -> list[Row]:
+        (first,) = (row for row in comparison.rows if row.method == method)
+        starts = ("balanced", "rescaled", "default")
+        return [
+            replace(first, start=start, difference=difference)
+            for start, difference in zip(starts, (None, *differences), strict=True)
+        ]
+
+    changed = replace(comparison, rows=(*rows("balanced-sgd", 0.0, 0.0), *rows("path-sgd", 0.0, 0.47)))
+    changed = replace(changed, rows=(*changed.rows, *rows("sgd", 3.0, 1.4)))
+    (note,) = (note for note in claim_table(changed).notes if "The same training curve" in note)
+    assert note.endswith("(on 3 seeds): balanced once, then SGD.")
+
+
 def test_a_baseline_that_failed_once_is_not_the_best(comparison: Comparison) -> None:
     sgd, balanced, _ = comparison.rows
     chance = replace(sgd.runs[0], validations=(Validation(0, 2.0, 90.0), Validation(8, 2.0, 5.0)))

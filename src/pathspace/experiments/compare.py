@@ -96,6 +96,15 @@ class Comparison:
     tuning: tuple[RunResult, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def differences(self) -> dict[str, float]:
+        """The largest `difference` of each method's rows; a method none of whose rows has one is left out."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            if row.difference is not None:
+                found[row.method] = max(row.difference, found.get(row.method, 0.0))
+        return found
+
 
 def check_task_of(settings: Settings, data_dir: Path | None) -> Task:
     """Return the task of a comparison, before any of its runs begins.

@@ -229,7 +229,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             else f"a power of two from 2^-{k} to 2^{k}"
         )
         notes.append(f"Rescaled: every unit of the balanced start times {span}; the same function.")
-    same = [METHODS[row.method].label for row in comparison.rows if row.difference == 0.0]
+    same = [METHODS[name].label for name, apart in comparison.differences.items() if apart == 0.0]
     if same:
         seeds = settings.verified_seeds
         how = (
@@ -237,7 +237,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
             if seeds
             else f"on {settings.seeds} seed{'s' * (settings.seeds > 1)}"
         )
-        notes.append(f"The same training curve from both starts, to the last bit ({how}): {', '.join(same)}.")
+        notes.append(f"The same training curve from every start, to the last bit ({how}): {', '.join(same)}.")
     notes.append(
         f"Time: the median step of a run, {settings.threads} thread{'s' * (settings.threads > 1)}"
         + (

@@ -30,12 +30,8 @@ def conclusion(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _sameness(comparison: Comparison) -> list[str]:
-    differences: dict[str, float] = {}
-    for row in comparison.rows:
-        if row.difference is not None:
-            differences[row.method] = max(row.difference, differences.get(row.method, 0.0))
-    same = [name for name, difference in differences.items() if difference == 0.0]
-    other = [name for name, difference in differences.items() if difference != 0.0]
+    same = [name for name, difference in comparison.differences.items() if difference == 0.0]
+    other = [name for name, difference in comparison.differences.items() if difference != 0.0]
     told = []
     if same:
         told.append(f"The same training curve from every start, to the last bit: {_names(same)}.")

@@ -98,16 +98,21 @@ def _losses(axis: Axes, comparison: Comparison, method: str) -> None:
     axis.set_xlabel("step")
     axis.grid(alpha=0.25)
     axis.set_title(METHODS[method].label, fontweight="bold", fontsize=10, pad=18)
-    axis.text(0.5, 1.02, _verdict(rows), transform=axis.transAxes, ha="center", va="bottom")
+    axis.text(
+        0.5,
+        1.02,
+        _verdict(rows, comparison.differences.get(method)),
+        transform=axis.transAxes,
+        ha="center",
+        va="bottom",
+    )
 
 
-def _verdict(rows: Sequence[Row]) -> str:
-    differences = [row.difference for row in rows if row.difference is not None]
-    if not differences:
+def _verdict(rows: Sequence[Row], largest: float | None) -> str:
+    if largest is None:
         return ""
-    largest = max(differences)
     if largest == 0.0:
-        return "both starts: one curve, difference 0.0"
+        return "every start: one curve, difference 0.0"
     if math.isinf(largest):
         names = dict.fromkeys(row.start for row in rows if row.diverged)
         return f"diverged from the {' and the '.join(names)} start"

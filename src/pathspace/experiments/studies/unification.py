@@ -120,8 +120,7 @@ def entries(comparison: Comparison) -> list[Entry]:
                 continue
             rows = [row for row in comparison.rows if row.method == method]
             best = {start: _at_own_rate(rows, start) for start in comparison.settings.starts}
-            differences = [row.difference for row in rows if row.difference is not None]
-            largest = max(differences, default=math.inf)
+            largest = comparison.differences.get(method)
             steps = [run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None]
             found.append(
                 Entry(
@@ -130,8 +129,8 @@ def entries(comparison: Comparison) -> list[Entry]:
                     method,
                     {start: row.mean_test_error for start, row in best.items()},
                     {start: error_label(comparison, row) for start, row in best.items()},
-                    largest == 0.0 if differences else None,
-                    largest if math.isfinite(largest) else None,
+                    None if largest is None else largest == 0.0,
+                    None if largest is None or math.isinf(largest) else largest,
                     round(1e3 * statistics.median(steps), 3) if steps else 0.0,
                 )
             )
