@@ -15,6 +15,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, Row, compare
@@ -31,7 +32,7 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
-from pathspace.experiments.report.figure import draw
+from pathspace.experiments.report.figure import _draw_starts, draw
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.report.rate_axis import set_rate_axis
 from pathspace.experiments.report.switchable import (
@@ -425,6 +426,27 @@ def test_a_matplotlibrc_that_asks_for_latex_changes_no_figure(comparison: Compar
     assert [path.name for path in source.rglob("*.py") if "rc_context" in path.read_text("utf-8")] == [
         "saved_figure.py"
     ]
+
+
+def test_a_start_is_drawn_alike_whether_another_one_has_a_rate_of_its_own_or_not(
+    comparison: Comparison,
+) -> None:
+    starts = ("balanced", "rescaled", "default")
+    rows, choices = [], {}
+    for method, own in (("sgd", True), ("path-sgd", False)):
+        first = next(row for row in comparison.rows if row.method == method)
+        one = {start: replace(first, start=start) for start in starts}
+        rows += [one["balanced"], one["rescaled"]]
+        rows += [replace(one["rescaled"], rate_chosen_from="rescaled")] * own
+        rows += [one["default"]]
+        choices |= {(method, start): comparison.choices[method, "balanced"] for start in starts}
+    settings = replace(comparison.settings, methods=("sgd", "path-sgd"), starts=starts)
+    figure = Figure()
+    _draw_starts(figure, replace(comparison, settings=settings, rows=tuple(rows), choices=choices))
+    drawn = {(line.get_label(), line.get_color()) for axis in figure.axes[:2] for line in axis.lines}
+    named = {label: colour for label, colour in drawn if not str(label).startswith("_")}
+    assert set(named) == {*starts, "rescaled, own rate"}
+    assert len(set(named.values())) == len([1 for label, _ in drawn if not str(label).startswith("_")]) == 4
 
 
 def test_one_start_puts_all_methods_into_one_panel(comparison: Comparison, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ OTHERS = (
     {"color": "#b3400e", "linewidth": 1.6, "linestyle": (0, (3, 1.5))},
     {"color": "#55752f", "linewidth": 1.4, "linestyle": (0, (1, 1))},
     {"color": "#6a4c93", "linewidth": 1.4, "linestyle": (0, (5, 1, 1, 1))},
+    {"color": "#8c6d31", "linewidth": 1.4, "linestyle": (0, (7, 2))},
 )
 
 
@@ -77,14 +78,18 @@ def _draw_starts(figure: Figure, comparison: Comparison) -> None:
     _legend(figure, axes)
 
 
-def _style(number: int) -> dict[str, Any]:
+def _style(comparison: Comparison, label: str) -> dict[str, Any]:
+    """Return how a start is drawn, the same in every panel: of some methods only it has a rate of its own."""
+    labels = [*comparison.settings.starts, *(start_label(comparison, row) for row in comparison.rows)]
+    number = list(dict.fromkeys(labels)).index(label)
     return FIRST if number == 0 else OTHERS[(number - 1) % len(OTHERS)]
 
 
 def _errors(axis: Axes, comparison: Comparison, method: str, kind: str) -> None:
     rows = [row for row in comparison.rows if row.method == method]
     for number, row in enumerate(rows):
-        draw_errors(axis, row, comparison.settings.epochs, kind, zorder=2 + number, **_style(number))
+        style = _style(comparison, start_label(comparison, row))
+        draw_errors(axis, row, comparison.settings.epochs, kind, zorder=2 + number, **style)
     name_errors(axis, comparison, kind)
     axis.grid(alpha=0.25)
 
@@ -92,8 +97,8 @@ def _errors(axis: Axes, comparison: Comparison, method: str, kind: str) -> None:
 def _losses(axis: Axes, comparison: Comparison, method: str) -> None:
     rows = [row for row in comparison.rows if row.method == method]
     for number, row in enumerate(rows):
-        style = _style(number)
-        draw_losses(axis, row.runs, label=start_label(comparison, row), zorder=2 + number, **style)
+        label = start_label(comparison, row)
+        draw_losses(axis, row.runs, label=label, zorder=2 + number, **_style(comparison, label))
     axis.set_yscale("log")
     axis.set_xlabel("step")
     axis.grid(alpha=0.25)
@@ -121,7 +126,7 @@ def _verdict(rows: Sequence[Row], largest: float | None) -> str:
 
 def _rates(axis: Axes, comparison: Comparison, method: str) -> None:
     for number, start in enumerate(comparison.settings.starts):
-        choice, style = comparison.choices[method, start], _style(number)
+        choice, style = comparison.choices[method, start], _style(comparison, start)
         rates, errors = zip(*sorted(choice.scores.items()), strict=True)
         shown = [error if math.isfinite(error) else math.nan for error in errors]
         axis.plot(rates, shown, marker="o", markersize=7 if number == 0 else 3.5, zorder=2 + number, **style)
