@@ -1,11 +1,13 @@
 """The table of symbol sequences: who chooses, what is scored, and that it continues where it stopped."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pathspace.cli import app
@@ -13,10 +15,10 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
 from pathspace.experiments.storage import write_checked
-from pathspace.experiments.symbols import protocol_from
+from pathspace.experiments.symbols import command, protocol_from
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
-from pathspace.experiments.symbols.pairs import pairs_of
+from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS
 from pathspace.experiments.symbols.report import build_table, samples, sizes_table, write_report
 
@@ -271,6 +273,19 @@ def test_rows_are_compared_over_draws(tmp_path: Path) -> None:
     assert "What the paper compares" in (tmp_path / "report.html").read_text()
     assert sizes_table(protocol, scores).columns[-1] == "draw"
     assert pairs_of(replace(protocol, seeds=1), scores) == []
+
+
+def test_no_cell_loses_its_end_in_a_narrow_terminal() -> None:
+    protocol = protocol_from(("a test", {"rows": ["PCNN, DH+FB", "PCNN, QDH+RBP"], "seeds": 2}))
+    scores = [Score(cell, 1.0, 123456.0 * (cell.draw + 1), 1.0, 0) for cell in cells(protocol)]
+    tables = build_table(protocol, scores, None), pairs_table(protocol, pairs_of(protocol, scores))
+    console = Console(width=66, file=io.StringIO())
+    for table in tables:
+        command.print_table(table, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    for cell in ("QDH+RBP", "185,184.0 ± 87,296.6", "+0.0 ± 0.0", "not decided"):
+        assert cell in shown
 
 
 def test_the_best_of_several_starts_counts() -> None:

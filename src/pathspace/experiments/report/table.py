@@ -21,6 +21,18 @@ from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
+WORDS = (
+    "optimizer",
+    "start",
+    "metric",
+    "method",
+    "model",
+    "variant",
+    "pair",
+    "text",
+    "verdict",
+    "reason",
+)  # columns that hold no numbers
 REASON = 40  # columns of a sentence, at least
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 
@@ -252,8 +264,9 @@ def print_table(table: Table, console: Console, published: Published | None = No
     # Fewer lines than the default box, so that the table fits a narrow terminal.
     text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, title in enumerate(table.columns):
-        words = title in ("optimizer", "start", "metric", "method", "pair", "reason")
-        text.add_column(title, justify="left" if words else "right", no_wrap=not _wraps(index, title))
+        text.add_column(
+            title, justify="left" if title in WORDS else "right", no_wrap=not _wraps(index, title)
+        )
     grouped = not all(row.begins_method for row in table.rows)
     for row in table.rows:
         if grouped and row.begins_method and row is not table.rows[0]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
+from pathspace.experiments.report.table import print_table
 from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
-from pathspace.experiments.symbols.report import PAGE, as_json, print_table, write_report
+from pathspace.experiments.symbols.report import PAGE, as_json, write_report
 from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:

@@ -9,10 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
-
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import Table, TableRow
@@ -130,21 +126,6 @@ def _starts(protocol: Protocol) -> str:
     told = ", ".join(f"{text} {count}" for text, count in zip(protocol.texts, starts, strict=True))
     heat = f", of which the better quarter went on after {protocol.heat} passes" if protocol.heat else ""
     return f"starts of each size: {told}{heat}"
-
-
-def print_table(table: Table, console: Console) -> None:
-    """Print the table and its notes."""
-    text = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, title in enumerate(table.columns):
-        words = index < 2 or title == "verdict"
-        text.add_column(title, justify="left" if words else "right", no_wrap=True)
-    for row in table.rows:
-        if row.begins_method and row is not table.rows[0]:
-            text.add_section()
-        text.add_row(*row.cells)
-    console.print(text)
-    for sentence in table.notes:
-        console.print(sentence, style="dim", highlight=False)
 
 
 def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
