@@ -353,9 +353,20 @@ def test_pairs_are_tested_and_the_verdict_is_in_words() -> None:
     assert soap["steps"].verdict == "worse"
     assert muon["window"].losses == 12
     (table,) = build_tables(asked, {SETTING: list(rows.values())})
-    assert table.rows[1].cells[1:7] == ("Muon", "0 of 24", "0 of 2", "<0.001", "0.1*", "0 of 20")
-    assert table.notes[0] == "PathMuon learns it on more seeds than: Muon | no difference shown: SOAP."
-    assert table.notes[1] == "PathMuon learns it sooner than: Muon; SOAP."
+    assert table.rows[1].cells[1:7] == (
+        "Muon on the weights",
+        "0 of 24",
+        "0 of 2",
+        "<0.001",
+        "0.1*",
+        "0 of 20",
+    )
+    assert table.notes[0] == (
+        "PathMuon learns it on more seeds than: Muon on the weights | no difference shown: SOAP on the weights."
+    )
+    assert table.notes[1] == "PathMuon learns it sooner than: Muon on the weights; SOAP on the weights."
+    # else a sentence of Muon balanced once and Muon on the weights says "Muon; Muon"
+    assert len({method.label for method in METHODS.values()}) == len(METHODS)
 
 
 # -- the command -----------------------------------------------------------------------------------------------

@@ -47,9 +47,9 @@ METHODS = {
     "balanced-muon-hidden": Method("Muon, AdamW", "muon-hidden"),
     "balanced-soap": Method("SOAP", "soap"),
     "balanced-adamw": Method("AdamW", "adamw"),
-    "muon": Method("Muon", "muon", balanced=False),
-    "soap": Method("SOAP", "soap", balanced=False),
-    "adamw": Method("AdamW", "adamw", balanced=False),
+    "muon": Method("Muon on the weights", "muon", balanced=False),
+    "soap": Method("SOAP on the weights", "soap", balanced=False),
+    "adamw": Method("AdamW on the weights", "adamw", balanced=False),
     # controls: what of kappa does it
     "once": Method("kappa of the first step", "muon", 1.0, once=True),
     "permuted": Method("kappa's units permuted", "muon", 1.0, permuted=True),
