@@ -110,7 +110,9 @@ def test_mistakes_get_one_sentence_and_exit_code_2(arguments: list[str], says: s
 
 
 def test_what_cannot_be_swept_is_named() -> None:
-    assert "Unknown recipe or task 'chess' in sweep" in call("sweep", "chess").stderr
+    unknown = call("sweep", "chess").stderr
+    assert "Unknown recipe or task 'chess' in sweep" in unknown
+    assert unknown.count(" digits,") == 1  # a recipe and a task
     assert "give one of its parts: winner-mnist" in call("sweep", "winner").stderr
     assert "'xor' is not one comparison of optimizers" in call("sweep", "xor").stderr
 
@@ -192,6 +194,10 @@ def test_the_exit_code_is_1_only_if_all_failed(tmp_path: Path) -> None:
     assert every.exit_code == 1
     assert "Every run failed, the first one so: the loss or a step was not finite" in every.stderr
     assert {trial["state"] for trial in json.loads(every.stdout)["trials"]} == {"failed"}
+    wrong = ["--learning-rates", "1e30", "--search", "schedule=none,cosine", "--quiet"]
+    refused = call(*TINY, *wrong, "--output", str(tmp_path / "refused"))
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("choose from constant, cosine, steps. Did you mean 'cosine'?\n")
 
 
 def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> None:

@@ -217,7 +217,9 @@ def sweep(
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
         done = run_sweep(name, size, (COMMAND_LINE, options), around, **searched)
         if done.all_failed:
-            typer.echo(f"Error: Every run failed, the first one so: {done.trials[0].reason}.", err=True)
+            reason = done.trials[0].reason
+            stop = "." * (not reason.endswith((".", "?")))  # some are sentences
+            typer.echo(f"Error: Every run failed, the first one so: {reason}{stop}", err=True)
             raise typer.Exit(DIVERGED)
 
 

@@ -88,7 +88,7 @@ def _settings(name: str, size: str, options: Layer) -> tuple[str, str, Settings]
             options = where, {**options[1], "baselines": []}  # a sweep compares nothing
         return name, f"Sweep: {recipe.title}", settings_from(*recipe.layers(size), options)
     if name and name not in TASKS:
-        raise unknown_name("recipe or task", name, [*recipe_names(), *TASKS], "sweep")
+        raise unknown_name("recipe or task", name, dict.fromkeys([*recipe_names(), *TASKS]), "sweep")
     if size:
         raise ConfigurationError(f"--size {size} is of a recipe: name one, such as `pathspace sweep adding`.")
     layers = [("sweep", {"task": name}), options] if name else [options]
