@@ -305,6 +305,29 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
     assert [content["settings"]["epochs"] for content in stored] == [2, 2]
 
 
+def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
+    output, execute = recipes / "runs", commands._execute
+    command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+    def stopped(asked: Any, around: Any, **given: Any) -> Any:
+        if asked.recipe == "other":
+            raise KeyboardInterrupt
+        return execute(asked, around, **given)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(commands, "_execute", stopped)
+        assert CliRunner().invoke(app, [*command, "--fresh", "--seeds", "1"]).exit_code == 130
+    resumed = CliRunner().invoke(app, [*command, "--resume"])
+    assert resumed.exit_code == 0, resumed.output
+    stored = [json.loads((output / part / "config.json").read_text()) for part in ("one", "other")]
+    assert [content["settings"]["seeds"] for content in stored] == [1, 1]
+    assert len(list(output.glob("other/runs/*/result.json"))) == 2 * 2 * (1 + 1)
+
+
 def test_what_one_part_refuses_is_refused_before_another_begins(recipes: Path) -> None:
     command = ["reproduce", "both", "--size", "paper", "--output", str(recipes / "runs")]
     refused = CliRunner().invoke(app, command)

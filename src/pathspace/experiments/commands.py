@@ -199,6 +199,10 @@ def _reproduce_parts(
         resumes = not around.fresh and (around.resume or unfinished)
         known = {part for part in recipe.parts if folders.is_own(output / part)}
         remove_file(output / PAGE)
+        if around.fresh:
+            for part in known:  # also those that the command may be stopped before it comes to
+                configurations.clear(output / part, PAGE)
+                configurations.write(asked[part], output / part)
         content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
         write_json(output / folders.FILE, content)
         around.chosen(output)
