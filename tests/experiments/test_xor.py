@@ -143,6 +143,15 @@ def test_the_command_reports_and_continues(tmp_path: Path, monkeypatch: pytest.M
     for one, other in zip(content["networks"], again["networks"], strict=True):
         assert (one["looks"], one["test"]) == (other["looks"], other["test"])
     (folder / "networks" / "ours-5.json").write_text("[]")  # left behind
+
+    def killed(_: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as early:
+        early.setattr("pathspace.experiments.xor.command.make_folder", killed)
+        assert call("--output", str(folder), "--fresh", "--set", "units=4").exit_code == 130
+    assert json.loads((folder / "config.json").read_text())["protocol"]["units"] == 4
+    assert not list((folder / "networks").iterdir())  # of 3 units, from which --resume would go on
     assert call("--output", str(folder), "--fresh").exit_code == 0
     assert call("--output", str(tmp_path / "none"), "--resume").exit_code == 2
     # what a stopped command says to go on with: its settings are those of the folder

@@ -79,7 +79,9 @@ def asked_or_begun(
 
 
 @contextmanager
-def table_folder(configuration: dict[str, Any], page: str, around: Surroundings) -> Iterator[Path]:
+def table_folder(
+    configuration: dict[str, Any], page: str, around: Surroundings, *, others: Sequence[str] = ()
+) -> Iterator[Path]:
     """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
 
     Args:
@@ -87,6 +89,7 @@ def table_folder(configuration: dict[str, Any], page: str, around: Surroundings)
             same with fewer seeds are taken.
         page: The file that is written last.
         around: Where to write, and whether to continue or to start over.
+        others: Folders in it whose files go with the cells.
 
     Raises:
         ConfigurationError: The folder holds something else, or nothing to resume.
@@ -105,8 +108,10 @@ def table_folder(configuration: dict[str, Any], page: str, around: Surroundings)
         finished = (output / page).exists()
         remove_file(output / page)
         if around.fresh or (finished and not around.resume):
-            for file in (output / FOLDER).glob("*.json"):
-                remove_file(file)
+            # before the new configuration is there, with which a command that is stopped now would go on from these
+            for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):
+                for file in (output / name).glob(ours):
+                    remove_file(file)
         write_json(output / folders.FILE, configuration)
         around.chosen(output)
         yield output

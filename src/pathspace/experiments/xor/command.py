@@ -54,10 +54,8 @@ def reproduce(
         "protocol": protocol.as_dict(),
         "versions": versions(),
     }
-    with table_folder(configuration, PAGE, around) as output:
+    with table_folder(configuration, PAGE, around, others=(NETWORKS,)) as output:
         kept = make_folder(output / NETWORKS)
-        if around.fresh:
-            _clear(kept)
         results = all_results(
             cells(protocol),
             partial(compute, protocol=protocol, folder=kept),
