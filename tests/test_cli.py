@@ -478,9 +478,10 @@ def test_a_stopped_run_resumes_to_the_same_curves(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "stopped"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", save_and_stop)
-        stopped = call("train", *STOPPED, "--output", str(folder))
+        stopped = call("train", *STOPPED, "--output", str(folder), "--data-dir", str(tmp_path))
     assert stopped.exit_code == 130
-    assert stopped.stderr.endswith(f"Stopped. Continue with: pathspace train --resume --output {folder}\n")
+    again = f"pathspace train --resume --output {folder} --data-dir {tmp_path}"  # which no folder keeps
+    assert stopped.stderr.endswith(f"Stopped. Continue with: {again}\n")
     assert "Traceback" not in stopped.output
     assert steps[-1] < 12
     assert resumes_to_the_same_curves(folder, tmp_path / "whole")
@@ -577,3 +578,17 @@ def test_a_broken_claim_of_invariance_has_exit_code_1(monkeypatch: pytest.Monkey
     result = call("check-invariance", "--optimizers", "sgd", "--networks", "mlp", "--steps", "2")
     assert result.exit_code == 1
     assert "sgd on mlp: outputs differ" in result.stdout
+
+
+def test_the_way_to_go_on_names_what_no_folder_keeps() -> None:
+    from pathspace.cli.groups import EngineOptions, SurroundingOptions
+
+    def said(options: SurroundingOptions) -> str:
+        folders: list[str] = []
+        options.surroundings("train", folders, None).chosen(Path("my runs"))
+        return folders[0]
+
+    assert said(SurroundingOptions()) == "--output 'my runs'"
+    assert said(SurroundingOptions(device="auto")) == "--output 'my runs' --device auto"
+    ray = EngineOptions(data_dir=Path("data"), engine="ray", address="10.0.0.1:6379")
+    assert said(ray) == "--output 'my runs' --data-dir data --engine ray --address 10.0.0.1:6379"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import typer
 
@@ -17,9 +15,12 @@ EXTRAS = {"optuna": "sweep", "ray": "ray"}  # of packages that only some options
 
 
 @contextmanager
-def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[Path]]:
-    """Turn the errors that a user can mend into one sentence and an exit code; wants the folder in use told."""
-    folders: list[Path] = []
+def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[str]]:
+    """Turn the errors that a user can mend into one sentence and an exit code.
+
+    Wants to be told the folder in use, as the options by which the command goes on with it.
+    """
+    folders: list[str] = []
     try:
         if command != "train":
             expect_one(command)
@@ -46,9 +47,8 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[P
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _continuation(command: str, folders: list[Path], opening: str) -> str:
+def _continuation(command: str, folders: list[str], opening: str) -> str:
     """The command that goes on with what is in the folder in use; empty if there is none."""
     count = started_by_torchrun()
     program = "pathspace" if count == 1 else f"torchrun --nproc-per-node {count} -m pathspace"
-    places = (shlex.quote(str(folder)) for folder in folders)
-    return "".join(f" {opening} with: {program} {command} --resume --output {place}" for place in places)
+    return "".join(f" {opening} with: {program} {command} --resume {options}" for options in folders)

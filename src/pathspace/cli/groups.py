@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -132,18 +133,27 @@ class SurroundingOptions:
     as_json: JsonOption = False
     quiet: QuietOption = False
 
-    def surroundings(self, name: str, folders: list[Path], threads: int | None) -> Surroundings:  # noqa: ARG002
+    def surroundings(self, name: str, folders: list[str], threads: int | None) -> Surroundings:  # noqa: ARG002
         """Return where a command works.
 
         Args:
             name: Of the folder below `runs`, where no other is given.
-            folders: Gets the folder once it is known.
+            folders: Gets the folder once it is known, as options that go on there.
             threads: Of each run, if they were given.
         """
         from pathspace.experiments.commands import Surroundings
 
         same = {field.name: getattr(self, field.name) for field in fields(SurroundingOptions)}
-        return Surroundings(**same, default=Path("runs") / name, chosen=folders.append)
+        return Surroundings(
+            **same,
+            default=Path("runs") / name,
+            chosen=lambda folder: folders.append(shlex.join(["--output", str(folder), *self._not_kept()])),
+        )
+
+    def _not_kept(self) -> list[str]:
+        """Return the options that going on needs and that no folder keeps, as they are no settings."""
+        data_dir = ["--data-dir", str(self.data_dir)] if self.data_dir else []
+        return data_dir + (["--device", self.device] if self.device != "cpu" else [])
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ class EngineOptions(SurroundingOptions):
     engine: EngineOption = "local"
     address: AddressOption = ""
 
-    def surroundings(self, name: str, folders: list[Path], threads: int | None) -> Surroundings:
+    def surroundings(self, name: str, folders: list[str], threads: int | None) -> Surroundings:
         """See above.
 
         Raises:
@@ -171,3 +181,7 @@ class EngineOptions(SurroundingOptions):
         around = super().surroundings(name, folders, threads)
         around = replace(around, processes=workers, engine=self.engine, address=self.address)
         return around.absolute() if self.engine == "ray" else around  # whose processes work in other folders
+
+    def _not_kept(self) -> list[str]:
+        engine = ["--engine", self.engine] if self.engine != "local" else []
+        return super()._not_kept() + engine + (["--address", self.address] if self.address else [])

@@ -109,7 +109,7 @@ def train(
         check_start(start or "default", "--start")
         with joined(chosen_device(where.device), patience) as processes:
             if processes.rank:
-                follow(processes, folders.append)
+                follow(processes, around.chosen)
                 return
             with processes.leading():
                 done = run_train(
