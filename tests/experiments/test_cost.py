@@ -3,10 +3,12 @@
 import csv
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.live import Silent
 from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.settings import settings_from
-from pathspace.experiments.studies import run_study
+from pathspace.experiments.studies import cost, run_study
+from pathspace.experiments.tasks import build_task
 
 SETTINGS: dict[str, Any] = {
     "task": "adding",
@@ -94,6 +97,24 @@ def test_a_slow_method_is_seen(
     assert slowed["ratio"] > 2
     # 4 steps an epoch, each of at least the pause
     assert slowed["seconds"] > 4 * 0.02
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 20])
+def test_quartiles_leave_as_many_rounds_on_either_side(
+    count: int, comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four rounds the upper one was the greatest, and the lower one the second."""
+    rounds = [float(value) for value in range(count, 0, -1)]
+
+    def turn(_settings: Any, _task: Any, name: str, _steps: int) -> Callable[[], float]:
+        seconds = iter([9.0, *(rounds if name == "path-sgd" else [1.0] * count)])  # the first one warms up
+        return lambda: next(seconds)
+
+    monkeypatch.setattr(cost, "_turn", turn)
+    task = build_task(comparison.settings.task, comparison.settings.task_options)
+    _, path = cost.measure(comparison.settings, task, count, 1)
+    expected = np.percentile(rounds, [25, 50, 75])
+    assert [path.lower, path.ratio, path.upper] == pytest.approx(list(expected))
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -113,10 +113,12 @@ def measure(settings: Settings, task: Task, rounds: int, steps: int) -> list[Cos
     first, epoch = settings.methods[0], steps_per_epoch(settings.batch_size, task)
     costs = []
     for name in settings.methods:
-        ratios = sorted(row[name] / row[first] for row in taken)
+        ratios = [row[name] / row[first] for row in taken]
         seconds = statistics.median(row[name] for row in taken) / steps * epoch
-        lower, upper = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-        costs.append(Cost(name, seconds, statistics.median(ratios), lower, upper))
+        # of a single round all three are its ratio
+        several = ratios if rounds > 1 else 2 * ratios
+        lower, middle, upper = statistics.quantiles(several, n=4, method="inclusive")
+        costs.append(Cost(name, seconds, middle, lower, upper))
     return costs
 
 
