@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -43,6 +46,17 @@ def write_json(path: Path, value: Any) -> None:
         ValueError: `value` holds a number that is not finite: JSON has no word for it.
     """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table to `path` as CSV, atomically, with empty cells for what is missing or not finite."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        # results that were read back no longer say which of the numbers that are not finite it was
+        writer.writerow([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+    write_text(path, text.getvalue())
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:

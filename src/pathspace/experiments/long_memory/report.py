@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +15,7 @@ from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
 
 PAGE, FIGURE = "report.html", "long-memory.png"
 COLUMNS = (
@@ -150,15 +148,16 @@ def write_report(
     """Write `long-memory.png`, `table.csv`, `results.json` and `report.html`; returns the tables."""
     tables = build_tables(protocol, rows)
     png, svg = draw(protocol, rows)
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
     named = ("p of the window", "p of what learned it", "p of the steps")
     names = iter(named)
-    writer.writerow(("problem", "T", "H", *(next(names) if c == "p" else c for c in COLUMNS)))
-    for setting, table in zip(rows, tables, strict=True):
-        writer.writerows((*asdict(setting).values(), *row.cells) for row in table.rows)
+    columns = ("problem", "T", "H", *(next(names) if c == "p" else c for c in COLUMNS))
+    lines = [
+        (*asdict(setting).values(), *row.cells)
+        for setting, table in zip(rows, tables, strict=True)
+        for row in table.rows
+    ]
     write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", lines.getvalue())
+    write_csv(output / "table.csv", columns, lines)
     write_json(output / "results.json", as_json(protocol, rows, configuration))
     sections = [Section(table.title, table, svg if table is tables[0] else "") for table in tables]
     # The page last: who finds it finds the rest.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.switchable import switchable_curves
 from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
 
 PAGE, FIGURE, CLAIM = "report.html", "curves.png", "claim.png"
 _RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
@@ -57,28 +55,22 @@ def write_report(
     final = _final_runs(comparison)
     write_atomically(output / FIGURE, lambda file: file.write(png))
     titles = [title.replace("\n", " ") for title in table.columns]
-    write_text(output / "table.csv", csv_text(titles, (row.cells for row in table.rows)))
-    write_text(output / "runs.csv", csv_text(RUN_COLUMNS, _run_lines(comparison, final)))
-    write_text(
+    write_csv(output / "table.csv", titles, (row.cells for row in table.rows))
+    write_csv(output / "runs.csv", RUN_COLUMNS, _run_lines(comparison, final))
+    write_csv(
         output / "curves.csv",
-        csv_text(
-            (*_RUN, "step", "training_loss"),
-            ((*_names(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
-        ),
+        (*_RUN, "step", "training_loss"),
+        ((*_names(run), step, loss) for run in final for step, loss in enumerate(run.losses)),
     )
-    write_text(
+    write_csv(
         output / "validation.csv",
-        csv_text(
-            (*_RUN, "step", "validation_loss", "validation_error"),
-            ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
-        ),
+        (*_RUN, "step", "validation_loss", "validation_error"),
+        ((*_names(run), v.step, v.loss, v.error) for run in final for v in run.validations),
     )
-    write_text(
+    write_csv(
         output / "epochs.csv",
-        csv_text(
-            (*_RUN, "step", "training_error", "test_error"),
-            ((*_names(run), e.step, e.training, e.test) for run in final for e in run.epochs),
-        ),
+        (*_RUN, "step", "training_error", "test_error"),
+        ((*_names(run), e.step, e.training, e.test) for run in final for e in run.epochs),
     )
     write_json(output / "results.json", as_json(comparison, configuration, published))
     sections = [Section("Results", table, svg, switchable_curves(comparison))]
@@ -86,11 +78,11 @@ def write_report(
         won = claim.claim_table(comparison)
         png, svg = draw_claim([comparison])
         write_atomically(output / CLAIM, lambda file: file.write(png))
-        write_text(output / "claim.csv", csv_text(won.columns, (row.cells for row in won.rows)))
+        write_csv(output / "claim.csv", won.columns, (row.cells for row in won.rows))
         sections.insert(0, Section("Against the best baseline", won, svg))
     if compared := pairs.pairs_of(comparison, published):
         beside = pairs.pairs_table(comparison, compared)
-        write_text(output / "pairs.csv", csv_text(beside.columns, (row.cells for row in beside.rows)))
+        write_csv(output / "pairs.csv", beside.columns, (row.cells for row in beside.rows))
         sections.append(Section(beside.title, beside))
     # The page last: who finds it finds the rest.
     write_text(output / PAGE, render(title, sections, configuration, published, conclusion(comparison)))
@@ -214,14 +206,3 @@ def _run_lines(comparison: Comparison, final: Sequence[RunResult]) -> Iterable[t
                 f"{run.seconds:.4f}",
                 "" if run.step_seconds is None else f"{run.step_seconds:.6f}",
             )
-
-
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as CSV, with empty cells for what is missing or not finite."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        # results that were read back no longer say which of the numbers that are not finite it was
-        writer.writerow([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
-    return text.getvalue()

@@ -10,8 +10,6 @@ Source: Path Space for Recurrent Neural Networks with ReLU Activations (2019), t
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 import time
 from collections.abc import Callable
@@ -29,7 +27,7 @@ from pathspace.experiments.engine import initial_state, steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.settings import Settings
-from pathspace.experiments.storage import write_json, write_text
+from pathspace.experiments.storage import write_csv, write_json
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
 
@@ -86,12 +84,9 @@ def study(
     settings = comparison.settings
     task = build_task(settings.task, settings.task_options, data_dir=data_dir)
     costs = measure(settings, task, rounds, steps)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(asdict(costs[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(cost) for cost in costs)
-    write_text(output / "cost.csv", text.getvalue())
-    write_json(output / "cost.json", {"rounds": rounds, "steps": steps, "costs": [asdict(c) for c in costs]})
+    values = [asdict(cost) for cost in costs]
+    write_csv(output / "cost.csv", list(values[0]), (list(one.values()) for one in values))
+    write_json(output / "cost.json", {"rounds": rounds, "steps": steps, "costs": values})
     return [
         _table(costs),
         f"Medians over {rounds} rounds of {steps} steps a method, taken in turn; quartiles.",

@@ -11,7 +11,6 @@ size.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
 from pathspace.experiments.report.saved_figure import own_style
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json
 from pathspace.experiments.tasks import build_task
 
 if TYPE_CHECKING:
@@ -93,14 +92,10 @@ def study(
             f"The ratio of the terms was not measured: it needs one of the methods {', '.join(METHODS.values())}."
         ]
     rows = [row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)]
-    names = ("start", "hidden", "length", "before", "after")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in rows)
-    write_text(output / "second-term.csv", text.getvalue())
+    values = [asdict(row) for row in rows]
+    write_csv(output / "second-term.csv", list(values[0]), (list(one.values()) for one in values))
     write_atomically(output / "second-term.png", lambda file: file.write(_draw(rows)))
-    write_json(output / "second-term.json", {"ratios": [asdict(row) for row in rows]})
+    write_json(output / "second-term.json", {"ratios": values})
     return [
         *(_table(start, rows) for start in starts),
         "Before: mean over the seeds. After: training as above, one seed. Not finite: training diverged, or a term "

@@ -10,7 +10,6 @@ Networks, Table 1.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import statistics
@@ -26,7 +25,7 @@ from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.saved_figure import own_style
 from pathspace.experiments.report.table import NOTHING, error_label
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,15 +90,14 @@ def study(comparison: Comparison, output: Path, *, data_dir: Path | None = None)
             f"No table by measure and use: it arranges the methods {known}, and none of them was compared."
         ]
     starts = comparison.settings.starts
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("measure", "use", "method", *starts, "difference", "milliseconds"))
-    for entry in found:
-        errors = [entry.errors[start] for start in starts]
-        writer.writerow(
-            (entry.measure, entry.use, entry.method, *errors, entry.difference, entry.milliseconds)
-        )
-    write_text(output / "unification.csv", text.getvalue())
+    write_csv(
+        output / "unification.csv",
+        ("measure", "use", "method", *starts, "difference", "milliseconds"),
+        (
+            (e.measure, e.use, e.method, *(e.errors[start] for start in starts), e.difference, e.milliseconds)
+            for e in found
+        ),
+    )
     write_json(
         output / "unification.json", {"metric": comparison.metric, "cells": [asdict(e) for e in found]}
     )

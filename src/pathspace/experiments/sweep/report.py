@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.files import PAGE, csv_text
+from pathspace.experiments.report.files import PAGE
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Sweep, Trial
 
@@ -214,11 +214,11 @@ def write_report(found: Sweep, output: Path, *, title: str, configuration: dict[
     best, everything, lost = best_table(found), points_table(found), failures_table(found)
     png, svg = draw(found)
     write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", csv_text(best.columns, (row.cells for row in best.rows)))
+    write_csv(output / "table.csv", best.columns, (row.cells for row in best.rows))
     names = [dimension.name for dimension in found.plan.search]
     columns = ("method", "start", *names, "seed", "state", "validation_error", "validation_loss", "steps", "seconds",
                "reason")  # fmt: skip
-    write_text(output / "trials.csv", csv_text(columns, (_line(trial, names) for trial in found.trials)))
+    write_csv(output / "trials.csv", columns, (_line(trial, names) for trial in found.trials))
     write_json(output / "results.json", as_json(found, configuration))
     sections = [Section("Best settings", best, svg)]
     if lost is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -12,7 +10,7 @@ from typing import Any
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import Table, TableRow
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
 from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
@@ -230,21 +228,13 @@ def write_report(
         write_atomically(output / OVER_TIME, lambda file: file.write(over_time[0]))
     sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
     write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", _csv(table))
+    write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
     tables = [table]
     if pairs := pairs_of(protocol, scores):
         tables.append(pairs_table(protocol, pairs))
         sections.insert(1, Section(tables[1].title, tables[1]))
-        write_text(output / "pairs.csv", _csv(tables[1]))
+        write_csv(output / "pairs.csv", tables[1].columns, [row.cells for row in tables[1].rows])
     write_json(output / "results.json", as_json(protocol, scores, configuration, published))
     # The page last: who finds it finds the rest.
     write_text(output / PAGE, render(title, sections, configuration, None))
     return tables
-
-
-def _csv(table: Table) -> str:
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(row.cells for row in table.rows)
-    return lines.getvalue()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
@@ -106,22 +104,14 @@ def write_report(
     table = build_table(protocol, results)
     png, svg = draw(protocol, results)
     write_atomically(output / FIGURE, lambda file: file.write(png))
-    write_text(output / "table.csv", _csv(table.columns, [row.cells for row in table.rows]))
+    write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
     looks = [
         (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
         for result in results
         for look in result.looks
     ]
-    write_text(output / "looks.csv", _csv(("steps", "seed", "passes", "wrong", "nats_a_line"), looks))
+    write_csv(output / "looks.csv", ("steps", "seed", "passes", "wrong", "nats_a_line"), looks)
     write_json(output / "results.json", as_json(protocol, results, configuration))
     # The page last: who finds it finds the rest.
     write_text(output / PAGE, render(title, [Section("Results", table, svg)], configuration, published))
     return table
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return lines.getvalue()
