@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rich.table import Table
 from torch import nn, optim
 
 import pathspace.optim
+from pathspace.experiments.storage import finite
 from pathspace.experiments.zoo import ABOUT, NETWORKS, build_network, example_loss
 
 
@@ -191,19 +191,14 @@ def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
             "claims_invariance": verdict.claimed,
             "passed": verdict.report.passed,
             "outputs_equal": verdict.report.outputs_equal,
-            "largest_output_difference": _finite(verdict.report.largest_output_difference),
+            "largest_output_difference": finite(verdict.report.largest_output_difference),
             "weights_equal": verdict.report.weights_equal,
-            "largest_weight_difference": _finite(verdict.report.largest_weight_difference),
+            "largest_weight_difference": finite(verdict.report.largest_weight_difference),
             "differs_from_sgd": verdict.report.differs_from_sgd,
             "steps": verdict.report.steps,
         }
         for verdict in verdicts
     ]
-
-
-def _finite(value: float) -> float | None:
-    """A number that JSON has a word for; None stands for infinity and for what is no number."""
-    return value if math.isfinite(value) else None
 
 
 def _cell(verdict: Verdict) -> str:

@@ -6,7 +6,6 @@ Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the sk
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -26,7 +25,7 @@ import pathspace
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import load_model
-from pathspace.experiments.storage import make_folder, writable_folder, write_atomically
+from pathspace.experiments.storage import finite, make_folder, writable_folder, write_atomically
 from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
 from pathspace.network.program import told
@@ -290,9 +289,7 @@ def run_paths(
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:
-            content["multipliers"] = [
-                value if math.isfinite(value) else None for value in summary.multipliers
-            ]
+            content["multipliers"] = [finite(value) for value in summary.multipliers]
         print(json.dumps({**content, "picture": picture and str(picture)}, indent=2, allow_nan=False))
         return
     console = output_console()

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.processes import ALONE, Processes
+from pathspace.experiments.storage import finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -222,9 +223,9 @@ class RunResult:
         """Return plain values for JSON; a number that is not finite becomes None."""
         values = asdict(self)
         for entry in values["validations"]:
-            entry.update({name: _finite(entry[name]) for name in ("loss", "error")})
+            entry.update({name: finite(entry[name]) for name in ("loss", "error")})
         for entry in values["epochs"]:
-            entry.update({name: _finite(entry[name]) for name in ("training", "test")})
+            entry.update({name: finite(entry[name]) for name in ("training", "test")})
         return values
 
     @classmethod
@@ -249,7 +250,3 @@ class RunResult:
             processes=tuple(values["processes"]),
             epochs=tuple(Epoch(**entry) for entry in values["epochs"]),
         )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

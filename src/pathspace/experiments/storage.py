@@ -39,6 +39,11 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+def finite(value: float | None) -> float | None:
+    """Return a number for JSON, which has no word for one that is not finite: None stands for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as strict JSON, atomically.
 
@@ -55,7 +60,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
     writer.writerow(columns)
     for row in rows:
         # results that were read back no longer say which of the numbers that are not finite it was
-        writer.writerow([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+        writer.writerow([finite(v) if isinstance(v, float) else v for v in row])
     write_text(path, text.getvalue())
 
 

@@ -15,7 +15,7 @@ from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
-from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json, write_text
 
 PAGE, FIGURE = "report.html", "long-memory.png"
 COLUMNS = (
@@ -131,7 +131,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "window": row.window,
         "learned": learned(row.reported),
         "runs": len(row.reported),
-        "median_steps": None if math.isinf(row.median_steps) else row.median_steps,
+        "median_steps": finite(row.median_steps),
         "against_reference": {name: asdict(test) for name, test in row.against.items()},
         "reported": [asdict(outcome) for outcome in row.reported],
     }

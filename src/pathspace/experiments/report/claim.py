@@ -16,6 +16,7 @@ from pathspace.experiments.report.intervals import Interval, t_interval
 from pathspace.experiments.report.table import NOTHING, Table, TableRow, count, devices_note, own_grids
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
+from pathspace.experiments.storage import finite
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,4 @@ def as_json(comparison: Comparison) -> list[dict[str, object]]:
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
-    if interval is None:
-        return None
-    return [value if math.isfinite(value) else None for value in (interval.mean, interval.low, interval.high)]
+    return None if interval is None else [finite(v) for v in (interval.mean, interval.low, interval.high)]

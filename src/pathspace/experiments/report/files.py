@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pathspace.experiments.report.page import Section, render
 from pathspace.experiments.report.switchable import switchable_curves
 from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json, write_text
 
 PAGE, FIGURE, CLAIM = "report.html", "curves.png", "claim.png"
 _RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
@@ -120,7 +119,6 @@ def as_json(
     """Return a comparison as plain values for JSON, with None for what is missing or not finite."""
     rows = []
     for row in comparison.rows:
-        infinite = row.difference is not None and math.isinf(row.difference)
         rows.append(
             {
                 "method": row.method,
@@ -136,7 +134,7 @@ def as_json(
                 "seconds": row.mean_seconds,
                 "devices": sorted({run.place for run in row.runs}),
                 "same_curve": None if row.difference is None else row.difference == 0.0,
-                "largest_difference": None if infinite else row.difference,
+                "largest_difference": finite(row.difference),
             }
         )
     choices = [
@@ -148,15 +146,10 @@ def as_json(
             "at_edge": choice.at_edge,
             "all_diverged": choice.all_diverged,
             "validation_errors": [
-                {"learning_rate": rate, "error": error if math.isfinite(error) else None}
-                for rate, error in choice.scores.items()
+                {"learning_rate": rate, "error": finite(error)} for rate, error in choice.scores.items()
             ],
             "pairs": [
-                {
-                    "learning_rate": rate,
-                    "weight_decay": decay,
-                    "error": error if math.isfinite(error) else None,
-                }
+                {"learning_rate": rate, "weight_decay": decay, "error": finite(error)}
                 for (rate, decay), error in choice.pairs.items()
             ],
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from pathspace.experiments.published import Published
 from pathspace.experiments.report.claim import interval_label, paired_difference
 from pathspace.experiments.report.intervals import Interval
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
+from pathspace.experiments.storage import finite
 
 Verdict = Literal["confirmed", "refuted", "not decided"]
 SHARE = 0.25
@@ -102,9 +102,7 @@ def as_json(pairs: list[Pair]) -> list[dict[str, Any]]:
             "first": pair.first.method,
             "second": pair.second.method,
             "difference": None if pair.difference is None else pair.difference.mean,
-            "half_interval": None
-            if pair.difference is None or math.isinf(pair.difference.half)
-            else pair.difference.half,
+            "half_interval": None if pair.difference is None else finite(pair.difference.half),
             "seeds": len(pair.first.runs),
             "published": None if pair.published is None else float(pair.published),
             "verdict": pair.verdict,

@@ -25,7 +25,7 @@ from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.saved_figure import own_style
 from pathspace.experiments.report.table import NOTHING, error_label
-from pathspace.experiments.storage import write_atomically, write_csv, write_json
+from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +128,7 @@ def entries(comparison: Comparison) -> list[Entry]:
                     {start: row.mean_test_error for start, row in best.items()},
                     {start: error_label(comparison, row) for start, row in best.items()},
                     None if largest is None else largest == 0.0,
-                    None if largest is None or math.isinf(largest) else largest,
+                    finite(largest),
                     round(1e3 * statistics.median(steps), 3) if steps else 0.0,
                 )
             )

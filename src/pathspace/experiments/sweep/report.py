@@ -35,26 +35,29 @@ class Point:
     point: Mapping[str, Any]
     trials: tuple[Trial, ...]
 
-    @property
-    def errors(self) -> list[float]:
-        """The last validation errors of the runs that came through."""
-        return [t.error for t in self.trials if t.state == "complete" and t.error is not None]
+    def values(self, what: str) -> list[float]:
+        """Return the last validation error or loss, whichever is asked for, of the runs that came through."""
+        return [v for t in self.trials if t.state == "complete" and (v := getattr(t, what)) is not None]
 
-    @property
-    def loss(self) -> float | None:
-        """The mean last validation loss; None unless every run came through."""
-        losses = [t.result.validations[-1].loss for t in self.trials if t.state == "complete" and t.result]
-        return _mean(losses) if len(losses) == len(self.trials) else None
+    def mean(self, what: str) -> float | None:
+        """Return the mean of `values`; None unless every run came through: a mean of the others would flatter."""
+        values = self.values(what)
+        return math.fsum(values) / len(values) if len(values) == len(self.trials) else None
 
     @property
     def error(self) -> float | None:
-        """The mean of `errors`; None unless every run came through: a mean of the others would flatter."""
-        return _mean(self.errors) if len(self.errors) == len(self.trials) else None
+        """The mean error."""
+        return self.mean("error")
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss."""
+        return self.mean("loss")
 
     @property
     def deviation(self) -> float | None:
-        """The sample standard deviation over seeds; None for a single one."""
-        mean, errors = self.error, self.errors
+        """The sample standard deviation of the errors over seeds; None for a single one."""
+        mean, errors = self.error, self.values("error")
         if mean is None or len(errors) < 2:
             return None
         return math.hypot(*(e - mean for e in errors)) / math.sqrt(len(errors) - 1)
@@ -233,7 +236,7 @@ def _line(trial: Trial, names: Sequence[str]) -> tuple[Any, ...]:
     run = trial.result
     return (
         trial.method, trial.start, *(trial.point[name] for name in names), trial.seed, trial.state, trial.error,
-        run.validations[-1].loss if run else None, len(run.losses) if run else trial.pruned_at,
+        trial.loss, len(run.losses) if run else trial.pruned_at,
         f"{run.seconds:.4f}" if run else None, trial.reason,
     )  # fmt: skip
 
@@ -264,7 +267,7 @@ def as_json(found: Sweep, configuration: dict[str, Any]) -> dict[str, Any]:
                 "seed": trial.seed,
                 "state": trial.state,
                 "validation_error": trial.error,
-                "validation_loss": _finite(trial.result.validations[-1].loss) if trial.result else None,
+                "validation_loss": trial.loss,
                 "pruned_at": trial.pruned_at,
                 "reason": trial.reason,
             }
@@ -308,17 +311,12 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
         colour = COLOURS[number % len(COLOURS)]
         for start, line in zip(found.settings.starts, LINES * len(found.settings.starts), strict=False):
             mine = [p for p in points if (p.method, p.start) == (method, start)]
-            runs = [
-                (p.point[name], value)
-                for p in mine
-                for t in p.trials
-                if (value := _value(t, what)) is not None
-            ]
+            runs = [(p.point[name], value) for p in mine for value in p.values(what)]
             shown += [value for _, value in runs]
             axis.plot(*(zip(*runs, strict=True) if runs else ((), ())), ".", color=colour, alpha=0.5)
             best: dict[Any, float] = {}
             for p in mine:
-                mean = getattr(p, what)
+                mean = p.mean(what)
                 if mean is not None:
                     best[p.point[name]] = min(mean, best.get(p.point[name], math.inf))
             label = METHODS[method].label + (f", {start}" if len(found.settings.starts) > 1 else "")
@@ -341,18 +339,3 @@ def _panel(axis: Axes, found: Sweep, points: Sequence[Point], name: str, what: s
     if shown and min(shown) > 0 and (what == "loss" or found.metric != "error, %"):
         axis.set_yscale("log")
     axis.grid(alpha=0.25, which="both")
-
-
-def _value(trial: Trial, what: str) -> float | None:
-    """Return the last validation error or loss of a run that came through."""
-    if trial.state != "complete" or trial.result is None:
-        return None
-    return trial.error if what == "error" else _finite(trial.result.validations[-1].loss)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

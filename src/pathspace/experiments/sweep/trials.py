@@ -18,6 +18,7 @@ from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
+from pathspace.experiments.storage import finite
 from pathspace.experiments.sweep.journal import Asked, Journal
 from pathspace.experiments.sweep.plan import Plan, config_of
 
@@ -45,6 +46,11 @@ class Trial:
     pruned_at: int | None = None
     error: float | None = None
     reason: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        """The last validation loss of the result; None if there is none, or it is not finite."""
+        return finite(self.result.validations[-1].loss) if self.result else None
 
     @property
     def state(self) -> str:
@@ -208,7 +214,7 @@ class _Trials:
                 self._journal.report(asked, validation.step, validation.error)
             self._journal.complete(asked, score)
         self._monitor.finished(result)
-        self._keep(asked, result=result, error=score if math.isfinite(score) else None, reason=_lost(result))
+        self._keep(asked, result=result, error=finite(score), reason=_lost(result))
 
     def _fail(
         self, asked: Asked, reason: str, config: RunConfig | None = None, *, for_good: bool = True

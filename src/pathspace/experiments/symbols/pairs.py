@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pathspace.experiments.report.intervals import Interval, t_interval
 from pathspace.experiments.report.table import Table, TableRow
+from pathspace.experiments.storage import finite
 from pathspace.experiments.symbols.cells import Score, best
 from pathspace.experiments.symbols.protocol import COMPARED, Protocol
 
@@ -90,8 +90,8 @@ def as_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
             "first": pair.first,
             "second": pair.second,
             "text": pair.text,
-            "difference": pair.difference.mean if math.isfinite(pair.difference.mean) else None,
-            "half_interval": pair.difference.half if math.isfinite(pair.difference.half) else None,
+            "difference": finite(pair.difference.mean),
+            "half_interval": finite(pair.difference.half),
             "fewer": pair.fewer,
             "verdict": pair.verdict,
         }
