@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -406,6 +407,20 @@ def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     assert whole.exit_code == 0
     trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("killed", "whole")]
     assert trials[0] == trials[1]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_command_that_is_named_for_an_unfinished_sweep_goes_on_with_it(tmp_path: Path) -> None:
+    command = [*TINY, "--learning-rates", "0.01", "--output", str(tmp_path)]
+    assert call(*command).exit_code == 0
+    (tmp_path / "report.html").unlink()
+    refused = call(*command, "--clip-step", "1")
+    assert refused.exit_code == 2
+    assert "unfinished runs with other settings" in refused.stderr
+    program, *named = shlex.split(refused.stderr.split("`")[1])
+    assert program == "pathspace"
+    resumed = call(*named, "--workers", "1")
+    assert resumed.exit_code == 0, resumed.output
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -414,7 +414,8 @@ def _settle(
         return stored, True
     if stored.is_same(asked):
         return stored, around.resume or unfinished
-    raise _other_settings(output, (stored.command, stored.recipe), unfinished=unfinished)
+    recipe = "" if stored.sweep else stored.recipe  # named, it would ask for the recipe's own settings
+    raise _other_settings(output, (stored.command, recipe), unfinished=unfinished)
 
 
 def _holds_results(output: Path) -> bool:
