@@ -21,18 +21,8 @@ from pathspace.experiments.settings import Settings
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
-WORDS = (
-    "optimizer",
-    "start",
-    "metric",
-    "method",
-    "model",
-    "variant",
-    "pair",
-    "text",
-    "verdict",
-    "reason",
-)  # columns that hold no numbers
+# Columns that hold no numbers.
+WORDS = {"optimizer", "start", "metric", "method", "model", "variant", "pair", "text", "verdict", "reason"}
 REASON = 40  # columns of a sentence, at least
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 
