@@ -31,7 +31,21 @@ class Reader(nn.Module):
 
     def forward(self, x, lengths):
         packed = pack_padded_sequence(x, lengths, batch_first=True, **self.options)
-        return self._function(self, *self.rnn(packed), x, lengths)
+        return self._function(self, *self.rnn(packed, *self.starts(x)), x, lengths)
+
+    def starts(self, _):
+        return ()
+
+
+class Started(Reader):
+    """One whose layer begins with a learned state, the same for all sequences."""
+
+    def __init__(self, function, **layer):
+        super().__init__(function, **layer)
+        self.start = nn.Parameter(torch.zeros(self.rnn.num_layers, 1, 2, **DOUBLE))
+
+    def starts(self, x):
+        return (self.start.expand(-1, len(x), -1).contiguous(),)
 
 
 def both_ends(m, states, last, x, n):
@@ -64,6 +78,7 @@ CASES = {
     "last state": (lambda: Reader(lambda m, y, h, x, n: m.out(h[-1])), 2),
     "last state, sorted": (lambda: Reader(lambda m, y, h, x, n: m.out(h[-1]), options={"enforce_sorted": True}), 2),
     "last state without biases": (lambda: Reader(lambda m, y, h, x, n: m.out(h[-1]), bias=False), 2),
+    "from a learned start": (lambda: Started(lambda m, y, h, x, n: m.out(h[-1])), 2),
     "two layers": (lambda: Reader(lambda m, y, h, x, n: m.out(h[-1]), num_layers=2, bias=False), 4),
     "both directions": (lambda: Reader(both_ends, width=4, bidirectional=True), 4),
     "two layers, both directions": (
@@ -74,6 +89,7 @@ CASES = {
     "largest": (lambda: Reader(largest), 2),
     "two layers apart": (lambda: Reader(twice, bias=False), 4),
     "every step": (lambda: Reader(every_step), 2),
+    "every step, two layers from a learned start": (lambda: Started(every_step, num_layers=2, bias=False), 4),
 }  # fmt: skip
 
 

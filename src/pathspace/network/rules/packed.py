@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.trace.parameter_uses import repeats
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value, apart
@@ -193,8 +194,11 @@ def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor |
         whole = bool((x == x.narrow(dim, 0, 1)).all())
         return x.clone() if whole else None
     else:
-        # what left a cut does not say where it has its one example
-        whole = value.batch == dim or (value.batch is None and x.shape[dim] == recorder.examples.count == 1)
+        # what left a cut does not say where it has its one example; a learned start is repeated for all examples
+        alike = x.shape[dim] == recorder.examples.count == 1 or (
+            value.kind == "parameter" and repeats(value.labels, dim)
+        )
+        whole = value.batch == dim or (value.batch is None and alike)
     if not whole or value is None:
         return None
     return recorder.bind(torch.empty(value.shape, dtype=x.dtype, device="meta"), apart(value))
