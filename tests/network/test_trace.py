@@ -518,9 +518,9 @@ def test_runs_the_model_at_most_a_few_times():
 
 def test_knows_the_long_loop():
     model = HandLoop(1, 6).double()
-    network = ps.trace(model, torch.randn(2, 400, 1, dtype=torch.float64))
+    network = ps.trace(model, torch.randn(2, 150, 1, dtype=torch.float64))
     same = Recurrent(inputs=1, hidden=6, bias=False)
-    assert network.num_classes == ps.trace(same, torch.randn(400, 2, 1)).num_classes == 6
+    assert network.num_classes == ps.trace(same, torch.randn(150, 2, 1)).num_classes == 6
 
 
 def test_rescaled_zoo_still_computes_its_function():
