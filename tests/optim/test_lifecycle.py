@@ -362,6 +362,16 @@ def test_a_parameter_that_stands_twice_in_a_group_is_refused(name):
 
 
 @ALL
+def test_complex_parameters_beside_the_model_are_refused(name):
+    model, _ = build(name)
+    phases = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="a parameter is complex: give it to an optimizer of torch"):
+        getattr(ps.optim, name)(
+            [*model.parameters(), phases], ps.trace(model, torch.zeros(1, 4)), **OPTIONS[name]
+        )
+
+
+@ALL
 def test_names_of_parameters_and_of_groups_are_welcome(name):
     model, _ = build(name)
     network = ps.trace(model, torch.zeros(1, 4))

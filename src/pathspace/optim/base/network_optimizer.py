@@ -93,6 +93,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: an option is out of its range, or is one of the whole optimizer, which torch would ignore; or a
                 parameter is split over processes, or given twice.
+            TypeError: a parameter is complex.
         """
         self._check_group(param_group)
         super().add_param_group(param_group)
@@ -104,6 +105,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def _bind(self, parameters: Sequence[Tensor]) -> None:
         """Take parameters on."""
+        if any(p.is_complex() for p in parameters):  # a square of theirs is no square of their size
+            raise TypeError("a parameter is complex: give it to an optimizer of torch, beside this one")
         if len(set(parameters)) < len(parameters):  # torch warns, and steps twice
             raise ValueError("a parameter stands twice in a group: give list(dict.fromkeys(parameters))")
         self._expect_whole(parameters)

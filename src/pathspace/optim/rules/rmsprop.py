@@ -60,5 +60,5 @@ class RMSprop(optim.RMSprop):
 def _is_plain(group: dict[str, Any]) -> bool:
     """Whether the kernel does all that is asked for, on the CPU."""
     others = ("momentum", "centered", "weight_decay", "foreach", "capturable", "differentiable")
-    on_cpu = all(p.device.type == "cpu" and not p.is_complex() for p in group["params"])
+    on_cpu = all(p.device.type == "cpu" for p in group["params"])
     return on_cpu and group["alpha"] < 1 and not any(group[name] for name in others)
