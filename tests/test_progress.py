@@ -1,4 +1,5 @@
 import doctest
+import functools
 import io
 import itertools
 
@@ -51,3 +52,17 @@ def test_quiet_work_shows_nothing_and_terminals_get_a_bar() -> None:
         with shown("work", Console(file=stream, force_terminal=terminal), quiet=quiet) as show:
             show(0.5, "half")
         assert ("half" in stream.getvalue()) is said
+
+
+def test_what_comes_before_the_first_report_is_no_measure_of_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(progress, "Lines", functools.partial(Lines, clock=lambda: now[0]))
+    with shown("fit", Console(file=stream, width=200), bound="at most") as show:
+        for now[0], part in ((26.0, 0.01), (36.0, 0.51)):  # 26 seconds of compiling, then 20 of training
+            show(part, "pass")
+    assert stream.getvalue().splitlines() == [
+        "fit: pass, 1 %, 0:26 so far",
+        "fit: pass, 51 %, 0:36 so far, at most 0:10 left",
+    ]

@@ -42,8 +42,12 @@ class Lines:
 
     def begin(self, part: float = 0.0) -> None:
         """Begin to measure the time, with a part of the work that is done already and took none of it."""
-        self._part = part
         self._begun = self._said = self._clock()
+        self.prepared(part)
+
+    def prepared(self, part: float) -> None:
+        """Judge the time that is left by what comes after this part; the time so far counts on."""
+        self._part, self._since = part, self._clock()
 
     def skip(self, part: float) -> None:
         """Take another part of the work for done without time."""
@@ -64,7 +68,7 @@ class Lines:
         done = part - self._part
         if done < LEAST:
             return ""
-        left = (self._clock() - self._begun) * max(0.0, 1 - part) / done
+        left = (self._clock() - self._since) * max(0.0, 1 - part) / done
         return f"{opening}{self._bound} {clock_time(left)} left"
 
 
@@ -87,7 +91,18 @@ def shown(
         yield lambda _part, _state: None
     elif not console.is_terminal:
         lines = Lines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True), bound)
-        yield lambda part, state: lines.told(part, f"{name}: {state}")
+        ready = False
+
+        def tell(part: float, state: str) -> None:
+            nonlocal ready
+            if (
+                not ready
+            ):  # loops were compiled before, perhaps for longer than the work takes; a bar leaves it out, too
+                lines.prepared(part)
+                ready = True
+            lines.told(part, f"{name}: {state}")
+
+        yield tell
     else:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
         with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
