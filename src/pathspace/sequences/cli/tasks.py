@@ -33,7 +33,7 @@ def generate_task(
     """  # noqa: D301 (click wants the character, not the letters)
     with errors():
         if task not in TASKS:
-            raise ValueError(f"unknown task {task!r}, choose from {sorted(TASKS)}")
+            raise ValueError(f"unknown task {task!r}, choose from {', '.join(sorted(TASKS))}")
         writable(output)
         text = TASKS[task].generate(np.random.default_rng(seed))
         write(output, text.encode())
@@ -97,7 +97,7 @@ def baseline(
 def _true_bits(task: str, file: Path, text: bytes) -> float:
     """Return the true code length of a text of a synthetic task; raises ValueError if it is none."""
     if task not in TASKS:
-        raise ValueError(f"unknown task {task!r} in --task, choose from {sorted(TASKS)}")
+        raise ValueError(f"unknown task {task!r} in --task, choose from {', '.join(sorted(TASKS))}")
     if TASKS[task].mask:
         raise ValueError(
             f"the true code length of the task {task} is that of a few of its symbols, and baselines score all: leave "
