@@ -32,6 +32,11 @@ def both():
 
 def nothing():
     return 3
+
+def images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
+
+made = alone()
 """
 
 
@@ -106,6 +111,8 @@ def test_a_module_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["{file}:both", "--input", "2"], "leave out --input"),
         (["mlp", "--input", "3"], "leave out --input"),
         (["{file}:nothing"], "returned a int"),
+        (["{file}:made"], "is a model: give a function that returns it"),
+        (["{file}:images", "--input", "8"], "Give --input the shape of one example, such as 3,32,32"),
         (["no_such_file.py:build"], "There is no file"),
         (["no_such_module:build"], "There is no module"),
         (["mlp", "--rule", "best"], "largest, cyclic, random"),
@@ -131,7 +138,7 @@ def test_errors_say_what_to_do(file: Path, arguments: list[str], says: str) -> N
         ("def build():\n  raise SystemExit('not here')", r"SystemExit: not here \(line 2 of .*model.py\)"),
         ("import torch\ndef build(): return torch.nn.Linear(3, 2)", "does not take such an example.*2 features"),
         ("import torch\ndef build(): return torch.nn.Linear(2, 2, device='meta')", "on the meta device"),
-        ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "does not take such an example: .*indices"),
+        ("import torch\ndef build(): return torch.nn.Embedding(9, 2)", "indices.*for tokens return a pair"),
     ],
 )  # fmt: skip
 def test_code_that_fails_says_where(tmp_path: Path, code: str, says: str) -> None:

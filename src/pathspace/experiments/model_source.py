@@ -91,6 +91,8 @@ def _factory(source: str) -> Any:
         )
     module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     factory = getattr(module, name, None)
+    if isinstance(factory, nn.Module):  # which can be called, too
+        raise ConfigurationError(f"{name!r} in {place!r} is a model: give a function that returns it.")
     if not callable(factory):
         raise ConfigurationError(
             f"{place!r} has no function {name!r}: give one that takes no arguments and returns a model."

@@ -109,10 +109,20 @@ def summarize(
             raise ConfigurationError("The model is on the meta device: build it with values.")
         with torch.no_grad():
             outputs = network.returned(_call(model, examples))
-    except (UntraceableError, TypeError, ValueError) as error:
+    except UntraceableError as error:
+        if error.operation == "batch":  # whose advice is an argument of trace
+            raise ConfigurationError(
+                f"The model does not take a batch of such examples: {error.reason}. Give --input the shape of one "
+                "example, such as 3,32,32, or return a batch of examples with the model."
+            ) from error
+        raise ConfigurationError(str(error)) from error
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     except RuntimeError as error:  # the model's own, from a forward pass
-        raise ConfigurationError(f"The model does not take such an example: {error}") from error
+        said = f"The model does not take such an example: {error}"
+        if isinstance(examples, Tensor) and examples.is_floating_point() and "Long" in said:
+            said += ". --input draws real numbers: for tokens return a pair (model, examples)"
+        raise ConfigurationError(said) from error
     derivatives, count = sum(t.numel() for t in outputs), _count(network, examples)
     if not count or not all(t.isfinite().all() for t in outputs):
         raise ConfigurationError(
