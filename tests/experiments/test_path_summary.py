@@ -74,6 +74,26 @@ def test_the_table_of_a_model_in_a_file(file: Path) -> None:
     assert "20 examples" in call(f"{file}:both").output
 
 
+def test_what_was_not_computed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(model: nn.Module, limit: int) -> str:
+        stream = io.StringIO()
+        print_summary(
+            "", summarize(model, torch.randn(9, 2), limit=limit)[0], Console(file=stream, width=200)
+        )
+        return stream.getvalue()
+
+    def between(middle: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), middle, nn.ReLU(), nn.Linear(3, 2))
+
+    assert "from all paths" in told(between(nn.Identity()), 20)  # 2 * 3 * 2 + 3 * 2 + 2
+    assert "not computed: more than 19 paths (--limit)" in told(between(nn.Identity()), 19)
+    normalized = told(between(nn.LayerNorm(3)), 20)
+    assert "not written out; 'layer_norm': it divides by a statistic" in normalized
+    assert "not computed: paths are not written out" in normalized
+    monkeypatch.setattr("pathspace.experiments.path_summary.LARGEST_JACOBIAN", 100)
+    assert "not computed: the path-Jacobian is too large" in told(between(nn.Identity()), 20)
+
+
 def test_brackets_in_names_are_no_markup(tmp_path: Path) -> None:
     (tmp_path / "my [red] model.py").write_text(MODEL)
     picture = tmp_path / "a [b].png"

@@ -47,9 +47,9 @@ class PathSummary:
         weights: Elements of its parameters that are edges.
         outside: Elements of its other parameters.
         classes: Unit classes.
-        paths: Paths of the network written out over time and positions, or None if that is too large.
+        paths: Paths of the network written out over time and positions, or None where it cannot be.
         basis_paths: How many values determine those of all paths; None where the network has no such basis.
-        rank: Of the path-Jacobian, from all paths; None where they are too many.
+        rank: Of the path-Jacobian, from all paths; None where it was not computed.
         degrees_of_freedom: Weights minus classes, of those on a path.
         unused: Weights on no path.
         examples: How many examples dead units were looked for on.
@@ -61,6 +61,8 @@ class PathSummary:
         multipliers: Smallest, middle and largest 1 / (A_u B_v)^2 over weights outside the skeleton; None where the
             network has no basis.
         cuts: Where the network is cut, a line for each operation and place.
+        no_paths: Why the network was not written out, or None.
+        no_rank: Why the rank was not computed, or None.
     """
 
     weights: int
@@ -79,6 +81,8 @@ class PathSummary:
     incomplete: int
     multipliers: tuple[float, float, float] | None
     cuts: tuple[str, ...] = ()
+    no_paths: str | None = None
+    no_rank: str | None = None
 
 
 def summarize(
@@ -132,13 +136,23 @@ def summarize(
     graph = paths.reduction_graph(network)
     try:
         unrolled = paths.unroll(network)
-    except UntraceableError:
-        unrolled = None
+        no_paths, no_rank = None, None
+    except UntraceableError as error:
+        unrolled, no_paths, no_rank = (
+            None,
+            f"{error.operation!r}: {error.reason}",
+            "paths are not written out",
+        )
     rank = None
-    if unrolled is not None and unrolled.num_paths <= limit:
-        listed = paths.enumerate_paths(network, limit, graph=unrolled)
-        if len(listed) * graph.num_edges <= LARGEST_JACOBIAN:
-            rank = paths.path_rank(paths.path_jacobian(network, listed))
+    if unrolled is not None:
+        if unrolled.num_paths > limit:
+            no_rank = f"more than {limit:,} paths (--limit)"
+        elif unrolled.num_paths * graph.num_edges > LARGEST_JACOBIAN:
+            no_rank = "the path-Jacobian is too large"
+        else:
+            rank = paths.path_rank(
+                paths.path_jacobian(network, paths.enumerate_paths(network, limit, graph=unrolled))
+            )
     on_a_path = paths.used_edges(network, graph)
     without_basis = graph.signed or bool(network.tape.product)
     multipliers = None if without_basis else _multipliers(network, skeleton, on_a_path)
@@ -165,6 +179,8 @@ def summarize(
         incomplete=len(skeleton.incomplete) if not without_basis else 0,
         multipliers=multipliers,
         cuts=tuple(told(network.cuts)),
+        no_paths=no_paths,
+        no_rank=no_rank,
     )
     return summary, network, skeleton
 
@@ -226,7 +242,9 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
         (
             "paths",
             none if summary.paths is None else count_in_words(summary.paths),
-            "from inputs to outputs, written out over time and positions",
+            "from inputs to outputs, written out over time and positions"
+            if summary.no_paths is None
+            else f"not written out; {summary.no_paths}",
         ),
         (
             "basis paths",
@@ -237,8 +255,8 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
             "rank",
             none if summary.rank is None else f"{summary.rank:,}",
             "of the path-Jacobian, from all paths"
-            if summary.rank is not None
-            else "not computed: too many paths",
+            if summary.no_rank is None
+            else f"not computed: {summary.no_rank}",
         ),
         ("degrees of freedom", f"{summary.degrees_of_freedom:,}", "weights - classes, of those on a path"),
         (
