@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import tracemalloc
 from dataclasses import replace
@@ -371,6 +372,18 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
     )
     assert "no-context" not in said
     assert "without --no-context" in verdict(1.2, others, False)[1]
+
+
+def test_a_network_that_got_worse_is_not_to_be_fitted_longer(run, tmp_path):
+    draw, notes, ends = random.Random(1).choice, ["c e g", "d f a", "g b d"], [" c", " |"]
+    (tmp_path / "melody").write_text(" ".join(draw(notes) + draw(ends) for _ in range(60)))
+    output = run("fit", "melody", "-o", "m", "--no-context").output
+    best, passes = (
+        int(re.search(f"{words}", output)[1]) for words in (r"best at pass (\d+)", r"(\d+) passes")
+    )
+    assert 2 * best < passes
+    assert "fit with fewer --units or to more text" in output
+    assert "fit longer" not in output
 
 
 @pytest.fixture

@@ -115,5 +115,6 @@ class Result:
             )
         if others:
             figures["baseline_bits_per_symbol"] = others
-            lines += verdict(held, others, self.training_bits is not None)
+            overfitted = 2 * training.best_pass < training.passes
+            lines += verdict(held, others, self.training_bits is not None, overfitted)
         say(as_json, figures, *lines, output=self.output)

@@ -30,8 +30,17 @@ def baseline_bits(held: Text, before: Text) -> dict[str, float]:
     return {name: per_symbol(bits, len(held)) for name, bits in rows.items() if bits > 0}
 
 
-def verdict(model: float, others: dict[str, float], mixing_tried: bool) -> list[str]:
-    """Return the lines that set the bits per symbol of a model beside those of the baselines."""
+def verdict(
+    model: float, others: dict[str, float], mixing_tried: bool, overfitted: bool = False
+) -> list[str]:
+    """Return the lines that set the bits per symbol of a model beside those of the baselines.
+
+    Args:
+        model: bits per symbol of the model.
+        others: those of the baselines.
+        mixing_tried: whether it was mixed with contexts.
+        overfitted: whether the network got worse in most of its passes, so that more of them are no advice.
+    """
     listed = ", ".join(f"{name} {bits:.4f}" for name, bits in others.items())
     shorter = [name for name in sorted(others, key=others.__getitem__) if others[name] < model]
     if not shorter:
@@ -43,6 +52,8 @@ def verdict(model: float, others: dict[str, float], mixing_tried: bool) -> list[
         said = f"the model needs {fewer}: worth keeping"
     else:
         more = "fit longer (--seconds, --passes) or with more --units"
+        if overfitted:
+            more = "fit with fewer --units or to more text (the network got worse in most of its passes)"
         if not mixing_tried:
             more += ", or mix it with contexts (without --no-context)"
         said = f"the model needs more bits than {' and '.join(shorter)}: to compress, take {shorter[0]}, or {more}"
