@@ -128,6 +128,7 @@ MISTAKES = {
         lambda: ps.trace(nn.GRU(4, 4), torch.zeros(2, 1, 4), strict=True),
         "put that part into a module of its own and leave it to the plain rule with outside=",
     ),
+    "a shape": (lambda: ps.trace(model(), (1, 4)), "give what the model is called with, not its shape"),
     "a branch on data": (lambda: ps.trace(Branch(), X), "depends on the data"),
     "weight normalization": (
         lambda: ps.trace(weight_normed(), X, strict=True),

@@ -109,7 +109,7 @@ def arguments_for(
             )
     first = next((t for t in leaves if isinstance(t, Tensor)), None)
     if first is None:
-        raise ValueError("example_input holds no tensor")
+        raise ValueError("example_input holds no tensor: give what the model is called with, not its shape")
     if batch_dim is not None and batch_dim >= first.dim():
         raise ValueError(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
