@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -287,6 +288,10 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _shown_as_a_line(message: Warning | str, *_: Any) -> None:
+    print(f"Warning: {message}", file=sys.stderr)
+
+
 def run_paths(
     source: str,
     shape: Sequence[int] | None,
@@ -305,7 +310,11 @@ def run_paths(
         if picture.suffix.lower() != ".png":
             raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
         writable_folder(picture.parent, "--picture")
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # what the model prints is no JSON
+    with (
+        redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
+        warnings.catch_warnings(),
+    ):
+        warnings.showwarning = _shown_as_a_line  # a place in the library's code tells nobody anything
         model, examples = load_model(source, shape, seed)
         summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
     if picture is not None:
