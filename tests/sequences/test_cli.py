@@ -1,5 +1,6 @@
 """The commands, end to end, in a folder of their own."""
 
+import io
 import json
 import math
 import os
@@ -41,11 +42,16 @@ def book(tmp_path):
     return path
 
 
+class Terminal(io.BytesIO):
+    def isatty(self):
+        return True
+
+
 def fit(run, book, *more):
     return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more)
 
 
-def test_fit_score_sample_predict(run, book, tmp_path):
+def test_fit_score_sample_predict(run, book, tmp_path, monkeypatch):
     output = fit(run, book).output
     assert re.search(r"40 passes in [\d.]+ s, 6 units", output)
     assert re.search(r"validation \d\.\d+ bits/symbol, best at pass \d+", output)
@@ -58,6 +64,10 @@ def test_fit_score_sample_predict(run, book, tmp_path):
     assert 0 < each < 3
     drawn = run("sample", "m", "--length", 33, "--prompt", "she ").stdout_bytes
     assert len(drawn) == 33
+    terminal = Terminal()
+    monkeypatch.setattr(typer, "get_binary_stream", lambda _: terminal)
+    run("sample", "m", "--length", 33, "--prompt", "she ")
+    assert terminal.getvalue() == drawn + b"\n"
     assert set(drawn) <= set(book.read_bytes())
     lines = run("predict", "m", "she sells s", "--top", 3).output.splitlines()
     assert len(lines) == 3

@@ -52,6 +52,8 @@ def sample(
     stream = typer.get_binary_stream("stdout")
     # half a surrogate pair, which is no UTF-8, as its code
     stream.write(drawn.encode(errors="backslashreplace") if isinstance(drawn, str) else drawn)
+    if stream.isatty():  # else the shell goes on in the same line
+        stream.write(b"\n")
     stream.flush()
 
 
