@@ -118,9 +118,10 @@ def _shadow(
     for parameter in network.model.parameters():
         inside = id(parameter) in names
         value = parameter if values is None or not inside else values[names[id(parameter)]]
-        p = cast(value)
-        if not (differentiable and inside and parameter.requires_grad and p is parameter):
-            p = nn.Parameter(cast(value.detach()), requires_grad=id(parameter) not in outside)
+        with torch.enable_grad():
+            p = cast(value)  # in the graph of a parameter of half precision
+        if not (differentiable and inside and parameter.requires_grad and value is parameter):
+            p = nn.Parameter(p.detach(), requires_grad=id(parameter) not in outside)
         memo[id(parameter)] = p
         if inside:
             leaves[names[id(parameter)]] = p

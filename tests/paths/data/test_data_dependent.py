@@ -1,5 +1,6 @@
 """The data-dependent measure and its kappa: brute force on explicit graphs, and numbers that are known."""
 
+import copy
 import itertools
 import json
 from pathlib import Path
@@ -517,6 +518,16 @@ def test_norm_is_differentiable_in_the_parameters(statistic):
             assert p.grad[index].item() == pytest.approx(
                 (values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7
             )
+
+
+def test_norm_of_half_precision_is_differentiable_through_the_data_too():
+    half, x = mlp(2, 3, 1).bfloat16(), torch.randn(5, 2, dtype=torch.bfloat16)
+    single = copy.deepcopy(half).float()
+    for model, data in ((half, x), (single, x.float())):
+        ps.paths.data_dependent_norm(ps.trace(model, data), data, alpha=1.0).backward()
+    for p, known in zip(half.parameters(), single.parameters(), strict=True):
+        assert known.grad.any()
+        assert_close(p.grad.float(), known.grad, rtol=0.01, atol=1e-3)
 
 
 def test_model_and_random_state_stay_as_they_are():
