@@ -126,18 +126,19 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         bias_of = {name: bias for name, (bias, _) in crossed.items()}
         directions: dict[str, Tensor] = {}
         for bias, weights in groups(bias_of, list(gradients)).items():
-            rows, M_00 = len(gradients[bias]), diagonal[bias]
+            rows, M_00 = gradients[bias].numel(), diagonal[bias].reshape(-1)
 
             def wide(tensors: list[Tensor], rows: int = rows, like: Tensor = M_00) -> Tensor:
                 return torch.cat([t.reshape(rows, -1).to(like.dtype) for t in tensors], 1)
 
-            d, directions[bias] = solve_quasi_diagonal(
+            d, d_0 = solve_quasi_diagonal(
                 wide([gradients[w] for w in weights]),
-                gradients[bias].to(M_00.dtype),
+                gradients[bias].reshape(-1).to(M_00.dtype),
                 wide([diagonal[w] for w in weights]),
                 wide([crossed[w][1] for w in weights]),
                 M_00,
             )
+            directions[bias] = d_0.view_as(gradients[bias])  # one number for all units has no dimension
             parts = d.split([gradients[w].numel() // rows for w in weights], 1)
             for w, part in zip(weights, parts, strict=True):
                 directions[w] = part.reshape(gradients[w].shape)

@@ -324,6 +324,23 @@ def test_a_parameter_repeated_for_every_example_has_its_squared_jacobian(use):
     assert_close(found, squares, **TIGHT)
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_number_may_be_the_bias_of_all_units(shape):
+    torch.manual_seed(0)
+    model, x = mlp(3, 4, 1).double(), torch.randn(5, 3, dtype=torch.float64)
+    model[0].bias = nn.Parameter(torch.ones(shape, dtype=torch.float64))
+    weights = model[0].weight, model[0].bias
+    of_each = [torch.autograd.grad(z, weights, retain_graph=True) for z in model(x)[:, 0]]
+    J, J0 = (torch.stack(slopes) for slopes in zip(*of_each, strict=True))
+    network = ps.trace(model, x)
+    metric = ps.metrics.quasi_diagonal_metric(network, x)
+    assert_close(metric.diagonal["0.bias"], J0.square().mean(0), **TIGHT)
+    assert_close(metric.cross["0.weight"], (J * J0.reshape(5, 1, 1)).mean(0), **TIGHT)
+    optimizer = ps.optim.QuasiDiagonal(model.parameters(), network, lr=0.1)
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
 class Started(nn.Module):
     """A loop by hand from a start that is learned, and repeated for every sequence."""
 
