@@ -132,6 +132,23 @@ def test_arbitrary_factors_are_compared_to_rounding():
     assert report.largest_weight_difference < 1e-12
 
 
+class InPlace(torch.nn.Linear):
+    """It writes into its input."""
+
+    def forward(self, x):
+        return super().forward(x.sub_(0.5))
+
+
+def test_a_model_that_writes_into_its_input_sees_one_example():
+    model = torch.nn.Sequential(InPlace(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    x = torch.rand(5, 3)
+    given = x.clone()
+    make = lambda m, network: ps.optim.PathSGD(m.parameters(), network, lr=0.1)  # noqa: E731
+    assert ps.rescaling.check_invariance(model, x, lambda y: y.square().mean(), make, steps=3).passed
+    ps.rescaling.balance_(ps.trace(model, x), x)
+    assert torch.equal(x, given)
+
+
 def test_leaves_the_model_and_the_random_state_alone():
     case = BY_NAME["rnn"]
     model = case.model()

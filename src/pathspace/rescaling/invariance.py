@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
 from pathspace.network.trace.shadow import copy_of
@@ -184,6 +185,7 @@ def _is_finite(model: nn.Module) -> bool:
 def called(model: nn.Module, example_input: Any, seed: int) -> Any:
     """What a model returns, with random numbers of a seed; torch's random state is restored."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    example_input = pytree.tree_map_only(Tensor, torch.clone, example_input)  # the model may write into it
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         if isinstance(example_input, dict):
