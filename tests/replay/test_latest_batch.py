@@ -196,6 +196,34 @@ def test_layers_of_another_training_form_are_left_to_a_second_pass(layer, replay
     assert len(replays) == 1
 
 
+class Shifted(nn.Module):
+    """It takes the mean off its input, in place or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.layers, self.in_place = mlp(3, 5, 2), in_place
+
+    def forward(self, x):
+        x = x.sub_(0.5) if self.in_place else x - 0.5
+        return self.layers(nn.functional.dropout(x, 0.5, self.training))
+
+
+def test_a_model_that_writes_into_its_input_is_seen_with_what_it_was_given(replays):
+    found = []
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        model, x = Shifted(in_place).double(), torch.rand(8, 3, dtype=torch.float64)
+        given, optimizer = x.clone(), watched(model, x)
+        numbers = [ps.paths.data_dependent_norm(optimizer.network, x).item() for _ in range(2)]
+        assert torch.equal(x, given)
+        torch.manual_seed(1)
+        model(x).square().mean().backward()
+        optimizer.step()
+        found.append([*numbers, *(p.detach().clone() for p in model.parameters())])
+    assert len(replays) == 2
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 def test_batch_norm_that_stays_in_its_evaluation_form_needs_no_second_pass(statistic, affine, replays):

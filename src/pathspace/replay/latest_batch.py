@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
 from pathspace.network.errors import UnmatchedForwardError
@@ -34,7 +35,7 @@ the first ones, are to be looked at."""
 class LatestBatch:
     """Remembers the latest call of a network's model; a copy of the model carries a hook that does nothing.
 
-    The batch is kept as it is, without a copy, until the next one.
+    A copy of the batch is kept until the next one.
 
     Args:
         network: the traced network.
@@ -98,7 +99,8 @@ class LatestBatch:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call of the model begins."""
-        self._given, self.prepared = (args, kwargs), None
+        # copies: the model may write into them
+        self.give(*pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs)))
         self._leave()  # a call that was interrupted, or that this one is inside
         wanted = self._wanted()
         if wanted is None or not wanted():

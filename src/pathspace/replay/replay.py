@@ -72,10 +72,8 @@ def replay(
     """
     current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
-    # no graph may hold what was made in inference mode
-    args, kwargs = pytree.tree_map_only(
-        Tensor, lambda t: t.clone() if t.is_inference() else t, (args, kwargs)
-    )
+    # copies: the model may write into them, and no graph may hold what was made in inference mode
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
     if wide:
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
