@@ -201,3 +201,7 @@ def test_gradients_are_of_the_parameters_shape_and_finite_and_may_be_missing():
             ps.paths.natural_gradient(network, x, {"4.bias": bias * value})
     with pytest.raises(ValueError, match=r"'4.bias' has shape \(1,\)"):
         ps.paths.natural_gradient(network, x, {"4.bias": bias[:1]})
+    with pytest.raises(ValueError, match=r"no parameter 'module\.4\.bias': give gradients by the names 0"):
+        ps.paths.natural_gradient(network, x, {"module.4.bias": bias})  # was that of no gradient at all
+    aside = ps.trace(model, x, outside=[model[0]])
+    ps.paths.natural_gradient(aside, x, {"0.bias": torch.ones(4, dtype=torch.float64), "4.bias": bias})

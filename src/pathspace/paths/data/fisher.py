@@ -115,8 +115,8 @@ def natural_gradient(
 
     Raises:
         FloatingPointError: a gradient is not finite, or kappa is not.
-        ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of another shape than its
-            parameter; see :func:`fisher` for the rest.
+        ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of no parameter or another
+            shape; see :func:`fisher` for the rest.
 
     Example:
         >>> import torch, pathspace as ps
@@ -134,6 +134,9 @@ def natural_gradient(
     graph = reduction_graph(network)
     kappas = graph.flatten({name: k.double().cpu() for name, k in kappa(network).items()})
     found = {name: g for name, g in gradients.items() if g is not None}
+    if unknown := found.keys() - {*network.parameters, *network.outside}:
+        own = ", ".join(network.parameters)
+        raise ValueError(f"there is no parameter '{min(unknown)}': give gradients by the names {own}")
     given = {name: found.get(name, torch.zeros_like(p)) for name, p in network.parameters.items()}
     g = graph.flatten({n: t.detach().double().cpu() for n, t in current_values(network, given).items()})
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
@@ -162,18 +165,13 @@ def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Ca
 
     def product(v: Tensor) -> Tensor:
         forward = torch.autograd.grad(pulled, probes, v, retain_graph=True, materialize_grads=True)
-        if output == "softmax":
-            forward = [_softmax_metric(f.detach(), t, dim) for f, t in zip(outputs, forward, strict=True)]
+        if output == "softmax":  # (diag(pi) - pi pi^T) t
+            pairs = zip((f.detach().softmax(dim) for f in outputs), forward, strict=True)
+            forward = [pi * (t - (pi * t).sum(dim, keepdim=True)) for pi, t in pairs]
         result = torch.autograd.grad(outputs, weights, forward, retain_graph=True, materialize_grads=True)
         return graph.flatten(dict(zip(parameters, result, strict=True))) / n
 
     return product
-
-
-def _softmax_metric(f: Tensor, t: Tensor, dim: int) -> Tensor:
-    """(diag(pi) - pi pi^T) t."""
-    pi = f.softmax(dim)
-    return pi * (t - (pi * t).sum(dim, keepdim=True))
 
 
 def _conjugate_gradients(
