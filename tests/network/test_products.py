@@ -328,6 +328,9 @@ def test_edges_of_a_class_are_those_that_its_scale_moves():
     factors = torch.ones(3, **DOUBLE)
     factors[1] = 4
     assert network.edge_factors("o.weight", factors).tolist() == [[1, 1 / 16, 1]] * 2
+    for wrong in (factors[1:], torch.cat([factors, factors])):
+        with pytest.raises(ValueError, match=f"one scale for each of {network.num_classes} classes"):
+            network.edge_factors("o.weight", wrong)
 
 
 def test_powers_without_a_common_generator_keep_the_scale_one():

@@ -171,6 +171,8 @@ class Network:
         Returns:
             1, a scale, a product of scales, or the inverse of one, of the shape of ``labels``.
         """
+        if scales.shape != (self.num_classes,):  # products would be read from what is too much
+            raise ValueError(f"need one scale for each of {self.num_classes} classes, got {scales.numel()}")
         labels = labels.to(scales.device)
         table = torch.cat([scales.new_ones(1), scales])
         if self.monomials.numel():
