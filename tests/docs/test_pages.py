@@ -140,7 +140,8 @@ EXECUTED = {
     "pathspace train --resume --output runs/one",
     "pathspace reproduce --list",
     "pathspace reproduce adding",  # generated data
-    "pathspace reproduce smnist-28-98 --size long-28 --epochs 20 --data-dir data",  # data from a folder, and a size
+    "pathspace reproduce smnist-28-98 --size long-28 --epochs 100 --seeds 10 --methods g-sgd,sgd,g-adam,adam "
+    "--data-dir data",  # data from a folder, and a size
     "pathspace reproduce cost --data-dir data --workers 1",  # a study after the comparison
     "pathspace reproduce long-memory",  # an engine of its own
     "pathspace sweep adding --methods sgd,path-sgd-short --seeds 3",
