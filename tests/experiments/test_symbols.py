@@ -48,11 +48,12 @@ def call(*words: str) -> Any:
 
 def test_the_recipe_fills_the_paper_s_table() -> None:
     recipe = load_recipe("symbols")
-    for size in recipe.sizes:
+    assert len(ROWS) == 12
+    parts = {"small": (TEXTS, ROWS), "paper": (TEXTS, (*ROWS, MERGED)), "alphabet": (("alphabet",), ROWS[3:])}
+    assert set(parts) == set(recipe.sizes)
+    for size, part in parts.items():
         protocol = protocol_from(*recipe.layers(size))
-        assert protocol.texts == TEXTS
-        assert protocol.rows == ((*ROWS, MERGED) if size == "paper" else ROWS)
-        assert len(ROWS) == 12
+        assert (protocol.texts, protocol.rows) == part
         assert not protocol.lengths  # the paper's
     paper = protocol_from(*recipe.layers("paper"))
     # from 4 to 512 by factors of the square root of 2
