@@ -95,9 +95,7 @@ def shown(
 
         def tell(part: float, state: str) -> None:
             nonlocal ready
-            if (
-                not ready
-            ):  # loops were compiled before, perhaps for longer than the work takes; a bar leaves it out, too
+            if not ready:  # loops were compiled before, perhaps for longer than the work takes
                 lines.prepared(part)
                 ready = True
             lines.told(part, f"{name}: {state}")

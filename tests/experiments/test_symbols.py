@@ -280,10 +280,10 @@ def test_no_cell_loses_its_end_in_a_narrow_terminal() -> None:
     protocol = protocol_from(("a test", {"rows": ["PCNN, DH+FB", "PCNN, QDH+RBP"], "seeds": 2}))
     scores = [Score(cell, 1.0, 123456.0 * (cell.draw + 1), 1.0, 0) for cell in cells(protocol)]
     tables = build_table(protocol, scores, None), pairs_table(protocol, pairs_of(protocol, scores))
-    console = Console(width=66, file=io.StringIO())
+    written = io.StringIO()
     for table in tables:
-        command.print_table(table, console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+        command.print_table(table, Console(width=66, file=written))
+    shown = written.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown
     for cell in ("QDH+RBP", "185,184.0 ± 87,296.6", "+0.0 ± 0.0", "not decided"):
         assert cell in shown

@@ -139,12 +139,34 @@ class InPlace(torch.nn.Linear):
         return super().forward(x.sub_(0.5))
 
 
+class Ruled(torch.optim.SGD):
+    rule = "descent"  # a word of its own, no optimizer inside
+
+
+def test_an_optimizer_may_have_a_rule_that_is_none():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    report = ps.rescaling.check_invariance(
+        model,
+        torch.rand(5, 3),
+        lambda y: y.square().mean(),
+        lambda m, _: Ruled(m.parameters(), lr=0.1),
+        steps=2,
+    )
+    assert not report.passed
+
+
 def test_a_model_that_writes_into_its_input_sees_one_example():
     model = torch.nn.Sequential(InPlace(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     x = torch.rand(5, 3)
     given = x.clone()
-    make = lambda m, network: ps.optim.PathSGD(m.parameters(), network, lr=0.1)  # noqa: E731
-    assert ps.rescaling.check_invariance(model, x, lambda y: y.square().mean(), make, steps=3).passed
+    report = ps.rescaling.check_invariance(
+        model,
+        x,
+        lambda y: y.square().mean(),
+        lambda m, network: ps.optim.PathSGD(m.parameters(), network, lr=0.1),
+        steps=3,
+    )
+    assert report.passed
     ps.rescaling.balance_(ps.trace(model, x), x)
     assert torch.equal(x, given)
 

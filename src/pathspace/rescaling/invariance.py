@@ -218,8 +218,8 @@ def _step(
         return value
 
     take: Any = optimizer.step  # LBFGS demands a closure, as the rule of Invariant, too
-    asked = inspect.signature(getattr(optimizer, "rule", optimizer).step).parameters.get("closure")
-    if asked is not None and asked.default is inspect.Parameter.empty:
+    own = inspect.signature(getattr(getattr(optimizer, "rule", None), "step", take)).parameters.get("closure")
+    if own is not None and own.default is inspect.Parameter.empty:
         take(closure)
     else:
         closure()
