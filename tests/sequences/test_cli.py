@@ -378,8 +378,10 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
     assert verdict(0.5, others, True)[1] == "the model needs no more bits than any of them: worth keeping"
     said = verdict(1.2, others, True)[1]
     assert said.startswith(
-        "the model needs more bits than context trees and bzip2: to compress, take context trees"
+        "the model needs more bits than context trees and bzip2: to compress, take bzip2, or fit longer"
     )
+    # no command compresses with context trees
+    assert "than context trees: fit longer" in verdict(0.7, others, True)[1]
     assert "no-context" not in said
     assert "without --no-context" in verdict(1.2, others, False)[1]
 

@@ -56,5 +56,8 @@ def verdict(
             more = "fit with fewer --units or to more text (the network got worse in most of its passes)"
         if not mixing_tried:
             more += ", or mix it with contexts (without --no-context)"
-        said = f"the model needs more bits than {' and '.join(shorter)}: to compress, take {shorter[0]}, or {more}"
+        # context trees are scored, but no command writes a file with them
+        compressors = [name for name in shorter if name in baselines.COMPRESSORS]
+        take = f"to compress, take {compressors[0]}, or " if compressors else ""
+        said = f"the model needs more bits than {' and '.join(shorter)}: {take}{more}"
     return [f"beside it, after the training part: {listed} bits/symbol", said]
