@@ -17,6 +17,7 @@ import pathspace as ps
 from cases import half
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.models import ReluRNN
 from pathspace.experiments.path_summary import print_summary, summarize
 from pathspace.experiments.report.reduction_figure import draw_reduction, reduction_figure
 
@@ -276,6 +277,14 @@ def test_side_effects_are_named() -> None:
 
     with pytest.raises(ConfigurationError, match="depends on the data"):
         summarize(Branch(2, 3), torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_only_recurrent_networks_are_drawn_with_recurrent_edges(recurrent: bool) -> None:
+    mlp = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    network = ps.trace(ReluRNN(2, 1, hidden=3) if recurrent else mlp, torch.zeros(1, 4, 2))
+    (legend,) = reduction_figure(network, ps.paths.skeleton(network), "").legends
+    assert any("recurrent" in text.get_text() for text in legend.get_texts()) == recurrent
 
 
 @pytest.mark.parametrize(("layers", "units", "cuts"), half([1, 2, 5], [2, 60], [0, 1, 6]))

@@ -68,11 +68,11 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
         line = _shortened(f"cut at {cut}", int(width * CHARACTERS * 1.2))
         figure.text(0.5, y, line, ha="center", va="center", fontsize=8, color=CUT)
     places = _places(columns, tallest)
-    _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
+    recurrent = _draw_edges(axes, skeleton, places, last=len(columns) + 1, height=tallest)
     _draw_nodes(axes, columns, places, tallest)
     if cuts:
         _draw_cut(axes, last=len(columns) + 1, height=tallest)
-    _legend(figure, with_cuts=bool(cuts))
+    _legend(figure, recurrent=recurrent, with_cuts=bool(cuts))
     return figure
 
 
@@ -98,7 +98,8 @@ def _places(columns: list[list[int]], tallest: int) -> dict[int, Place]:
     return places
 
 
-def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, last: int, height: int) -> None:
+def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, last: int, height: int) -> bool:
+    """Draw a line for each two classes between which there are weights; says whether some are drawn as recurrent."""
     from matplotlib.collections import LineCollection
 
     graph = skeleton.graph
@@ -145,6 +146,7 @@ def _draw_edges(axes: Axes, skeleton: Skeleton, places: dict[int, Place], *, las
         axes.scatter(
             *zip(*sorted(loops), strict=True), s=190, facecolors="none", edgecolors=LOOP, lw=0.8, zorder=2
         )
+    return bool(loops) or LOOP in lines.values()
 
 
 def _draw_nodes(axes: Axes, columns: list[list[int]], places: dict[int, Place], height: int) -> None:
@@ -171,16 +173,17 @@ def _draw_cut(axes: Axes, *, last: int, height: int) -> None:
     axes.plot([0], [under + 0.3], marker="^", ms=6, color=CUT, zorder=2)
 
 
-def _legend(figure: Figure, *, with_cuts: bool) -> None:
+def _legend(figure: Figure, *, recurrent: bool, with_cuts: bool) -> None:
     from matplotlib.lines import Line2D
 
     marks = [
         Line2D([], [], color=IN, lw=1.8, label="I(c), into a class"),
         Line2D([], [], color=OUT, lw=1.8, label="O(c), out of a class"),
         Line2D([], [], color=OTHER, lw=0.8, label="other weights"),
-        Line2D([], [], color=LOOP, lw=0.8, label="recurrent; ring: to itself"),
     ]
+    if recurrent:
+        marks.append(Line2D([], [], color=LOOP, lw=0.8, label="recurrent; ring: to itself"))
     if with_cuts:
         marks.append(Line2D([], [], color=CUT, lw=1.2, ls="--", label="through a cut"))
-    columns = 3 if with_cuts else 2
+    columns = 2 if len(marks) == 4 else 3
     figure.legend(handles=marks, loc="lower center", ncols=columns, frameon=False, fontsize=8)
