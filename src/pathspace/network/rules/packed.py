@@ -116,7 +116,6 @@ def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
             "it takes sequences that were not packed in the model's own forward",
             "Pack them there, from a padded tensor and lengths that are arguments of forward",
         )
-        raise AssertionError
     return packed
 
 
@@ -210,7 +209,6 @@ def inverse_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor, *rest:
     of_index = recorder.lookup(index)
     if of_index is None or not of_index.order or recorder.lookup(x) is not None or x.dim() != 1:
         recorder.refuse("it writes to places that tracing does not follow", "Use scatter_add or index_add")
-    assert of_index is not None
     return recorder.bind(
         x, Value(recorder.new_slot(), of_index.labels, "input", batch=of_index.batch, order=True)
     )

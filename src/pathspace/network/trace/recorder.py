@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -171,7 +171,6 @@ class Recorder:
             self.refuse(
                 "it writes into a tensor that may share memory with another one", "Write into a clone()"
             )
-            return
         old.memory.write(part(old.memory.elements(view)), source)
 
     def _after_writes(self, tensor: Tensor, value: Value) -> Value:
@@ -377,11 +376,11 @@ class Recorder:
         name = name or self.name
         return f"{name} in '{self.path}'" if self.path else name
 
-    def refuse(self, reason: str, advice: str | None = None, *, operation: str | None = None) -> Any:
+    def refuse(self, reason: str, advice: str | None = None, *, operation: str | None = None) -> NoReturn:
         """Raise UntraceableError for what is running: what the operation does would not be exact."""
         raise self._refusal(UntraceableError, reason, advice, operation)
 
-    def no_rule(self, reason: str, advice: str | None = None) -> Any:
+    def no_rule(self, reason: str, advice: str | None = None) -> NoReturn:
         """Raise NoRule for what is running: the network is cut there, unless the trace is strict."""
         raise self._refusal(NoRule, reason, advice)
 
@@ -395,11 +394,11 @@ class Recorder:
             advice = None
         return kind(operation or self.name, self.path, reason, advice)
 
-    def wrong_batch(self, operation: str | None = None) -> Any:
+    def wrong_batch(self, operation: str | None = None) -> NoReturn:
         """The batch dimension turned out to be another one."""
         raise WrongBatchDimension(operation or self.name, self.path)
 
-    def mixes(self, operation: str | None = None) -> Any:
+    def mixes(self, operation: str | None = None) -> NoReturn:
         """Elements of one example came to lie in the place of another's."""
         raise MixedExamples(operation or self.name, self.path)
 
