@@ -14,16 +14,13 @@ from torch import Tensor
 from pathspace.network.rules.elementwise import finish
 from pathspace.network.rules.products import scaled
 from pathspace.network.trace.recorder import Recorder
+from pathspace.network.trace.values import whole
 
 
 def negative(recorder: Recorder, input: Tensor) -> Tensor:
     """``-x``: a fixed edge of weight -1 from every element, also of a parameter."""
     value = recorder.value(input)
-    return finish(recorder, _same, (input,), (value,), value.labels, value.kind)
-
-
-def _same(t: Tensor) -> Tensor:
-    return t
+    return finish(recorder, whole, (input,), (value,), value.labels, value.kind)
 
 
 def triangle(recorder: Recorder, input: Tensor, diagonal: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -69,7 +69,6 @@ def assemble(
         small = torch.where(small.abs() < len(number), small, FIXED)
         return (number[small.abs()] * small.sign()).expand(labels.shape)
 
-    live = {slot for instruction in tape.instructions for slot in instruction.outputs}
     edges = {
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))
         for name, (t, s) in resolved.items()
@@ -86,10 +85,10 @@ def assemble(
         class_names=names,
         monomials=monomials,
         tape=tape,
-        nodes=_nodes(recorder, renumber, live, len(names)) if single else (),
+        nodes=_nodes(recorder, renumber, tape.filled, len(names)) if single else (),
         returned=returned,
         call=call,
-        program=replace(program, nodes=_before_activation(recorder, renumber, live, outputs))
+        program=replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
         if single
         else program,
     )
@@ -156,7 +155,7 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
 
 
 def _nodes(
-    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], num_classes: int
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], num_classes: int
 ) -> tuple[NodeLabels, ...]:
     """Values of units after their ReLU; for classes without one, the values of linear maps; else of anything."""
     nodes: dict[int, NodeLabels] = {}
@@ -185,7 +184,7 @@ def _nodes(
 
 
 def _before_activation(
-    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: set[int], outputs: Sequence[Value]
+    recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], outputs: Sequence[Value]
 ) -> MappingProxyType[int, Tensor]:
     """Slot -> labels of the nodes of the graph, by the value that they have before their activation."""
     seen: dict[tuple[int, ...], Tensor] = {}  # a loop meets the same labels at every step

@@ -40,13 +40,12 @@ class Recorder:
     def __init__(
         self,
         rules: Mapping[str, Callable[..., Any]],
-        examples: Examples | None = None,
+        examples: Examples,
         *,
-        strict: bool = False,
-        choices: Choices | None = None,
+        strict: bool,
+        choices: Choices,
     ) -> None:
-        self.rules, self.examples = rules, Examples() if examples is None else examples
-        self.strict, self.choices = strict, Choices() if choices is None else choices
+        self.rules, self.examples, self.strict, self.choices = rules, examples, strict, choices
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []
@@ -220,15 +219,8 @@ class Recorder:
         form: Any = None,
     ) -> Tensor:
         """Record ``function`` of the squared inputs and return the (empty) tensor it makes."""
-        slot = self.new_slot()
-        slots = tuple(v.slot for v in inputs)
-        instruction = Instruction(
-            function, slots, (slot,), self.where(name), of_parameter=kind == "parameter", form=form
-        )
-        self.instructions.append(instruction)
-        tensor = torch.empty(labels.shape, dtype=dtype, device="meta")
-        examples = self._examples_of(name, inputs, batch, labels.shape)
-        return self.bind(tensor, Value(slot, labels, kind, parameter, batch, examples=examples))
+        result = Value(self.new_slot(), labels, kind, parameter, batch)
+        return self.emit_many(function, inputs, [result], dtype=dtype, name=name, form=form)[0]
 
     def emit_many(
         self,
