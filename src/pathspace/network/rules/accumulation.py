@@ -103,21 +103,13 @@ def _anywhere(
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
     """Labels of a sum: those of ``base`` and, at every flat place of it, of all that is added there."""
-    flat = places.reshape(-1)
+    n, both = base.numel(), torch.cat([base.reshape(-1), labels.reshape(-1)])
+    place = torch.cat([torch.arange(n), places.reshape(-1)])
 
-    def merged(largest: bool) -> Tensor:
-        sign = 1.0 if largest else -1.0
-        both = [recorder.scales.resolve(t).reshape(-1) for t in (base, labels)]
-        old, new = ((sign * t.double()).masked_fill(t == WILD, -math.inf) for t in both)
-        return sign * old.clone().scatter_reduce(0, flat, new, "amax")
+    def largest(t: Tensor) -> Tensor:
+        return t.new_full((n,), -math.inf).scatter_reduce(0, place, t, "amax")
 
-    while True:
-        high, low = merged(True), merged(False)
-        empty = torch.isinf(high)
-        high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
-        if bool((high == low).all()):
-            return high.reshape(base.shape)
-        recorder.scales.unify(high, low)
+    return recorder.scales.unify_groups(both, largest).reshape(base.shape)
 
 
 def fold(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import WILD, compressed, without_repeats
+from pathspace.network.trace.scales import compressed, without_repeats
 from pathspace.network.trace.values import Value
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -37,16 +37,7 @@ def pooled_labels(
     if all(small.shape[d] == 1 for d in dims):  # the same everywhere, as channels are
         shape = largest(torch.empty(labels.shape, device="meta")).shape
         return (small if len(shape) == small.dim() else small.squeeze(tuple(dims))).expand(shape)
-    while True:
-        labels = recorder.scales.resolve(labels)
-        wild = labels == WILD
-        high = largest(labels.double().masked_fill(wild, -math.inf))
-        low = -largest((-labels.double()).masked_fill(wild, -math.inf))
-        empty = torch.isinf(high)
-        high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
-        if bool((high == low).all()):
-            return compressed(high)
-        recorder.scales.unify(high, low)
+    return compressed(recorder.scales.unify_groups(labels, largest))
 
 
 def _entering(recorder: Recorder, input: Tensor) -> tuple[Value, int]:

@@ -16,8 +16,9 @@ theirs. What the equations leave free is found when all are there (see ``lattice
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -177,6 +178,19 @@ class Scales:
         keep = tuple(d % labels.dim() for d in keep)
         rest = [d for d in range(labels.dim()) if d not in keep]
         return self.unify_along(labels, rest).permute((*rest, *keep)).reshape([labels.shape[d] for d in keep])
+
+    def unify_groups(self, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:
+        """Make labels equal in groups, and return one of each; ``largest`` takes the maximum of each group."""
+        while True:
+            labels = self.resolve(labels)
+            wild, numbers = labels == WILD, labels.double()
+            high = largest(numbers.masked_fill(wild, -math.inf))
+            low = -largest((-numbers).masked_fill(wild, -math.inf))
+            empty = torch.isinf(high)
+            high, low = (t.masked_fill(empty, WILD).long() for t in (high, low))
+            if bool((high == low).all()):
+                return high
+            self.unify(high, low)
 
 
 def _to_themselves(count: int) -> Tensor:
