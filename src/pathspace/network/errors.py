@@ -145,6 +145,3 @@ class MixedExamples(WrongBatchDimension):
 
 class UnmatchedForwardError(ValueError):
     """A forward pass on data is not the one that was traced, or holds something that cannot be followed on data."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)

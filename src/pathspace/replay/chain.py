@@ -296,7 +296,7 @@ class ChainWitness(TorchFunctionMode):
         if cell.recurrent is not None or not z.requires_grad or not self._are(args[1:], [cell]):
             return False
         if self._seen:
-            if not self._is_moved(x) or not any(x is t or _is_same(x, t) for t in self._same):
+            if not self._is_moved(x) or not any(map(x.is_set_to, self._same)):
                 return False
         elif x.dim() != 2 or x.shape[0] != self._count or x.requires_grad:
             return False
@@ -376,12 +376,6 @@ class ChainWitness(TorchFunctionMode):
         elif self._chain.time_dim == 1:
             values = values.transpose(0, 1)
         return values if self._few == self._count else values[:, : self._few]
-
-
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same part of the same memory."""
-    place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-    return place == (other.data_ptr(), other.shape, other.stride())
 
 
 def _states_below(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:

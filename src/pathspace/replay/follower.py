@@ -157,8 +157,7 @@ class Follower(Matched, TorchFunctionMode):
 
     def is_cut(self, name: str, tensors: list[Tensor]) -> bool:
         """Whether the network is cut at an operation on these tensors."""
-        traced = self.program.operations
-        call = traced[self.position] if self.position < len(traced) else None
+        call = self.expected
         if call is None or call.kind != "cut" or call.name != name:
             return False
         return self._depends(tensors) or any(id(t) in self._cut for t in tensors)
@@ -201,16 +200,14 @@ class Follower(Matched, TorchFunctionMode):
 
     def _with_statistics_held(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a product that was traced as a normalization, its root mean square cut from the graph."""
-        traced = self.program.operations
-        call = traced[self.position] if self.position < len(traced) else None
+        call = self.expected
         if call is None or call.name != name or call.results[0] not in self.normalizations:
             return args
         return tuple(t.detach() if id(t) in self._tails else t for t in args)
 
     def _exposed(self, name: str, tensors: list[Tensor], result: Any) -> Any:
         """What the pass goes on with, where gradients at a result will be read or values of it be nodes."""
-        traced = self.program.operations
-        call = traced[self.position] if self.position < len(traced) else None
+        call = self.expected
         if call is None or call.name != name or not isinstance(result, Tensor) or not result.requires_grad:
             return result
         wanted = any(s in self.program.nodes for s in call.results) or any(map(self.is_weight, tensors))
@@ -256,8 +253,7 @@ class Follower(Matched, TorchFunctionMode):
 
     def finish(self, returned: list[Tensor]) -> None:
         """Check that the forward pass came to the end of the traced one, and met all nodes."""
-        if self.position != len(self.program.operations):
-            call = self.program.operations[self.position]
+        if (call := self.expected) is not None:
             raise UnmatchedForwardError(
                 f"the forward pass ended before '{call.name}' in '{call.module}', which was traced"
                 f"{UNGRADED if self.ungraded else ''}"

@@ -79,10 +79,15 @@ class Matched:
         """Whether a tensor depended on parameters only before it was written to."""
         return id(tensor) in self.views or any(tensor is weight for weight in self.weights)
 
-    def next(self, name: str) -> Operation:
-        """The traced operation that stands where the forward pass is now."""
+    @property
+    def expected(self) -> Operation | None:
+        """The traced operation that stands where the forward pass is now; None at the end."""
         traced = self.program.operations
-        call = traced[self.position] if self.position < len(traced) else None
+        return traced[self.position] if self.position < len(traced) else None
+
+    def next(self, name: str) -> Operation:
+        """The traced operation that stands where the forward pass is now, which has this name; the pass goes on."""
+        call = self.expected
         if call is None or call.name != name:
             expected = f"'{call.name}' in '{call.module}'" if call is not None else "the end"
             raise UnmatchedForwardError(

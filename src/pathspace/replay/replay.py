@@ -106,7 +106,7 @@ def _shadow(
     network: Network,
     differentiable: bool,
     cast: Callable[[Tensor], Tensor],
-    values: Mapping[str, Tensor] | None = None,
+    values: Mapping[str, Tensor] | None,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy of the model in evaluation form, on parameters that share the model's memory, and those by name."""
     leaves: dict[str, Tensor] = {}
@@ -152,8 +152,6 @@ def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
             return mode.run_outside(_forward, args, kwargs)
 
         module.forward = run
-    if any(hasattr(module, "_orig_mod") for module in shadow.modules()):
-        with uncompiled():
-            yield
-    else:
+    compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
+    with uncompiled() if compiled else nullcontext():
         yield

@@ -130,13 +130,12 @@ def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, .
     The tensor written to shows neither what it held before nor, if it is a part of another one, the gradient after; the
     tensor in between has for its gradient what the parameter's edges pass on.
     """
-    place, operations = _WRITES.get(name), follower.program.operations
+    place, call = _WRITES.get(name), follower.expected
     if place is None or len(args) <= place or not isinstance(args[place], Tensor):
         return args
     x, item = args[0], args[place]
-    if not follower.is_weight(item) or follower.was_weight(x) or follower.position >= len(operations):
+    if not follower.is_weight(item) or follower.was_weight(x) or call is None:
         return args
-    call = operations[follower.position]
     batch = follower.batch_of(x, call.arguments[0], call.shapes[0]) if call.name == name else None
     index = args[1] if name == "__setitem__" else ...
     by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
