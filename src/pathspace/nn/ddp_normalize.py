@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pathspace.metrics.checks import check_not_negative, check_numbers
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network
 from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import copy_of
@@ -23,7 +23,7 @@ _PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 @torch.inference_mode(False)
 def ddp_normalize(
     model: _Model,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
@@ -166,7 +166,7 @@ def _powers(factors: Tensor) -> Tensor:
     return torch.exp2(torch.log2(factors).round())
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def _factors(
     network: Network, criterion: Criterion, calibration: Any, alpha: float | None, statistic: Statistic | None
 ) -> Tensor:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 @torch.no_grad()
 def rescale_(network: Network, factors: Tensor) -> None:
     """Multiply what goes into each unit class c by s_c and divide what comes out by s_c, in place.
@@ -65,7 +65,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
     torch.clear_autocast_cache()  # it holds the weights before in half precision
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def random_rescale_(
     network: Network,
     low: float = 1e-3,

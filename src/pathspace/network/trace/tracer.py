@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
 from pathspace.network.network import Call, Network
@@ -234,7 +234,7 @@ class _Plan:
         shapes = (t.shape for t in pytree.tree_leaves(self.example_input) if isinstance(t, Tensor))
         return next(shapes, torch.Size())
 
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
         examples = Examples() if examples is None else examples

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pathspace.metrics.checks import check_bounds, check_not_negative, check_numbers
 from pathspace.network import Network
-from pathspace.network.devices import cpu_by_default, with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
@@ -113,7 +113,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     # --- the skeleton ------------------------------------------------------------------------------------
 
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     @torch.no_grad()
     def choose_skeleton(
         self, skeleton: Skeleton | Rule = "largest", generator: torch.Generator | None = None
@@ -179,7 +179,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             measure = Measure(start["fixed"], start["units"], start["pace"])
             if len(self._frames) == _FRAMES:
                 self._frames.clear()
-            with cpu_by_default():
+            with tables_on_the_cpu():
                 coordinates = chart(self.network, self.skeleton, weights, measure.fixed.device)
                 frame = self._frames[key] = Frame(coordinates, measure, weights, self._scratch)
         return frame.look(weights)
@@ -195,7 +195,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
             )
         if self.skeleton is None and any(id(p) in names for p, _, _ in active):
             own = torch.Generator().manual_seed(self._seed)  # the user's random state is not touched
-            with cpu_by_default():
+            with tables_on_the_cpu():
                 wanted = self._wanted
                 self._begin(wanted if isinstance(wanted, Skeleton) else choose(self.network, wanted, own))
         wide = torch.Tensor.double if self._is_far() else widened
@@ -302,7 +302,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
 
     # --- the state ---------------------------------------------------------------------------------------
 
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     @torch.no_grad()
     def diagnostics(self) -> dict[str, Any]:
         """How well conditioned path space is at the present weights, and what became of the skeleton.

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.kernel.kappa import kappa
 from pathspace.paths.listing.jacobian import Output, check_output, derivatives, in_float64, outputs_on
@@ -36,7 +36,7 @@ from pathspace.paths.listing.unrolled import examples
 from pathspace.paths.space.reduction import reduction_graph
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int = -1) -> Tensor:
     """The Fisher information of a network's output, mean over examples of J^T Lambda J.
 
@@ -84,7 +84,7 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
     return total / count
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def natural_gradient(

@@ -22,13 +22,13 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.paths.listing.unrolled import Activity, activity
 from pathspace.paths.space.member import weights_from_values
 from pathspace.paths.space.skeleton import Skeleton
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def activity_from_values(
     network: Network, skeleton: Skeleton, values: Mapping[str, Tensor], signs: Tensor, data: Any
 ) -> Activity:

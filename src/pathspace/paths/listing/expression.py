@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.paths.listing.listing import Paths
 from pathspace.paths.listing.tensor_roles import NONE
 from pathspace.paths.space.basis import basis_paths, check_complete
@@ -58,7 +58,7 @@ class BasisExpression:
         return powers.prod(1)
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def express(network: Network, skeleton: Skeleton, paths: Paths) -> BasisExpression:
     """Write the values of paths as products of powers of the basis values of a skeleton.
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
 from pathspace.network.network import current_values
 from pathspace.network.trace.shadow import evaluation_form_of
@@ -38,7 +38,7 @@ from pathspace.squared.precision import AtLeast
 Output = Literal["gaussian", "softmax"]
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def path_jacobian(network: Network, paths: Paths | None = None, *, limit: int = LIMIT) -> Tensor:
     """The derivative of path values in the weights, J_pe = dv_p/dw_e.
 
@@ -103,7 +103,7 @@ def path_rank(jacobian: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix)) if matrix.numel() else 0
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def degrees_of_freedom(
     network: Network, data: Any = None, *, output: Output = "gaussian", dim: int = -1
 ) -> int:
@@ -154,7 +154,7 @@ def degrees_of_freedom(
     return int(used.sum()) - int((torch.bincount(ends, minlength=graph.num_classes + 1)[1:] > 0).sum())
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def dead_units(network: Network, data: Any) -> Tensor:

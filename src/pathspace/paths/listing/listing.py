@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.paths.listing.tensor_roles import BIAS, NONE
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, unroll
 from pathspace.paths.space.reduction import ReductionGraph, expect_own
@@ -109,7 +109,7 @@ class Paths:
         return terms.new_zeros(len(x), self.num_outputs).index_add(1, self.end, terms)
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def enumerate_paths(network: Network, limit: int = LIMIT, *, graph: UnrolledGraph | None = None) -> Paths:
     """List all paths of a network, from an input or the bias node to an output.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_network, expect_weights
 from pathspace.network.network import Call, current_values
@@ -97,7 +97,7 @@ class Activity:
     outputs: Tensor
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def unroll(network: Network) -> UnrolledGraph:
     """Write a traced network out: one node for every unit at every time step and position.
 
@@ -151,7 +151,7 @@ def _example(call: Call, whole: int) -> Any:
     return pytree.tree_map_only(torch.Tensor, real, next(examples(call, call.arguments)))
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | None = None) -> Activity:
     """Which gates of the written-out graph are open, example by example.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network, expect_paths
 from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import cover
@@ -26,7 +26,7 @@ from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
     """The paths in_I(u) . e . out_O(v), one for every edge e = (u -> v) outside O, in the order of the edges.
 
@@ -74,7 +74,7 @@ def basis_paths(network: Network, skeleton: Skeleton) -> list[tuple[Edge, ...]]:
     ]
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def basis_values(
     network: Network, skeleton: Skeleton, parameters: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:

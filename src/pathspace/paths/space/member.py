@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.space.basis import check_complete, checked
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.usage import used_edges
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def skeleton_signs(
     network: Network, skeleton: Skeleton, parameters: Mapping[str, Tensor] | None = None
 ) -> Tensor:
@@ -57,7 +57,7 @@ def skeleton_signs(
     return torch.where(edges < 0, 0, weights[edges].sign().long())
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def weights_from_values(
     network: Network, skeleton: Skeleton, values: Mapping[str, Tensor], signs: Tensor
 ) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network
 
 FIXED = 0
@@ -115,14 +115,14 @@ class ReductionGraph:
         """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
         return self._ending_at(unit_class, self.source, self.target)
 
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     def _ending_at(self, unit_class: int, nodes: Tensor, of_inverses: Tensor) -> Tensor:
         if not 0 <= unit_class < self.num_classes:
             raise IndexError(f"there is no unit class {unit_class}: the network has {self.num_classes}")
         ends = (self.factors(nodes) == unit_class + 1) | (self.factors(of_inverses) == -unit_class - 1)
         return ends.any(0).nonzero().flatten()
 
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     def exponents(self) -> Tensor:
         """How rescaling moves the logarithms of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
 
@@ -156,7 +156,7 @@ def expect_own(graph: ReductionGraph, network: Network, what: str) -> None:
         raise ValueError(f"the {what} for another network: make one for this network")
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def reduction_graph(network: Network) -> ReductionGraph:
     """The reduction graph of a traced network.
 

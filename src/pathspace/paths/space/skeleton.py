@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Edge, Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import condensation, cover
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
@@ -75,7 +75,7 @@ class Skeleton:
         return Skeleton(graph, edges, starts)
 
     @staticmethod
-    @with_tables_on_the_cpu
+    @tables_on_the_cpu()
     def from_edges(
         network: Network, incoming: Sequence[Edge | None], outgoing: Sequence[Edge | None]
     ) -> Skeleton:
@@ -202,7 +202,7 @@ class Skeleton:
         return f"Skeleton({self.num_classes} unit classes{missing})"
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def skeleton(network: Network, rule: Rule = "largest", generator: torch.Generator | None = None) -> Skeleton:
     """Choose skeleton edges: one that enters every unit class and one that leaves it.
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.devices import with_tables_on_the_cpu
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.paths.kernel.kappa import first_term
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 
 
-@with_tables_on_the_cpu
+@tables_on_the_cpu()
 def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
     """Which weights are on a path from an input to an output, bool ``[E]``.
 
