@@ -492,7 +492,7 @@ def test_first_term_of_a_matrix_that_one_vector_enters_once_stays_a_product():
     torch.manual_seed(0)
     example = torch.randn(1, 5, 4, dtype=torch.float64)
     network = ps.trace(Twice().double(), example)
-    values = squared_gradients(network)
+    values = squared_gradients(network, network.parameters, list(network.parameters))
     assert {name for name, value in values.items() if isinstance(value, Outer)} == {"once.weight"}
     q = {name: p.detach().square().requires_grad_() for name, p in network.parameters.items()}
     expected = torch.autograd.grad(network.squared(q), list(q.values()))

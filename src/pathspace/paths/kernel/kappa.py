@@ -13,7 +13,7 @@ Letters: p parameter, q = p^2, G squared network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -86,34 +86,18 @@ def surveyed_kappa(
     return in_safe_type(network, parameters, compute, seen)
 
 
-@in_full_precision
-def first_term(
-    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Iterable[str] | None = None
-) -> dict[str, Tensor]:
-    """kappa1_i = dG/d(p_i^2), by one backward pass through the squared network.
+def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Sequence[str]) -> Values:
+    """kappa1_i = dG/d(p_i^2) of some parameters, by one backward pass through the squared network.
 
     Args:
         network: a traced network.
-        parameters: values to use instead of the model's own, by name.
-        names: the parameters to return; all of the network's if None.
+        source: values of all of its parameters, by name.
+        names: the parameters to return.
 
     Returns:
-        Parameter name -> tensor of the parameter's shape; inf where the type overflows. The part in this process of
-        a parameter that is split.
+        Parameter name -> tensor of the parameter's shape, or the product delta_v h_u where a matrix is used once; inf
+        where the type overflows. Tensors may share memory. The part in this process of a parameter that is split.
     """
-    values = squared_gradients(network, parameters, names)
-    return own_memory({name: dense(value) for name, value in values.items()})
-
-
-def squared_gradients(
-    network: Network, parameters: Mapping[str, Tensor] | None = None, names: Iterable[str] | None = None
-) -> Values:
-    """:func:`first_term` in tensors that may share memory, and as products delta_v h_u where a matrix is used once.
-
-    Of parameters that are split over processes, the parts in this one.
-    """
-    source = network.parameters if parameters is None else parameters
-    names = list(network.parameters if names is None else names)
     if not names:
         return {}
     with torch.inference_mode(False), torch.enable_grad():

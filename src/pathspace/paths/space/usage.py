@@ -7,11 +7,14 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.paths.kernel.kappa import first_term
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.kernel.kappa import squared_gradients
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
+from pathspace.squared.squares import dense
 
 
 @tables_on_the_cpu()
+@in_full_precision
 def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
     """Which weights are on a path from an input to an output, bool ``[E]``.
 
@@ -34,7 +37,8 @@ def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
     graph = reduction_graph(network) if graph is None else graph
     # kappa1 counts the paths through a weight, those without the weight's own factor, so ones keep all of them
     same = {name: _small_weights(p) for name, p in network.parameters.items()}
-    return graph.flatten(first_term(network, same)).cpu() > 0
+    paths = squared_gradients(network, same, list(same))
+    return graph.flatten({name: dense(value) for name, value in paths.items()}).cpu() > 0
 
 
 def _small_weights(parameter: Tensor) -> Tensor:
