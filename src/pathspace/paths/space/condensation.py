@@ -56,8 +56,7 @@ def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tenso
             if component[after] != component[node]:
                 level[component[after]] = max(level[component[after]], level[component[node]] + 1)
     of_node = torch.tensor(component[:size])
-    levels = torch.tensor(level)[of_node] + 1
-    levels = torch.unique(levels, return_inverse=True)[1] + 1
+    levels = torch.unique(torch.tensor(level)[of_node], return_inverse=True)[1] + 1
     levels[0] = 0
     return of_node, levels
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ class Leaving:
     def __init__(self, places: Mapping[str, Place], weights: Tensors, like: Tensor, scratch: Scratch) -> None:
         self.sums = Slots(torch.zeros_like(like))
         columns: dict[tuple[Ends, torch.dtype], list[str]] = {}
-        parts: list[tuple[Index, _Part]] = []
+        parts: list[tuple[Index, _Weights | _Columns]] = []
         for name, place in places.items():
             w, ends = weights[name], place.sources
             if ends is None:
@@ -65,12 +64,6 @@ class Leaving:
             else:
                 view.add_(terms)
         self.sums.refresh()
-
-
-class _Part(Protocol):
-    def sum(self, weights: Tensors, gradients: Tensors) -> Tensor:
-        """Sums for the nodes, of those parameters that this is about."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -40,11 +40,8 @@ class Index:
 
     def take(self, values: Tensor) -> Tensor:
         """The entries; a view where possible."""
-        return (
-            values.index_select(0, self.places)
-            if self.first < 0
-            else values.narrow(0, self.first, self.count)
-        )
+        view = self.view(values)
+        return values.index_select(0, self.places) if view is None else view
 
     def put_(self, values: Tensor, entries: Tensor) -> None:
         """Overwrite the entries."""
