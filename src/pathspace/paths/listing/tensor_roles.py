@@ -38,11 +38,9 @@ class Edges:
 
     def add(self, source: Tensor, target: Tensor, weight: Any, factor: Tensor, gate: Any = NONE) -> None:
         """Append edges; ``weight`` and ``gate`` may be one number for all of them."""
-        for column, value in zip(
-            (self.source, self.target, self.weight, self.gate), (source, target, weight, gate), strict=True
-        ):
+        columns = (self.source, self.target, self.weight, self.factor, self.gate)
+        for column, value in zip(columns, (source, target, weight, factor, gate), strict=True):
             column.append(torch.as_tensor(value).expand(target.shape))
-        self.factor.append(factor.expand(target.shape))
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ class Weights:
 class TensorRoles:
     """Activations, weights, inputs and constants, as a run of a model makes them; and the edges between them.
 
-    An activation has nodes. What depends on the example alone is an input, and has nodes once it was read. What comes
-    after the last parameter is in the tail.
+    An activation has nodes. What depends on the example alone is an input, and has nodes once it was read.
     """
 
     def __init__(self, graph: ReductionGraph, *, with_edges: bool) -> None:
@@ -70,7 +67,6 @@ class TensorRoles:
         self._units: dict[int, tuple[Tensor, Tensor]] = {}  # id -> (tensor, node numbers)
         self._weights: dict[int, tuple[Tensor, Weights]] = {}
         self._data: dict[int, Tensor] = {}  # tensors that depend on the example alone
-        self._tails: dict[int, Tensor] = {}
 
     def bind_parameter(self, name: str, parameter: Tensor) -> None:
         """The elements of a parameter are edges."""
@@ -92,10 +88,6 @@ class TensorRoles:
     def is_unit(self, tensor: Tensor) -> bool:
         """Whether the tensor holds activations; an input that was read before has nodes, and is none."""
         return id(tensor) in self._units and id(tensor) not in self._data
-
-    def is_tail(self, tensor: Tensor) -> bool:
-        """Whether the tensor comes out of a softmax at the end."""
-        return id(tensor) in self._tails
 
     def _bind(self, tensor: Tensor, nodes: Tensor) -> Tensor:
         self._units[id(tensor)] = (tensor, nodes.reshape(tensor.shape))

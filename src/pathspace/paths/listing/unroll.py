@@ -57,8 +57,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         self.num_gates = 0
         self.gates: list[Tensor] = []
         self.entered: list[tuple[Tensor, Tensor]] = []  # what flows into a cut or an outside module
-        # what a function at the end was computed from
-        self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # what comes out of a softmax or the like after the last parameter, and what it was computed from
+        self._tails: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
         self.paused = False
         self.buffers: set[int] = set()  # the memory of the model's buffers, which may change
         self._packed = PackedSequences()
@@ -83,7 +83,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         units = any(self.is_unit(t) for t in tensors)
         weights = any(id(t) in self._weights for t in tensors)
         data = any(id(t) in self._data for t in tensors)
-        if any(self.is_tail(t) for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
+        if any(id(t) in self._tails for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
             if weights:
                 raise UntraceableError(
                     name,
@@ -92,8 +92,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
                     NOT_WRITTEN,
                 )
             entered = [node for t in tensors for node in self.before_the_end(t)]
-            result = self._keep(self._tails, func(*args, **kwargs))
-            self._before.update((id(t), entered) for t in pytree.tree_leaves(result))
+            result = func(*args, **kwargs)
+            self._tails.update((id(t), (t, entered)) for t in pytree.tree_leaves(result))
             return result
         if name in ("_pack_padded_sequence", "_pad_packed_sequence"):
             fixed = {"fixed": id(args[1]) not in self._data} if name == "_pack_padded_sequence" else {}
@@ -195,7 +195,9 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
     def before_the_end(self, tensor: Tensor) -> list[tuple[Tensor, Tensor]]:
         """A tensor that holds units, with their nodes, or those that a function of units at the end depends on."""
-        return [self._units[id(tensor)]] if self.is_unit(tensor) else self._before.get(id(tensor), [])
+        if self.is_unit(tensor):
+            return [self._units[id(tensor)]]
+        return self._tails[id(tensor)][1] if id(tensor) in self._tails else []
 
     def _ends(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """Whether the function has a place after the last parameter only."""
