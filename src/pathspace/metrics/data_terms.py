@@ -9,13 +9,13 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from pathspace.metrics.checks import check_names, check_numbers
-from pathspace.metrics.path import Form, Path
+from pathspace.metrics.path import Form, MetricOptions, Path
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
 from pathspace.paths.data.chain_terms import chain_terms
@@ -41,14 +41,7 @@ AVERAGED = 0.9
 _ENOUGH = 10  # draws in the average, before a part of a batch is enough for the next
 
 
-class _PathOptions(TypedDict, total=False):
-    power: float
-    damping: float | None
-    refresh_every: int
-    normalization: Any
-
-
-class DataOptions(_PathOptions, total=False):
+class DataOptions(MetricOptions, total=False):
     """The options of :class:`pathspace.metrics.DataDependent`, as the named optimizers take them."""
 
     statistic: Statistic
@@ -88,9 +81,9 @@ class DataTerms(Path):
         examples: float | None = None,
         watch: bool = True,
         process_group: Any = "default",
-        **options: Unpack[_PathOptions],
+        **options: Unpack[MetricOptions],
     ) -> None:
-        check_names(self, options, _PathOptions.__annotations__)
+        check_names(self, options, MetricOptions.__annotations__)
         super().__init__(**options)
         check_options(alpha, statistic)
         check_estimation(sharing, estimator, averaging, examples)

@@ -53,14 +53,19 @@ _RAN_AWAY = (
 )
 
 
-class PathOptions(TypedDict, total=False):
-    """The options of :class:`Path`, as the named optimizers take them."""
+class MetricOptions(TypedDict, total=False):
+    """The options of all metrics that optimizers divide by."""
 
     power: float
     damping: float | None
     refresh_every: int
-    second_term: bool
     normalization: Normalization
+
+
+class PathOptions(MetricOptions, total=False):
+    """The options of :class:`Path`, as the named optimizers take them."""
+
+    second_term: bool
 
 
 class Path:
