@@ -48,8 +48,8 @@ def interpolate(
 
     def of_units(d: int) -> Tensor:
         """What interpolation along a dimension does to unit vectors, ``[in, out]``."""
-        units, n, f = torch.eye(x.shape[2 + d], dtype=torch.float64), of_dimension(size, d), scale_factor
-        f = of_dimension(f, d)
+        units = torch.eye(x.shape[2 + d], dtype=torch.float64)
+        n, f = of_dimension(size, d), of_dimension(scale_factor, d)
         if mode != "bicubic" and not antialias:
             units = units.unsqueeze(1)
             return F.interpolate(units, n, f, "linear", align_corners, recompute_scale_factor).squeeze(1)

@@ -148,7 +148,7 @@ def seed_rows(
     Of the rows of all processes, those at the place of this one.
     """
     first, whole = place[0] * rows, place[1] * rows
-    wide = max(1, math.isqrt(max(0, whole - 1)) + 1)
+    wide = math.isqrt(max(0, whole - 1)) + 1
     tall = -(-whole // wide)
     begin, end = first // wide, -(-(first + rows) // wide)
     count, lines = len(sizes), end - begin

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
-from pathspace.network.errors import UntraceableError, expect_network, expect_weights
+from pathspace.network.errors import UntraceableError, expect_weights
 from pathspace.network.network import Call, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.affine import NOT_WRITTEN
@@ -118,7 +118,7 @@ def unroll(network: Network) -> UnrolledGraph:
         >>> ps.paths.unroll(ps.trace(model, torch.zeros(1, 2))).num_paths
         10
     """
-    expect_network(network)
+    expect_weights(network)
     try:
         unroller, nodes, _ = _run(network, _example(network.call, 0), with_edges=True)
     except (IndexError, RuntimeError, UntraceableError):  # a length, or a mask that hides everything
@@ -175,7 +175,7 @@ def activity(network: Network, data: Any, parameters: Mapping[str, Tensor] | Non
         >>> ps.paths.activity(ps.trace(model, torch.zeros(1, 1)), torch.tensor([[3.0], [-3.0]])).outputs.flatten()
         tensor([6., 0.], dtype=torch.float64)
     """
-    expect_network(network)
+    expect_weights(network)
     inputs, gates, outputs = [], [], []
     for example in examples(network.call, data):
         unroller, _, values = _run(network, example, with_edges=False, parameters=parameters)
@@ -234,7 +234,6 @@ def _run(
     network: Network, example: Any, *, with_edges: bool, parameters: Mapping[str, Tensor] | None = None
 ) -> tuple[Unroller, Tensor, Tensor]:
     """Run a copy of the model on one example; returns the unroller, the output nodes and their values."""
-    expect_weights(network)
     current_values(network)
     values = current_values(network, parameters)
     _check_sums(network)

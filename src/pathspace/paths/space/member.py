@@ -101,7 +101,8 @@ def weights_from_values(
         raise ValueError(f"signs must hold 1 or -1 for each of the {c} unit classes")
     v = graph.flatten({n: v.detach().double().cpu() for n, v in current_values(network, values).items()})
     held = torch.zeros(graph.num_edges, dtype=torch.bool)
-    held[skeleton.edges[1 + c :][skeleton.edges[1 + c :] >= 0]] = True
+    outgoing = skeleton.edges[1 + c :]
+    held[outgoing[outgoing >= 0]] = True
     b, through = (torch.ones(1 + c, dtype=torch.float64) for _ in range(2))
     for nodes in skeleton.levels:
         into, out_of = nodes[nodes <= c], nodes[nodes > c]
@@ -121,6 +122,5 @@ def weights_from_values(
     a = through / b
     # w_e = v_e / (A_u B_v); at e = O(c) the sign itself
     weights = v / (a[graph.source] * b[graph.target])
-    numbers = skeleton.edges[1 + c :]
-    weights[numbers[numbers >= 0]] = signs.cpu().double()[numbers >= 0]
+    weights[outgoing[outgoing >= 0]] = signs.cpu().double()[outgoing >= 0]
     return graph.unflatten(torch.where(used, weights, 0.0))
