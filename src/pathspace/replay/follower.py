@@ -64,26 +64,18 @@ class Follower(Matched, TorchFunctionMode):
         if kwargs and name in RULED:
             args, kwargs = by_position(args, kwargs)
         tensors = tensors_in(args, kwargs)
-        if not torch.is_grad_enabled() and self._depends(tensors):
-            self.ungraded = True
+        depends = any(t.requires_grad for t in tensors)
+        self.ungraded |= depends and not torch.is_grad_enabled()
         if self.is_cut(name, tensors):
             return self.cut(name, func, args, kwargs, tensors)
-        if name in ("rnn_relu", "rnn_relu_cell") and self._depends(tensors):
-            return taken_apart.recurrent(self, name, args)
-        if name == "embedding_bag" and self._depends(tensors):
-            return taken_apart.embedding_bag(self, tensors, *args, **kwargs)
         in_parts = written_out(name, args, kwargs, lambda t: 2 if self.is_weight(t) else not t.requires_grad)
-        if in_parts is not None and self._depends(tensors):
+        if in_parts is not None and depends:
             with self:
                 return in_parts(*args, **kwargs)
-        if name == "scaled_dot_product_attention" and self._depends(tensors):
-            return taken_apart.attention(self, name, *args, **kwargs)
-        if name == "glu" and self._depends(tensors):
-            return taken_apart.glu(self, name, *args, **kwargs)
-        if name in taken_apart.NORMALIZATIONS and self._depends(tensors):
+        if name in taken_apart.NORMALIZATIONS and depends:
             return taken_apart.normalization(self, name, func, args, kwargs)
-        if name == "_weight_norm" and self._depends(tensors):
-            return taken_apart.weight_norm(self, *args)
+        if name in taken_apart.OTHERS and depends:
+            return taken_apart.OTHERS[name](self, name, *args, **kwargs)
         args = taken_apart.written(self, name, self._with_statistics_held(name, args))
         result = self._exposed(name, tensors, func(*args, **kwargs))
         self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)
@@ -160,7 +152,7 @@ class Follower(Matched, TorchFunctionMode):
         call = self.expected
         if call is None or call.kind != "cut" or call.name != name:
             return False
-        return self._depends(tensors) or any(id(t) in self._cut for t in tensors)
+        return any(t.requires_grad or id(t) in self._cut for t in tensors)
 
     def enter_cut(self, name: str, tensors: list[Tensor]) -> None:
         """What enters a cut is an output of the network."""
@@ -215,9 +207,6 @@ class Follower(Matched, TorchFunctionMode):
             self._shown.pop(id(result), None)
             return result
         return self.exposed(result, call.batch, tensors) if wanted else result
-
-    def _depends(self, tensors: list[Tensor]) -> bool:
-        return any(t.requires_grad for t in tensors)
 
     def _of_zeros(self, tensors: list[Tensor]) -> bool:
         """Whether a parameter is multiplied with a new tensor of zeros, which tracing leaves out."""

@@ -116,9 +116,9 @@ def _held(layer: Normalization, x: Tensor, eps: float | None, *, centred: bool) 
     return (x - mean) * inverse
 
 
-def weight_norm(follower: Matched, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+def weight_norm(follower: Matched, name: str, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Directions of a length that is held, times gains: a weight made of parameters."""
-    follower.next("_weight_norm")
+    follower.next(name)
     weight = v * (g / torch.norm_except_dim(v.detach(), 2, dim))
     follower.weights.append(weight)
     return weight
@@ -157,10 +157,10 @@ def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, .
 
 
 def embedding_bag(
-    follower: Matched, tensors: list[Tensor], input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+    follower: Matched, name: str, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     """The rows that bags name, which are nodes, then their sum, mean or maximum."""
-    call = follower.next("embedding_bag")
+    call, tensors = follower.next(name), [input, weight]
     arguments = dict(zip(_EMBEDDING_BAG, args, strict=False)) | kwargs
     mode, padding = arguments.get("mode", "mean"), arguments.get("padding_idx")
     looked_up = rows = F.embedding(input, weight, padding)
@@ -220,7 +220,7 @@ def glu(follower: Matched, name: str, input: Tensor, dim: int = -1) -> Tensor:
     return result
 
 
-def recurrent(follower: Matched, name: str, args: tuple[Any, ...]) -> Any:
+def recurrent(follower: Matched, name: str, *args: Any) -> Any:
     """A recurrent layer, step by step, so that its nodes show."""
     call = follower.next(name)
     if name == "rnn_relu_cell":
@@ -303,3 +303,13 @@ def _steps(
 
 def _linear(x: Tensor, weight: Tensor, *biases: Tensor) -> Tensor:
     return F.linear(x, weight, sum(biases[1:], biases[0]) if biases else None)
+
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["rnn_relu", "rnn_relu_cell"], recurrent),
+    "embedding_bag": embedding_bag,
+    "scaled_dot_product_attention": attention,
+    "glu": glu,
+    "_weight_norm": weight_norm,
+}
+"""Operations that are no normalizations, by their names."""

@@ -23,13 +23,10 @@ from pathspace.replay.arguments import examples_in
 from pathspace.replay.follower import Follower
 from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
-from pathspace.replay.taken_apart import is_fixed_batch_norm, normalization
+from pathspace.replay.taken_apart import OTHERS, is_fixed_batch_norm, normalization
 
 _OTHERWISE = frozenset(
-    [
-        *("batch_norm", "embedding_bag", "instance_norm", "rnn_relu", "rnn_relu_cell", "rrelu", "rrelu_"),
-        *("scaled_dot_product_attention", "_weight_norm"),
-    ]
+    ["batch_norm", "instance_norm", "rrelu", "rrelu_", *OTHERS]
 )  # in training, or taken apart
 # a second pass runs them
 _HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
