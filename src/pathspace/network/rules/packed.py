@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -117,68 +117,6 @@ def packed_of(recorder: Recorder, batch_sizes: Tensor) -> Packed:
             "Pack them there, from a padded tensor and lengths that are arguments of forward",
         )
     return packed
-
-
-def packed_rnn(
-    recorder: Recorder,
-    rows: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: Any,
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
-    """A (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
-    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
-    directions, steps = (2 if bidirectional else 1), len(batch_sizes)
-    each = directions * (4 if has_biases else 2)
-    sequence = recorder.emit(
-        packed.steps, [x], packed.steps(x.labels), dtype=rows.dtype, batch=1, kind=x.kind
-    )
-    last: list[Tensor] = []
-    for layer in range(layers):
-        start = hx[layer * directions : (layer + 1) * directions] if recorder.lookup(hx) is None else None
-        if start is None:
-            start = recorder.apply("narrow", torch.Tensor.narrow, hx, 0, layer * directions, directions)
-        weights = list(params)[layer * each : (layer + 1) * each]
-        sequence, final = recorder.rules["padded_rnn_relu"](
-            recorder,
-            sequence,
-            start,
-            weights,
-            has_biases,
-            1,
-            dropout,
-            train,
-            bidirectional,
-            False,
-            below=layer,
-        )
-        last.append(_any_last(recorder, sequence, directions) if packed.any_length else final)
-    out = recorder.value(sequence)
-
-    def flat(t: Tensor) -> Tensor:
-        return t.reshape(steps * packed.examples, *t.shape[2:])
-
-    created = recorder.emit(flat, [out], flat(out.labels), dtype=rows.dtype, batch=0)
-    states = recorder.apply("cat", torch.cat, last, 0)
-    recorder.bind(states, replace(recorder.value(states), state=True))
-    return created, states
-
-
-def _any_last(recorder: Recorder, sequence: Tensor, directions: int) -> Tensor:
-    """The last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
-    x = recorder.value(sequence)
-
-    def last(t: Tensor) -> Tensor:
-        parts = t.chunk(directions, -1)
-        return torch.stack([parts[0].sum(0), *(part[0] for part in parts[1:])])
-
-    labels = torch.stack([part[0] for part in x.labels.chunk(directions, -1)])
-    return recorder.emit(last, [x], labels, dtype=sequence.dtype, batch=1)
 
 
 def in_order(recorder: Recorder, x: Tensor, dim: int, index: Tensor) -> Tensor | None:

@@ -9,6 +9,7 @@ the first step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import map_units, require_parameter
-from pathspace.network.rules.packed import packed_rnn
+from pathspace.network.rules.packed import packed_of
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
 from pathspace.network.trace.values import Value
@@ -33,7 +34,7 @@ def rnn(
     ``below`` counts the layers of the same module that are read apart.
     """
     if isinstance(params, Tensor):
-        return packed_rnn(recorder, input, hx, params, *args)
+        return _packed_rnn(recorder, input, hx, params, *args)
     has_biases, layers, _dropout, _train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
     x = recorder.as_units(input)
@@ -102,6 +103,57 @@ def rnn(
     ]
     out = recorder.emit_many(squared, inputs, results, dtype=input.dtype, recurrent=True, form=stack)
     return out[0], out[1]
+
+
+def _packed_rnn(
+    recorder: Recorder,
+    rows: Tensor,
+    batch_sizes: Tensor,
+    hx: Tensor,
+    params: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor]:
+    """A (stacked, bidirectional) ReLU RNN on packed sequences, layer by layer."""
+    packed, x = packed_of(recorder, batch_sizes), recorder.as_units(rows)
+    directions, steps = (2 if bidirectional else 1), len(batch_sizes)
+    each = directions * (4 if has_biases else 2)
+    sequence = recorder.emit(
+        packed.steps, [x], packed.steps(x.labels), dtype=rows.dtype, batch=1, kind=x.kind
+    )
+    last: list[Tensor] = []
+    for layer in range(layers):
+        cells = (0, layer * directions, directions)
+        known = recorder.lookup(hx) is not None
+        start = recorder.apply("narrow", torch.Tensor.narrow, hx, *cells) if known else hx.narrow(*cells)
+        weights = list(params)[layer * each : (layer + 1) * each]
+        options = (has_biases, 1, dropout, train, bidirectional, False)
+        sequence, final = rnn(recorder, sequence, start, weights, *options, below=layer)
+        last.append(_any_last(recorder, sequence, directions) if packed.any_length else final)
+    out = recorder.value(sequence)
+
+    def flat(t: Tensor) -> Tensor:
+        return t.reshape(steps * packed.examples, *t.shape[2:])
+
+    created = recorder.emit(flat, [out], flat(out.labels), dtype=rows.dtype, batch=0)
+    states = recorder.apply("cat", torch.cat, last, 0)
+    recorder.bind(states, replace(recorder.value(states), state=True))
+    return created, states
+
+
+def _any_last(recorder: Recorder, sequence: Tensor, directions: int) -> Tensor:
+    """The last states ``[directions, B, H]``: forwards that of any step, backwards that of the first."""
+    x = recorder.value(sequence)
+
+    def last(t: Tensor) -> Tensor:
+        parts = t.chunk(directions, -1)
+        return torch.stack([parts[0].sum(0), *(part[0] for part in parts[1:])])
+
+    labels = torch.stack([part[0] for part in x.labels.chunk(directions, -1)])
+    return recorder.emit(last, [x], labels, dtype=sequence.dtype, batch=1)
 
 
 def _check_features(recorder: Recorder, x: Value, weight: Tensor) -> None:
@@ -176,4 +228,4 @@ def rnn_cell(
     return recorder.note_unit(out)
 
 
-RULES: dict[str, Callable[..., Any]] = {"rnn_relu": rnn, "rnn_relu_cell": rnn_cell, "padded_rnn_relu": rnn}
+RULES: dict[str, Callable[..., Any]] = {"rnn_relu": rnn, "rnn_relu_cell": rnn_cell}
