@@ -25,9 +25,8 @@ from pathspace.replay.matched import Summary
 from pathspace.replay.replay import Replay
 from pathspace.replay.taken_apart import OTHERS, is_fixed_batch_norm, normalization
 
-_OTHERWISE = frozenset(
-    ["batch_norm", "instance_norm", "rrelu", "rrelu_", *OTHERS]
-)  # in training, or taken apart
+# in training, or taken apart
+_OTHERWISE = frozenset(["batch_norm", "instance_norm", "rrelu", "rrelu_", *OTHERS])
 # a second pass runs them
 _HOOKS = frozenset(["register_hook", "register_post_accumulate_grad_hook", "retain_grad"])
 _TYPES = (torch.float32, torch.float64)

@@ -70,17 +70,15 @@ def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     """``torch.einsum`` of an equation with two operands of these shapes."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     sides = left.split(",")
-    hidden = max(len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True))
+    dots = [len(shape) - len(side.replace("...", "")) for side, shape in zip(sides, (x, y), strict=True)]
+    hidden = max(dots)
 
-    def numbers(side: str, dots: int) -> Letters:
+    def numbers(side: str, count: int) -> Letters:
         before, ellipsis, after = side.partition("...")
-        middle = list(range(hidden - dots, hidden)) if ellipsis else []
+        middle = list(range(hidden - count, hidden)) if ellipsis else []
         return [*(hidden + ord(c) for c in before), *middle, *(hidden + ord(c) for c in after)]
 
-    first, second = (
-        numbers(side, len(shape) - len(side.replace("...", "")))
-        for side, shape in zip(sides, (x, y), strict=True)
-    )
+    first, second = map(numbers, sides, dots)
     if not arrow:
         letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
         result = ("..." if "..." in left else "") + "".join(letters)
@@ -241,9 +239,7 @@ def _of_a_sum(recorder: Recorder, labels: Tensor, count: int) -> Tensor:
 def _laid_out(t: Tensor, letters: Letters, order: Letters) -> Tensor:
     """The same with its dimensions in another order, and new ones of size one for letters that it lacks."""
     t = t.permute([letters.index(n) for n in order if n in letters])
-    return t.reshape(
-        [t.shape[[m for m in order if m in letters].index(n)] if n in letters else 1 for n in order]
-    )
+    return t[tuple(slice(None) if n in letters else None for n in order)]
 
 
 def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:

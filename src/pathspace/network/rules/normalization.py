@@ -197,23 +197,19 @@ def _fixed(
 ) -> Tensor:
     """Normalization with running statistics."""
     affine, labels = _affine(recorder, x, place, weight, bias)
-    present = ["x", *(key for key, t in (("gamma", weight), ("beta", bias)) if t is not None)]
-    inputs = [x, *affine]
-    for key, tensor in (("mean", running_mean), ("var", running_var)):
-        if tensor is not None:
-            inputs.append(recorder.value(tensor))
-            present.append(key)
+    inputs = [x, *affine, *(recorder.value(t) for t in (running_mean, running_var) if t is not None)]
+    present = [t is not None for t in (weight, bias, running_mean, running_var)]
 
-    def squared(*slots: Tensor) -> Tensor:
-        at = dict(zip(present, slots, strict=True))
-        h = at["x"]
-        if "mean" in at:  # mean arrives squared, like every buffer
-            h = h + at["mean"].reshape(place)
-        if "var" in at:  # the variance too: undo it
-            h = h / (at["var"].sqrt() + eps).reshape(place)
-        if "gamma" in at:
-            h = h * at["gamma"].reshape(place)
-        return h + at["beta"].reshape(place) if "beta" in at else h
+    def squared(h: Tensor, *slots: Tensor) -> Tensor:
+        given = iter(slots)
+        gamma, beta, mean, var = (next(given).reshape(place) if there else None for there in present)
+        if mean is not None:  # mean arrives squared, like every buffer
+            h = h + mean
+        if var is not None:  # the variance too: undo it
+            h = h / (var.sqrt() + eps)
+        if gamma is not None:
+            h = h * gamma
+        return h if beta is None else h + beta
 
     return recorder.note_linear(recorder.emit(squared, inputs, labels, dtype=input.dtype, batch=x.batch))
 
