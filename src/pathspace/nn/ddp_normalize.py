@@ -16,9 +16,9 @@ from pathspace.network.trace.shadow import copy_of
 from pathspace.network.trace.tracer import unwrapped
 from pathspace.nn.ddp_function import Rule
 from pathspace.nn.ddp_layers import NORMALIZED, _DDPNormalized, normalized_layers
+from pathspace.paths.data.node_measure import check_options
 from pathspace.squared.tape import Instruction
 
-_STATISTICS = ("second_moment", "covariance")
 _PLAIN = {normalized: plain for plain, normalized in NORMALIZED.items()}
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -83,7 +83,10 @@ def ddp_normalize(
     Source: Neyshabur, Tomioka, Salakhutdinov, Srebro 2016, "Data-Dependent Path Normalization in Neural Networks".
     """
     check_numbers(alpha=alpha, momentum=0.0 if momentum is None else momentum)
-    rule = _rule(alpha, statistic, centred, eps)
+    check_options(alpha, statistic)
+    check_not_negative(eps=eps)
+    second = statistic == "second_moment"
+    rule = Rule(float(alpha), second, not second if centred is None else centred, eps)
     if momentum is not None and not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be None or between 0 and 1, got {momentum}")
     model = cast("_Model", unwrapped(model))
@@ -156,16 +159,6 @@ def fold(model: _Model) -> _Model:
         layer.weight = nn.Parameter(weight, requires_grad=trained)
         layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=biased)
     return plain
-
-
-def _rule(alpha: float, statistic: str, centred: bool | None, eps: float) -> Rule:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is the share of the data in the measure, from 0 to 1; got {alpha}")
-    if statistic not in _STATISTICS:
-        raise ValueError(f"statistic must be one of {', '.join(map(repr, _STATISTICS))}; got {statistic!r}")
-    check_not_negative(eps=eps)
-    second = statistic == "second_moment"
-    return Rule(float(alpha), second, not second if centred is None else centred, eps)
 
 
 def _places(network: Network) -> dict[str, Instruction]:
