@@ -88,7 +88,6 @@ class DataDependent(DataTerms):
             types = {name: surveyed.values[name].dtype for name in names}
             if not (surveyed.moderate and fits(surveyed, types, self._request(draws))):
                 surveyed, kept = self._averaged(names, draws, self._in_float64(names, draws))
-                check_finite(surveyed)
                 if surveyed.moderate and fits(surveyed, types, self._request(draws)):
                     narrow: Values = {name: dense(k).to(types[name]) for name, k in surveyed.values.items()}
                     surveyed = survey(narrow, with_means=True)

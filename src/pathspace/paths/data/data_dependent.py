@@ -229,12 +229,11 @@ def in_safe_type(
     before, alpha = generator.get_state(), request.alpha
     terms = kappa_terms(network, replay(network, inputs), request, generator)
     kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
-    types = {name: kappa.values[name].dtype for name in kappa.values}
+    types = {name: value.dtype for name, value in kappa.values.items()}
     if not fits(kappa, types, request):
         generator.set_state(before)
         terms = kappa_terms(network, in_float64(network, inputs), request, generator)
         kappa = survey({name: terms.kappa(name, data, alpha) for name, data in terms.data.items()})
-        check_finite(kappa)
         if fits(kappa, types, request):
             kappa.values = {name: dense(value).to(types[name]) for name, value in kappa.values.items()}
     check_finite(kappa)
