@@ -47,6 +47,7 @@ class LatestBatch:
         look: whether to look at all; if not, batches come by :meth:`give`.
 
     Attributes:
+        inputs: what the model was last called with.
         prepared: what ``prepare`` returned for that call; None if it was not followed.
     """
 
@@ -61,7 +62,7 @@ class LatestBatch:
         *,
         look: bool,
     ) -> None:
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.inputs: Arguments | None = None
         self.prepared: Any = None
         self._network, self._summary = network, summary
         self._wanted, self._prepare = weakref.WeakMethod(wanted), weakref.WeakMethod(prepare)
@@ -80,18 +81,13 @@ class LatestBatch:
         """Whether it still looks."""
         return self._handle is not None
 
-    @property
-    def inputs(self) -> Arguments | None:
-        """What the model was last called with."""
-        return None if self._given is None else Arguments(*self._given)
-
     def give(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a batch as if the model had been called with it."""
-        self._given, self.prepared = (args, kwargs), None
+        self.inputs, self.prepared = Arguments(args, kwargs), None
 
     def remove(self) -> None:
         """Stop looking, and forget the batch."""
-        self._given = self.prepared = None
+        self.inputs = self.prepared = None
         self._leave()
         if self._handle is not None:
             self._handle.remove()
