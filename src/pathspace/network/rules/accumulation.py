@@ -17,6 +17,7 @@ from torch import Tensor
 from pathspace.network.rules.elementwise import finish
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.values import Value
 
 
 def cumulative_sum(recorder: Recorder, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -55,7 +56,7 @@ def add_at(
     shape = index.shape if by_element else more.shape
     part = tuple(slice(n) for n in shape)  # of the source, what is read
     if of_index is not None:
-        return _anywhere(recorder, input, source, dim, part, weight)
+        return _anywhere(recorder, (input, source), base, more, dim, part, weight)
     places, elements = torch.arange(base.labels.numel()).reshape(base.shape), index.detach().cpu().clone()
     places = places.gather(dim, elements) if by_element else places.index_select(dim, elements)
     labels = labels_at(recorder, base.labels, places, more.labels[part])
@@ -85,10 +86,9 @@ def reduce_at(
 
 
 def _anywhere(
-    recorder: Recorder, input: Tensor, source: Tensor, dim: int, part: Any, weight: float
+    recorder: Recorder, operands: Any, base: Value, more: Value, dim: int, part: Any, weight: float
 ) -> Tensor:
     """Places that are inputs: every element along the dimension may get every summand."""
-    base, more = recorder.as_units(input), recorder.as_units(source)
     added = recorder.scales.unify_along(more.labels[part], (dim,))
     size = tuple(n if d != dim else 1 for d, n in enumerate(added.shape))
     if any(n != m for d, (n, m) in enumerate(zip(size, base.shape, strict=True)) if d != dim):
@@ -98,7 +98,7 @@ def _anywhere(
     def squared(b: Tensor, s: Tensor) -> Tensor:
         return b + weight * s[part].sum(dim, keepdim=True)
 
-    return finish(recorder, squared, (input, source), (base, more), labels)
+    return finish(recorder, squared, operands, (base, more), labels)
 
 
 def labels_at(recorder: Recorder, base: Tensor, places: Tensor, labels: Tensor) -> Tensor:
