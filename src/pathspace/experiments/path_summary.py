@@ -29,6 +29,7 @@ from pathspace.experiments.model_source import load_model
 from pathspace.experiments.storage import finite, make_folder, writable_folder, write_atomically
 from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
+from pathspace.network.network import arguments_in
 from pathspace.network.program import told
 from pathspace.paths.listing.listing import count_in_words
 from pathspace.paths.space.condensation import cover
@@ -198,9 +199,8 @@ def _first(network: Network, examples: Tensor, count: int) -> Tensor:
 
 
 def _call(model: nn.Module, examples: Any) -> Any:
-    if isinstance(examples, dict):
-        return model(**examples)
-    return model(*examples) if isinstance(examples, (tuple, list)) else model(examples)
+    args, kwargs = arguments_in(examples)
+    return model(*args, **kwargs)
 
 
 def _multipliers(

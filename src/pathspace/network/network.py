@@ -51,6 +51,13 @@ class Call:
     outside: frozenset[str]
 
 
+def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with by position and by name: a dict, a tuple or list of arguments, or a single one."""
+    if isinstance(data, dict):
+        return (), {**data}
+    return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.network import Network
+from pathspace.network.network import Network, arguments_in
 from pathspace.network.trace.functions import PLAIN
 from pathspace.squared.precision import widened
 
@@ -77,9 +77,7 @@ def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[s
     inner = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
     if exactly is not None:
         return *inner, count
-    if isinstance(inner, dict):
-        return (), dict(inner), count
-    return (tuple(inner), {}, count) if isinstance(inner, (tuple, list)) else ((inner,), {}, count)
+    return *arguments_in(inner), count
 
 
 def misfit(network: Network, inputs: Any) -> str:

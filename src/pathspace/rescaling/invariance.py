@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pathspace.network import Network, trace
+from pathspace.network.network import arguments_in
 from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
@@ -185,12 +186,11 @@ def _is_finite(model: nn.Module) -> bool:
 def called(model: nn.Module, example_input: Any, seed: int) -> Any:
     """What a model returns, with random numbers of a seed; torch's random state is restored."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    example_input = pytree.tree_map_only(Tensor, torch.clone, example_input)  # the model may write into it
+    # copies: the model may write into them
+    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, torch.clone, example_input))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        if isinstance(example_input, dict):
-            return model(**example_input)
-        return model(*example_input) if isinstance(example_input, (tuple, list)) else model(example_input)
+        return model(*args, **kwargs)
 
 
 def _step(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils import _pytree as pytree
 
+from pathspace.network.network import arguments_in
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.recorder import Recorder
 
@@ -92,13 +93,12 @@ def arguments_for(
     recorder: Recorder, example_input: Any, batch_dim: int | None, size: int, states: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The model's arguments without data, with ``size`` examples, bound to leaves."""
-    inputs = example_input if isinstance(example_input, (dict, tuple, list, Tensor)) else None
-    if inputs is None:
+    if not isinstance(example_input, (dict, tuple, list, Tensor)):
         raise ValueError(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
             "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
-    leaves = pytree.tree_leaves(inputs)
+    leaves = pytree.tree_leaves(example_input)
     for leaf in leaves:  # its tensors would be constants
         if not isinstance(leaf, (Tensor, nn.Module, type)) and any(
             isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values()
@@ -114,9 +114,8 @@ def arguments_for(
         raise ValueError(
             f"batch_dim={batch_dim}, but the first tensor of the example input has {first.dim()} dimensions"
         )
-    places = list(
-        inputs if isinstance(inputs, dict) else range(1 if isinstance(inputs, Tensor) else len(inputs))
-    )
+    args, kwargs = arguments_in(example_input)
+    places = [*range(len(args)), *kwargs]
     if not states.issubset(places):
         raise ValueError(
             f"states={sorted(states, key=str)} names no argument of the example input; its arguments are {places}"
@@ -142,11 +141,8 @@ def arguments_for(
     def argument(key: int | str, value: Any) -> Any:
         return pytree.tree_map_only(Tensor, carried if key in states else prepare, value)
 
-    if isinstance(inputs, dict):
-        return (), {key: argument(key, value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(argument(i, value) for i, value in enumerate(inputs)), {}
-    return (argument(0, inputs),), {}
+    by_position = tuple(argument(i, value) for i, value in enumerate(args))
+    return by_position, {key: argument(key, value) for key, value in kwargs.items()}
 
 
 def with_hooks(module: nn.Module) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_weights
-from pathspace.network.network import current_values
+from pathspace.network.network import arguments_in, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples
@@ -254,10 +254,10 @@ def outputs_on(network: Network, model: nn.Module, data: Any) -> list[Tensor]:
     data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
     )
-    args = () if isinstance(data, dict) else data if isinstance(data, (tuple, list)) else (data,)
+    args, kwargs = arguments_in(data)
     kept = [(d, dict(d)) for module in model.modules() for d in (vars(module), module._buffers)]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64):
-        result = model(*args, **(data if isinstance(data, dict) else {}))
+        result = model(*args, **kwargs)
         outputs = [t for t in network.returned(result) if t.requires_grad]
     for attributes, before in kept:
         attributes.clear()

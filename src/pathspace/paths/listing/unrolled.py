@@ -19,7 +19,7 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_weights
-from pathspace.network.network import Call, current_values
+from pathspace.network.network import Call, arguments_in, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.affine import NOT_WRITTEN
 from pathspace.paths.listing.unroll import Unroller
@@ -260,11 +260,11 @@ def _run(
 
         return pytree.tree_map_only(Tensor, one, value)
 
-    given = example if isinstance(example, (dict, tuple, list)) else (example,)
-    named: dict[Any, Any] = given if isinstance(given, dict) else dict(enumerate(given))
-    prepared = {key: prepare(key, value) for key, value in named.items()}
+    args, kwargs = arguments_in(example)
+    args = [prepare(place, value) for place, value in enumerate(args)]
+    kwargs = {name: prepare(name, value) for name, value in kwargs.items()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), uncompiled(), unroller:
-        returned = network.returned(model(**prepared) if given is named else model(*prepared.values()))
+        returned = network.returned(model(*args, **kwargs))
     outputs = [node for t in returned for node in unroller.before_the_end(t)] + unroller.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())
     if not outputs:
