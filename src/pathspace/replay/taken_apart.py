@@ -59,13 +59,7 @@ def normalization(
 ) -> Tensor:
     """Fixed edges to the normalized unit, then one edge gamma and a bias.
 
-    Args:
-        follower: what follows the pass.
-        name: the operation.
-        func: likewise.
-        args: its arguments.
-        kwargs: likewise.
-        result: what it returned, in the evaluation form, if it ran already.
+    ``result`` is what the operation returned, in the evaluation form, if it ran already.
     """
     arguments = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
     call = follower.next(name)

@@ -139,15 +139,7 @@ def normalized(
 ) -> Tensor:
     """Division by a statistic of what enters, then a gain and a bias.
 
-    Args:
-        recorder: the traced values so far.
-        input: what enters.
-        x: its value.
-        shape: see :class:`Normalization`, like ``over`` and ``place``.
-        over: the set S.
-        place: where gain and bias stand.
-        weight: the gain.
-        bias: the bias.
+    ``x`` is the value of what enters; for ``shape``, ``over`` and ``place`` see :class:`Normalization`.
     """
     inputs, labels = _affine(recorder, x, place, weight, bias)
     layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)

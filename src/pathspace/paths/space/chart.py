@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
+from pathspace.network.trace.scales import compressed, without_repeats
 from pathspace.paths.space.condensation import cover
 from pathspace.paths.space.skeleton import Skeleton
 from pathspace.paths.space.slots import Index, Slots
@@ -47,9 +48,7 @@ class Ends:
         if not bool((nodes > 0).any()):
             return None
         nodes = nodes.reshape((1,) * (dims - nodes.dim()) + tuple(nodes.shape))
-        for dim, size in enumerate(nodes.shape):  # a dimension along which nothing varies
-            if size > 1 and bool((nodes == nodes.narrow(dim, 0, 1)).all()):
-                nodes = nodes.narrow(dim, 0, 1)
+        nodes = without_repeats(compressed(nodes))  # one along a dimension along which nothing varies
         last = nodes.dim() > 0 and nodes.shape[-1] == nodes.numel()  # a scalar parameter has no dimension
         return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
 

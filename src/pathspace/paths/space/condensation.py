@@ -31,10 +31,6 @@ def condensation(network: Network, graph: ReductionGraph) -> tuple[Tensor, Tenso
     Recurrent matrices, and residual blocks that lead back to the stream they read, tie classes into cycles. Zero
     weights count like any others, so the result does not change while a network is trained.
 
-    Args:
-        network: a traced network.
-        graph: its reduction graph.
-
     Returns:
         Two int64 tensors ``[1 + 2 C]``: the component of every node, and its level. An edge between two components
         leads from a lower to a higher level. Node 0, where paths start and end, is left out: it has level 0 and a
