@@ -187,14 +187,8 @@ def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dt
         labels = torch.where(_laid_out((factor != 0).cpu(), form.second, order), labels, WILD)
     else:
         labels = labels.expand([size[n] for n in order])
-    labels = _of_a_sum(recorder, labels, len(summed))
-    out = recorder.emit(
-        form,
-        [x, recorder.value(factor)],
-        labels.expand([size[n] for n in form.out]),
-        dtype=dtype,
-        batch=batch,
-    )
+    labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
+    out = recorder.emit(form, [x, recorder.value(factor)], labels, dtype=dtype, batch=batch)
     return recorder.note_linear(out)
 
 

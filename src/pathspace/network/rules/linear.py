@@ -67,15 +67,8 @@ def linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
         values.append(b)
     shape = (*x.shape[:-1], wide.shape[0]) if w.labels.dim() == 2 else x.shape[:-1]
     labels = labels.expand(*x.shape[:-1], wide.shape[0]).reshape(shape)
-    batch = x.batch
-    out = recorder.emit(
-        F.linear,
-        values,
-        labels,
-        dtype=input.dtype,
-        batch=batch,
-        form="product" if normed else "linear" if w.labels.dim() == 2 else None,
-    )
+    form = "product" if normed else "linear" if w.labels.dim() == 2 else None
+    out = recorder.emit(F.linear, values, labels, dtype=input.dtype, batch=x.batch, form=form)
     return recorder.note_linear(out)
 
 

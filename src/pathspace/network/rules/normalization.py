@@ -143,16 +143,8 @@ def normalized(
     """
     inputs, labels = _affine(recorder, x, place, weight, bias)
     layer = Normalization(tuple(shape), over, place, weight is not None, bias is not None)
-    return recorder.note_linear(
-        recorder.emit(
-            layer.run,
-            [x, *inputs],
-            labels,
-            dtype=input.dtype,
-            batch=x.batch,
-            form=layer,
-        )
-    )
+    out = recorder.emit(layer.run, [x, *inputs], labels, dtype=input.dtype, batch=x.batch, form=layer)
+    return recorder.note_linear(out)
 
 
 def _affine(
