@@ -163,7 +163,7 @@ class _Plan:
                     return self._checked(candidate)
                 if mixed is not None:  # right for a batch of this size alone
                     raise mixed.refusal
-                return self._trace(None).network
+                return self._trace(None, Examples()).network
             except MixedExamples as error:
                 if error.certain and self._shape[:1] == (1,):  # a batch of one
                     raise error.refusal from None
@@ -235,9 +235,8 @@ class _Plan:
         return next(shapes, torch.Size())
 
     @tables_on_the_cpu()
-    def _trace(self, batch_dim: int | None, examples: Examples | None = None) -> _Pass:
+    def _trace(self, batch_dim: int | None, examples: Examples) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
-        examples = Examples() if examples is None else examples
         self.choices.start()
         recorder = Recorder(RULES, examples, strict=self.strict, choices=self.choices)
         interpreter = Interpreter(recorder)

@@ -97,23 +97,16 @@ class NodeMass:
 
 
 @torch.inference_mode(False)
-def node_mass(network: Network, parameters: Mapping[str, Tensor] | None = None) -> NodeMass:
+def node_mass(network: Network) -> NodeMass:
     """Path mass into and out of every unit class.
 
     Half of what enters a unit is counted, but all of it in a network that normalizes or whose units have positions; in
     one that normalizes, one of the values of a maximum.
 
-    Args:
-        network: a traced network.
-        parameters: values to use instead of the model's own, by name.
-
-    Returns:
-        The two masses.
-
     Raises:
         FloatingPointError: a mass is not finite in float64.
     """
-    source = current_values(network, parameters, parts=True)
+    source = current_values(network, parts=True)
     normalized = bool(network.tape.normalizations)
     positions = not normalized and _has_positions(network)
     q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
