@@ -58,6 +58,14 @@ def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}
 
 
+def batch_in(argument: Tensor, first: Tensor, batch_dim: int | None) -> int | None:
+    """Where an argument has the batch of the first one: there too, elsewhere, as states of nn.RNN, or nowhere."""
+    if batch_dim is None:
+        return None
+    places = (d for d in (batch_dim, *range(argument.dim())) if d < argument.dim())
+    return next((d for d in places if argument.shape[d] == first.shape[batch_dim]), None)
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """An immutable view of a model as a weighted graph; made by :func:`pathspace.trace`.

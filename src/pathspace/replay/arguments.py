@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
-from pathspace.network.network import Network, arguments_in
+from pathspace.network.network import Network, arguments_in, batch_in
 from pathspace.network.trace.functions import PLAIN
 from pathspace.squared.precision import widened
 
@@ -119,8 +119,7 @@ def first_examples(network: Network, call: Arguments, count: float | None) -> Ar
         return call
 
     def shorter(t: Tensor) -> Tensor:
-        # other arguments may hold the batch elsewhere, as the states of nn.RNN do
-        result = next((d for d in (place, *range(t.dim())) if d < t.dim() and t.shape[d] == size), None)
+        result = batch_in(t, first, place)
         return t if result is None else t.narrow(result, 0, many)
 
     return Arguments(*pytree.tree_map_only(Tensor, shorter, (call.args, call.kwargs)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils import _pytree as pytree
 
-from pathspace.network.network import arguments_in
+from pathspace.network.network import arguments_in, batch_in
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.recorder import Recorder
 
@@ -122,11 +122,7 @@ def arguments_for(
         )
 
     def empty(tensor: Tensor) -> tuple[Tensor, int | None]:
-        shape, batch = list(tensor.shape), None
-        if batch_dim is not None:
-            # other arguments may hold the batch elsewhere, as the states of nn.RNN do
-            places = (batch_dim, *range(len(shape)))
-            batch = next((d for d in places if shape[d : d + 1] == [first.shape[batch_dim]]), None)
+        shape, batch = list(tensor.shape), batch_in(tensor, first, batch_dim)
         if batch is not None:
             shape[batch] = size
         return torch.empty(shape, dtype=tensor.dtype, device="meta"), batch

@@ -19,7 +19,7 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import UntraceableError, expect_weights
-from pathspace.network.network import Call, arguments_in, current_values
+from pathspace.network.network import Call, arguments_in, batch_in, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.affine import NOT_WRITTEN
 from pathspace.paths.listing.unroll import Unroller
@@ -197,12 +197,7 @@ def examples(call: Call, data: Any) -> Iterator[Any]:
     ):
         raise ValueError("the data are not of the form of the example input that the network was traced with")
     first = next(k for k in traced if isinstance(k, Tensor))
-    dims: list[int | None] = [None] * len(traced)
-    if call.batch_dim is not None:
-        for i, k in enumerate(traced):
-            if isinstance(k, Tensor):
-                order = [d for d in (call.batch_dim, *range(k.dim())) if d < k.dim()]
-                dims[i] = next((d for d in order if k.shape[d] == first.shape[call.batch_dim]), None)
+    dims = [batch_in(k, first, call.batch_dim) if isinstance(k, Tensor) else None for k in traced]
     lengths = {g.shape[d] for g, d in zip(leaves, dims, strict=True) if d is not None}
     if len(lengths) > 1:
         raise ValueError(f"the data hold {sorted(lengths)} examples; all tensors must hold as many")
