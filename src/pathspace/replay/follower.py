@@ -219,16 +219,12 @@ class Follower(Matched, TorchFunctionMode):
         if node is not None:
             self.note_node((slot,), tensor, node.merged or node.batch)
 
-    def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A module left outside: what leaves it is an input of the network."""
         if self._paused:
             return forward(*args, **kwargs)
         call = self.next("outside")
-        entering = [
-            t
-            for t in pytree.tree_leaves((args, kwargs))
-            if isinstance(t, Tensor) and t.requires_grad and not self.is_weight(t)
-        ]
+        entering = [t for t in tensors_in(args, kwargs) if t.requires_grad and not self.is_weight(t)]
         self._paused = True  # what is done here is none of the model's operations
         try:
             for slot, tensor in zip(call.results, entering, strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,12 +147,7 @@ def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
     """Follow calls of modules left outside, and run what torch.compile wraps as plain Python."""
     for name in mode.outside:
         module = shadow.get_submodule(name)
-        forward = with_hooks(module)
-
-        def run(*args: Any, _forward: Callable[..., Any] = forward, **kwargs: Any) -> Any:
-            return mode.run_outside(_forward, args, kwargs)
-
-        module.forward = run
+        module.forward = partial(mode.run_outside, with_hooks(module))  # type: ignore[method-assign]
     compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
     with uncompiled() if compiled else nullcontext():
         yield

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pathspace.network.rules.elementwise import number
+from pathspace.network.trace.functions import tensors_in
 from pathspace.network.trace.recorder import Recorder
 
 
@@ -31,10 +31,8 @@ def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
 
 def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The sign of an activation, or whether it is finite: the same at every scale."""
-    value = recorder.value(input)
-    if value.kind == "parameter" or any(
-        recorder.lookup(t) is not None for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)
-    ):
+    value, others = recorder.value(input), map(recorder.lookup, tensors_in(args, kwargs))
+    if value.kind == "parameter" or any(v is not None for v in others):
         recorder.no_rule("it takes the sign of a parameter, or mixes it with another traced tensor")
     return recorder.as_inputs(recorder.func, (input, *args), kwargs, value.batch)
 
@@ -50,7 +48,7 @@ def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
     if recorder.name.endswith("_"):
         return recorder.add_leaf(args[0], "input")
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}
-    if not any(isinstance(t, Tensor) for t in pytree.tree_leaves((args, kwargs))):
+    if not tensors_in(args, kwargs):
         kwargs["device"] = "meta"
     return recorder.as_inputs(recorder.func, args, kwargs, None)
 

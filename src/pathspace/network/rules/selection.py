@@ -23,9 +23,7 @@ from pathspace.network.trace.values import Value
 def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
     """``x[index]``, where the index may be an input."""
     items = index if isinstance(index, tuple) else (index,)
-    traced = [
-        i for i in pytree.tree_leaves(items) if isinstance(i, Tensor) and recorder.lookup(i) is not None
-    ]
+    traced = [i for i in pytree.tree_leaves(items) if recorder.lookup(i) is not None]
     if not traced:
         return move_one(recorder, x, index)
     value, indices = recorder.lookup(x), [recorder.value(i) for i in traced]

@@ -240,11 +240,7 @@ class Interpreter(TorchFunctionMode):
             if args:
                 real.pop(id(args[0]), None)
             return None
-        if any(
-            t.is_meta and id(t) not in real
-            for t in pytree.tree_leaves((args, kwargs))
-            if isinstance(t, Tensor)
-        ):
+        if any(t.is_meta and id(t) not in real for t in tensors_in(args, kwargs)):
             return None
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: real.get(id(t), t), (args, kwargs))
         return self._constant(args, kwargs)
@@ -286,14 +282,10 @@ class Interpreter(TorchFunctionMode):
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
         recorder = self.recorder
-        batch, entering = None, []
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            value = recorder.lookup(tensor)
-            if value is not None:
-                recorder.roots.append(value.slot)
-                batch = value.batch if batch is None else batch
-                if value.kind == "hidden":
-                    entering.append(value)
+        values = [v for t in tensors_in(args, kwargs) if (v := recorder.lookup(t)) is not None]
+        batch = next((v.batch for v in values if v.batch is not None), None)
+        entering = [v for v in values if v.kind == "hidden"]
+        recorder.roots += [v.slot for v in values]
         recorder.extra_outputs += entering
         slots, batches = tuple(v.slot for v in entering), tuple(v.batch for v in entering)
         recorder.operations.append(Operation("outside", recorder.path, "outside", batches, slots, batch))

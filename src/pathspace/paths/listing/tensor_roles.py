@@ -163,7 +163,5 @@ class TensorRoles:
         return isinstance(leaf, Tensor) and id(leaf) in self._weights
 
     def _keep(self, where: dict[int, Tensor], result: Any) -> Any:
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                where[id(tensor)] = tensor
+        where.update((id(t), t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
         return result

@@ -362,9 +362,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
 
     def run_outside(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output, what leaves it an input."""
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor) and self.is_unit(tensor):
-                self.entered.append(self._units[id(tensor)])
+        entering = filter(self.is_unit, pytree.tree_leaves((args, kwargs)))
+        self.entered += [self._units[id(t)] for t in entering]
         paused, self.paused = self.paused, True
         try:
             return self._keep(self._data, forward(*args, **kwargs))
