@@ -25,7 +25,12 @@ def uncompiled() -> Iterator[None]:
     global _running
     with _LOCK:
         if _running == 0:
-            _set()
+            _undo.enter_context(warnings.catch_warnings())
+            # a checkpointed part may be traced like any other
+            warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+            # else nothing can have been compiled, and to import it takes seconds
+            if "torch._dynamo" in sys.modules:
+                _undo.enter_context(torch.compiler.set_stance("force_eager"))
         _running += 1
     try:
         yield
@@ -34,11 +39,3 @@ def uncompiled() -> Iterator[None]:
             _running -= 1
             if _running == 0:
                 _undo.close()
-
-
-def _set() -> None:
-    _undo.enter_context(warnings.catch_warnings())
-    # a checkpointed part may be traced like any other
-    warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
-    if "torch._dynamo" in sys.modules:  # else nothing can have been compiled, and to import it takes seconds
-        _undo.enter_context(torch.compiler.set_stance("force_eager"))

@@ -172,8 +172,7 @@ def _places(network: Network) -> dict[str, Instruction]:
     places = {}
     for name, edges in network.edges.items():
         path, _, short = name.rpartition(".")
-        internal = _is_internal(name, edges.target)
-        if not internal:
+        if not _is_internal(name, edges.target):
             continue
         layer = network.model.get_submodule(path)
         where = f"'{path}' ({type(layer).__name__})" if path else type(layer).__name__

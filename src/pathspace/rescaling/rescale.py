@@ -52,7 +52,7 @@ def rescale_(network: Network, factors: Tensor) -> None:
     for name, parameter in network.parameters.items():
         scale = network.edge_factors(name, factors.to(parameter.device, torch.float64))
         new = (parameter.double() * scale).to(parameter.dtype)
-        lost = torch.isfinite(parameter) & ((new == 0) != (parameter == 0)) | ~torch.isfinite(new)
+        lost = ((new == 0) != (parameter == 0)) | ~torch.isfinite(new)
         if bool((lost & torch.isfinite(parameter)).any()):
             raise OverflowError(
                 f"rescaling would overflow or underflow '{name}' in {parameter.dtype}; "
@@ -97,7 +97,6 @@ def random_rescale_(
         torch.Size([2])
     """
     expect_weights(network)
-    current_values(network)
     if not 0 < low <= high < float("inf"):
         raise ValueError(f"need 0 < low <= high, got low={low}, high={high}")
     ends = torch.log2(torch.tensor([low, high], dtype=torch.float64))
