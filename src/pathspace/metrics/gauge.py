@@ -19,7 +19,7 @@ Letters: e an edge u -> v; b_c the gauge of unit class c, m_c the power of two n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -153,16 +153,10 @@ def powers(network: Network, name: str, far: Tensor) -> Tensor:
     return cut_factor(factors, parameter).to(parameter.device, dtype)
 
 
-def near_member(network: Network, far: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters w / m_e of the member near balance, in memory of their own.
-
-    Args:
-        network: a traced network.
-        far: m_e by name, of all parameters.
-    """
-    return {
-        name: joined((local(p.detach()) / far[name]).to(p.dtype), p) for name, p in network.parameters.items()
-    }
+def near_member(network: Network, far: Tensor) -> dict[str, Tensor]:
+    """The parameters w / m_e of the member near balance, in memory of their own; for m_c see :func:`far_scales`."""
+    every = network.parameters.items()
+    return {n: joined((local(p.detach()) / powers(network, n, far)).to(p.dtype), p) for n, p in every}
 
 
 def _has_room(factors: Tensor) -> bool:

@@ -238,10 +238,8 @@ class Path:
 
     def near_parameters(self) -> dict[str, Tensor] | None:
         """The parameters of the member near balance; None for a network that is not far."""
-        scales, network = self._far(), self.network
-        if scales is None:
-            return None
-        return near_member(network, {name: powers(network, name, scales) for name in network.parameters})
+        scales = self._far()
+        return None if scales is None else near_member(self.network, scales)
 
     def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
         """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
