@@ -131,11 +131,8 @@ class Tape:
             results = (result,) if isinstance(result, Tensor) else result
             for slot, value in zip(instruction.outputs, results, strict=True):
                 slots[slot] = value if mix is None else mix((slot,), value)
-        if not self.outputs:
-            return next(iter(slots.values()), torch.zeros(())).new_zeros(()), [slots[i] for i in watch]
-        total = slots[self.outputs[0]].sum()
-        for i in self.outputs[1:]:
-            total = total + slots[i].sum()
+        sums = [slots[i].sum() for i in self.outputs]
+        total = sum(sums[1:], sums[0]) if sums else next(iter(slots.values()), torch.zeros(())).new_zeros(())
         return total, [slots[i] for i in watch]
 
     def _leaves(

@@ -219,9 +219,7 @@ def rnn_cell(
     inputs = [x, *(recorder.value(p) for p in (w_ih, w_hh, *biases)), *([start] if start is not None else [])]
 
     def squared(h: Tensor, s_in: Tensor, s_rec: Tensor, *rest: Tensor) -> Tensor:
-        out = F.linear(h, s_in)
-        for bias in rest[: len(biases)]:
-            out = out + bias
+        out = sum(rest[: len(biases)], F.linear(h, s_in))
         return out + F.linear(rest[-1].expand(out.shape), s_rec) if start is not None else out
 
     out = recorder.emit(squared, inputs, labels.expand(*x.shape[:-1], -1), dtype=input.dtype, batch=x.batch)

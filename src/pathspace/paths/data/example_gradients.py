@@ -36,10 +36,7 @@ UseOf = tuple[Use, Tensor, Tensor]
 def summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs: Pairs | None) -> Tensor:
     """J of some examples, or J^i - J^j of some pairs, ``[m, *leaf.shape]``; memory of its own."""
     parts = [_gradients(use, weight, delta, leaf, examples, pairs) for use, weight, delta in uses]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return sum(parts[1:], parts[0])
 
 
 def _gradients(

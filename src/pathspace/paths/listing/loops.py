@@ -114,10 +114,7 @@ def cell(x: Tensor, h: Tensor | None, w_in: Tensor, w_rec: Tensor, *biases: Tens
     z = functional.linear(x, w_in)
     if h is not None:
         z = z + functional.linear(h, w_rec)
-    for bias in biases:
-        if bias is not None:
-            z = z + bias
-    return functional.relu(z)
+    return functional.relu(sum((bias for bias in biases if bias is not None), z))
 
 
 def bags(
