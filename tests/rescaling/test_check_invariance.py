@@ -219,6 +219,25 @@ def test_a_parameter_without_elements_is_equal_to_itself():
     assert report.passed
 
 
+def test_a_report_is_printed_as_a_verdict():
+    report = check(BY_NAME["mlp"], path_sgd, steps=1)
+    assert str(report) == "passed: bitwise the same in 1 step"
+    report = check(BY_NAME["mlp"], sgd, steps=2)
+    assert str(report) == (
+        f"not passed in 2 steps: outputs differ by {report.largest_output_difference:.2g} (relative), weights differ "
+        f"by {report.largest_weight_difference:.2g} (relative), the steps are those of plain SGD"
+    )
+
+
+@pytest.mark.parametrize("fault", ["outputs_equal", "weights_equal", "differs_from_sgd", "finite", "moved"])
+def test_a_verdict_names_each_fault(fault):
+    """As many as `passed` counts."""
+    sound = check(BY_NAME["mlp"], path_sgd, steps=1)
+    faulty = dataclasses.replace(sound, **{fault: False})
+    assert not faulty.passed
+    assert str(faulty).startswith("not passed in 1 step: ")
+
+
 def test_report_is_frozen():
     report = check(BY_NAME["mlp"], path_sgd, steps=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
