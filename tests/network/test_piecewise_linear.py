@@ -127,6 +127,7 @@ CASES = {
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),
+    "second differences": (lambda: Model(lambda m, h, z: h.diff(2, dim=1).relu()), STEPS, (), 4),
     "fixed filter": (lambda: Images(
         lambda m, h: functional.conv2d(h, m.b, groups=2), b=signed(2, 1, 2, 1)), (2, 1, 3, 3), (), 2),
     "fixed filter over channels": (lambda: Images(

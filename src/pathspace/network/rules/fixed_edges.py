@@ -5,6 +5,7 @@ A fixed edge of weight c is c^2 in the squared network, whatever its sign.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,25 +38,24 @@ def difference(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """``diff``: neighbours subtracted."""
+    """``diff``: neighbours subtracted, n times: fixed edges of binomial coefficients, of either sign."""
     ends = [t for t in (prepend, input, append) if t is not None]
     x = input if len(ends) == 1 else recorder.apply("cat", torch.cat, ends, dim)
     value = recorder.as_units(x)
     dim %= value.labels.dim()
     if value.batch == dim:
         recorder.wrong_batch()
-    for _ in range(n):
-        x = _neighbours(recorder, x, dim)
-    return x
-
-
-def _neighbours(recorder: Recorder, x: Tensor, dim: int) -> Tensor:
-    value = recorder.as_units(x)
-    size = value.shape[dim] - 1
-    labels = recorder.scales.unify(value.labels.narrow(dim, 1, size), value.labels.narrow(dim, 0, size))
+    if not n:
+        return x
+    size = value.shape[dim] - n
+    labels = value.labels.narrow(dim, 0, size)
+    for k in range(n):
+        labels = recorder.scales.unify(labels, value.labels.narrow(dim, k + 1, size))
 
     def squared(t: Tensor) -> Tensor:
-        return t.narrow(dim, 1, size) + t.narrow(dim, 0, size)
+        # (D^n x)_i = sum_k (-1)^(n - k) C(n, k) x_(i + k)
+        terms = [t.narrow(dim, k, size) * math.comb(n, k) ** 2 for k in range(n + 1)]
+        return torch.stack(terms).sum(0)
 
     return finish(recorder, squared, (x,), (value,), labels)
 
