@@ -329,6 +329,24 @@ def test_a_learned_mask_in_one_call_is_a_summand_of_the_scores():
         torch.testing.assert_close(one[name], other[name], rtol=1e-11, atol=1e-14)
 
 
+def test_the_scale_of_scores_is_a_fixed_edge():
+    """And one over the root of the size of a head where none is given."""
+
+    def of_scale(scale):
+        def attention(q, k, v):
+            return functional.scaled_dot_product_attention(q, k, v, scale=scale)
+
+        torch.manual_seed(0)
+        model = GPT2(attention).double()
+        return ps.paths.kappa(ps.trace(model, torch.zeros(1, STEPS, dtype=torch.long)))["qkv.weight"]
+
+    default, given, larger = (of_scale(scale) for scale in (None, SIZE**-0.5, 3 * SIZE**-0.5))
+    torch.testing.assert_close(given, default, rtol=1e-13, atol=0)
+    scores = slice(0, 2 * WIDTH)  # queries and keys lead to scores alone
+    torch.testing.assert_close(larger[scores], 9 * default[scores], rtol=1e-12, atol=0)
+    torch.testing.assert_close(larger[2 * WIDTH :], default[2 * WIDTH :], rtol=1e-12, atol=0)
+
+
 def test_queries_and_keys_are_inverse_to_each_other():
     model, x, _ = made("ViT")
     network = ps.trace(model, x)

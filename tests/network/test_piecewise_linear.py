@@ -122,6 +122,8 @@ CASES = {
         lambda m, h, z: functional.linear(h, m.w * m.b), w=parameter(4, 4), b=signed(4, 4)), ROW, (), 8),
     "lower triangle of weights": (lambda: Model(
         lambda m, h, z: functional.linear(h, m.w.tril()), w=parameter(4, 4)), ROW, (), 8),
+    "upper triangle of weights, from below the diagonal": (lambda: Model(
+        lambda m, h, z: functional.linear(h, m.w.triu(-2)), w=parameter(4, 4)), ROW, (), 8),
     "einsum of three": (lambda: Model(
         lambda m, h, z: torch.einsum("io,st,bsi->bto", m.w, m.b, h), w=parameter(4, 4), b=signed(3, 2)), STEPS, (), 8),
     "lerp": (lambda: Model(lambda m, h, z: torch.lerp(h, m.l(h), 0.3), l=linear()), ROW, (), 4),
@@ -137,6 +139,8 @@ CASES = {
     "antialiased": (lambda: Images(lambda m, h: functional.interpolate(h, (2, 2), mode="bilinear", antialias=True)),
         (2, 1, 4, 4), (), 2),
     "area": (lambda: Images(lambda m, h: functional.interpolate(h, (2, 1), mode="area")), (2, 1, 3, 3), (), 2),
+    "averages by a number of their own": (lambda: Images(
+        lambda m, h: functional.avg_pool2d(h, 2, 1, 1, divisor_override=3)), (2, 1, 3, 3), (), 2),
     "rotated": (lambda: Images(lambda m, h: h.rot90(1, (2, 3)) - h), (2, 1, 3, 3), (), 2),
     # -- gates
     "own sign": (lambda: Model(lambda m, h, z: z * (z > 0)), ROW, (), 4),
@@ -185,6 +189,8 @@ CASES = {
         torch.cat([h.flatten(2)] * 2, 1), (3, 2), (2, 1))), (2, 1, 3, 3), (), 1),
     "where the largest were": (lambda: Images(
         lambda m, h: functional.max_pool2d(h, 2, return_indices=True)[0]), (2, 1, 3, 3), (), 2),
+    "largest of windows with holes": (lambda: Images(
+        lambda m, h: functional.max_pool2d(h, 2, 1, 1, dilation=2)), (2, 1, 4, 4), (), 2),
 }  # fmt: skip
 
 
