@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -263,3 +265,82 @@ def test_weights_that_overflow_in_the_last_step_are_not_finite():
     )
     assert not report.finite
     assert not report.passed
+    assert report.largest_weight_difference == math.inf  # inf - inf is no small difference
+
+
+def test_the_last_step_shows_in_the_weights_alone():
+    """Outputs are those before a step, so one step of a method that sees the scales leaves them equal."""
+    report = check(BY_NAME["mlp"], adam, steps=1, low=0.5, high=2)
+    assert report.outputs_equal
+    assert report.largest_output_difference == 0
+    assert not report.weights_equal
+    assert not report.passed
+    apart = report.largest_weight_difference
+    assert apart > 0
+    assert report.within(apart)
+    assert not report.within(0.99 * apart)
+
+
+class Noisy(torch.nn.Sequential):
+    """It leaves out hidden units, and keeps the masks."""
+
+    masks: ClassVar[list[torch.Tensor]] = []
+
+    def forward(self, x):
+        h = self[0](x).relu()
+        self.masks.append(torch.rand_like(h) < 0.5)
+        return self[1](h * self.masks[-1])
+
+
+def test_random_numbers_are_those_of_the_copies_and_others_at_every_step():
+    model = Noisy(torch.nn.Linear(3, 40), torch.nn.Linear(40, 2))
+    Noisy.masks.clear()
+    report = ps.rescaling.check_invariance(
+        model, torch.randn(1, 3), lambda y: y.square().mean(), sgd, steps=3, low=0.5, high=2, seed=7
+    )
+    assert not report.differs_from_sgd  # which draws the same
+    steps = Noisy.masks[-9:]  # two copies in turn, then plain SGD
+    for i in range(3):
+        assert torch.equal(steps[2 * i], steps[2 * i + 1])
+        assert torch.equal(steps[2 * i], steps[6 + i])
+        assert not torch.equal(steps[2 * i], steps[2 * (i + 1) % 6])
+
+
+class Detour(torch.optim.SGD):
+    """Goes elsewhere at its first step, where the scales show, and comes back at its second."""
+
+    def __init__(self, parameters, there):
+        super().__init__(parameters, lr=0.05)
+        self.there, self.start = there, None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is None
+        parameters = self.param_groups[0]["params"]
+        if self.start is None:
+            self.start = [p.clone() for p in parameters]
+            parameters[0].add_(self.there)
+        else:
+            for p, start in zip(parameters, self.start, strict=True):
+                p.copy_(start)
+
+
+def test_what_happened_on_the_way_counts():
+    """Both copies end where they began."""
+    case = BY_NAME["mlp"]
+    report = check(case, lambda m, _: Detour(m.parameters(), 0.1), steps=3, low=0.5, high=2)
+    assert report.weights_equal
+    assert not report.outputs_equal
+    assert report.largest_output_difference > 0
+    assert report.finite
+    assert not check(case, lambda m, _: Detour(m.parameters(), math.inf), steps=3, low=0.5, high=2).finite
+
+
+@pytest.mark.parametrize("steps", [(math.inf, 0.0), (0.0, math.inf)], ids=["the first", "the second"])
+def test_either_copy_may_cease_to_be_finite(steps):
+    of_copies = iter(steps)
+    report = check(
+        BY_NAME["mlp"], lambda m, _: Detour(m.parameters(), next(of_copies)), steps=1, low=0.5, high=2
+    )
+    assert not report.finite
+    assert report.largest_weight_difference == math.inf
