@@ -107,6 +107,49 @@ def test_refuses_factors_that_are_no_rescaling(factors):
     assert_close(weights(model), start, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("place", "weight", "factor"),
+    [
+        ("0.weight", 1e20, 1e30),
+        ("0.weight", 1e-20, 1e-30),
+        ("2.weight", 1e20, 1e-30),
+        ("2.weight", 1e-20, 1e30),
+    ],
+)
+def test_a_weight_that_the_type_would_lose_is_named_and_nothing_is_changed(place, weight, factor):
+    """It would overflow, or become zero; in float64 it does neither."""
+    model, factors = mlp(3, 4, 2), torch.full((4,), factor)
+    network = ps.trace(model, torch.randn(2, 3))
+    with torch.no_grad():
+        model.get_parameter(place)[1, 1] = weight
+    start = weights(model)
+    with pytest.raises(OverflowError, match=f"would overflow or underflow '{place}' in torch.float32"):
+        ps.rescaling.rescale_(network, factors)
+    assert_close(weights(model), start, rtol=0, atol=0)
+    assert network.rescalings["done"] == 0
+    ps.rescaling.rescale_(ps.trace(model.double(), torch.randn(2, 3).double()), factors)
+    expected = weight * (factor if place == "0.weight" else 1 / factor)
+    assert model.get_parameter(place)[1, 1].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_that_are_zero_or_not_finite_are_not_lost():
+    model = mlp(3, 4, 2)
+    network = ps.trace(model, torch.randn(2, 3))
+    with torch.no_grad():
+        model[0].weight[2] = torch.tensor([0.0, torch.inf, torch.nan])
+    ps.rescaling.rescale_(network, torch.full((4,), 2.0))
+    assert_close(model[0].weight[2], torch.tensor([0.0, torch.inf, torch.nan]), equal_nan=True)
+
+
+def test_random_powers_of_two_take_both_bounds():
+    network = ps.trace(mlp(2, 64, 1), torch.randn(1, 2))
+    for low, high, drawn in ((0.5, 2.0, {0.5, 1.0, 2.0}), (0.3, 3.9, {0.5, 1.0, 2.0}), (4.0, 4.0, {4.0})):
+        factors = ps.rescaling.random_rescale_(network, low, high, powers_of_two=True)
+        assert set(factors.tolist()) == drawn
+    with pytest.raises(ValueError, match=r"no power of two lies between 1\.1 and 1\.9"):
+        ps.rescaling.random_rescale_(network, 1.1, 1.9, powers_of_two=True)
+
+
 def test_random_factors_follow_their_generator_and_bounds():
     case = BY_NAME["mlp"]
     state = torch.get_rng_state()
