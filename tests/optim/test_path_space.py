@@ -431,22 +431,56 @@ def test_random_skeletons_are_decided_by_their_seed(make):
 
 
 def test_ratios_are_clamped_and_counted():
+    """A unit of a single hidden layer has the ratio by which the weight I(c) grows."""
+    found, x = {}, torch.randn(8, 3)
+    for clamp in (1.5, None):
+        torch.manual_seed(0)
+        model = mlp(3, 6, 2)
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = ps.optim.GSGD(
+            model.parameters(), ps.trace(model, x), clamp=clamp, lr=100.0, skeleton_rate=1.0
+        )
+        one_step(optimizer, model, x)
+        ratios = torch.stack(
+            [model.get_parameter(n)[i].detach() / start[n][i] for n, i in optimizer.skeleton.incoming]
+        )
+        found[clamp] = ratios, optimizer.diagnostics()
+    (ratios, clamped), (exact, free) = found[1.5], found[None]
+    assert_close(ratios, exact.clamp(1 / 1.5, 1.5))
+    assert clamped["clamped"] == ((exact < 1 / 1.5) | (exact > 1.5)).sum() > 1
+    assert clamped["flipped"] == free["clamped"] == 0
+    assert free["flipped"] == (exact < 0).sum() > 1
+    for r, told in ((ratios, clamped), (exact, free)):  # of sizes
+        assert told["smallest_ratio"] == pytest.approx(r.abs().min().item(), rel=1e-5)
+        assert told["largest_ratio"] == pytest.approx(r.abs().max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.5])
+def test_paths_of_skeleton_edges_alone_have_a_rate_by_how_far_they_move_the_others(rate):
+    """v_I <- v_I - lr rate (w_O / l)^2 dL/dv_I in the balanced network, with l^2 the squares of all that R moves.
+
+    R multiplies I(c) and divides what leaves c, but for O(c): l^2 = 1 + sum of (w / w_I)^2 over these weights.
+    """
     torch.manual_seed(0)
-    model = mlp(3, 6, 2)
-    x = torch.randn(8, 3)
-    wild = {"lr": 100.0, "skeleton_rate": 1.0}
-    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), clamp=1.5, **wild)
-    one_step(optimizer, model, x)
-    found = optimizer.diagnostics()
-    assert found["clamped"] > 0
-    assert found["flipped"] == 0
-    assert 1 / 1.5 - 1e-6 <= found["smallest_ratio"] < found["largest_ratio"] <= 1.5 + 1e-6
-    torch.manual_seed(0)
-    model = mlp(3, 6, 2)
-    optimizer = ps.optim.GSGD(model.parameters(), ps.trace(model, x), clamp=None, **wild)
-    one_step(optimizer, model, x)
-    assert optimizer.diagnostics()["clamped"] == 0
-    assert optimizer.diagnostics()["flipped"] > 0
+    model, x = mlp(3, 5, 4).double(), torch.randn(8, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    ps.rescaling.balance_(network)
+    skeleton = ps.paths.skeleton(network)
+    values = PathValues(network, skeleton)
+    optimizer = ps.optim.GSGD(
+        model.parameters(), network, lr=1e-3, skeleton=skeleton, skeleton_rate=rate, clamp=None
+    )
+    (model(x) - 1).square().mean().backward()
+    before, gradient = values.now(), values.gradient()
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    taken = ((before - values.now()) / gradient / 1e-3).tolist()
+    places = [values.graph.edge(number) for number in values.places]
+    for (_, (unit, feature)), (_, (output, _)) in zip(skeleton.incoming, skeleton.outgoing, strict=True):
+        w_in, leaving = weights["0.weight"][unit, feature], weights["2.weight"][:, unit]
+        moved = leaving.square().sum() - leaving[output].square()
+        expected = rate * leaving[output] ** 2 / (1 + moved / w_in**2)
+        assert taken[places.index(("0.weight", (unit, feature)))] == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_diagnostics_show_the_conditioning():
