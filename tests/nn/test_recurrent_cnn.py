@@ -17,8 +17,9 @@ def network_and_images(**options):
     return model.eval(), images
 
 
-def test_it_is_the_recurrence():
-    model, images = network_and_images()
+@pytest.mark.parametrize("layers", [2, 4])
+def test_it_is_the_recurrence(layers):
+    model, images = network_and_images(layers=layers)
     x = images
     for number, layer in enumerate(model.layers):
         entering = functional.conv2d(x, layer.forth.weight, padding=1)
@@ -29,7 +30,7 @@ def test_it_is_the_recurrence():
             h = (
                 (z - norm.running_mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
             ).clamp(min=0)
-        x = functional.max_pool2d(h, 3, 2, 1) if number == 0 else h
+        x = functional.max_pool2d(h, 3, 2, 1) if number in (0, 2) else h
     assert_close(model(images), functional.linear(x.amax((2, 3)), model.readout.weight, model.readout.bias))
 
 
