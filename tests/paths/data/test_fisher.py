@@ -144,6 +144,21 @@ def test_the_natural_gradient_solves_the_dense_system(model, x, output):
         assert_close(found[name], value, rtol=1e-8, atol=1e-10)
 
 
+def test_conjugate_gradients_end_after_so_many_steps():
+    """One of them goes along g / kappa, to the least of the quadratic form on that line."""
+    model, x = NETS[0]
+    network = ps.trace(model, x)
+    g = {name: torch.ones_like(p) for name, p in network.parameters.items()}
+    graph = ps.paths.reduction_graph(network)
+    kappa, flat = graph.flatten(ps.paths.kappa(network)), graph.flatten(g)
+    whole = ps.paths.fisher(network, x) + 0.1 * kappa.diag()
+    along = flat / kappa
+    one = along * (flat @ along) / (along @ whole @ along)
+    for iterations, known in ((0, torch.zeros_like(one)), (1, one)):
+        found = ps.paths.natural_gradient(network, x, g, damping=0.1, iterations=iterations)
+        assert_close(graph.flatten(found), known, rtol=1e-10, atol=1e-14)
+
+
 def test_the_natural_gradient_moves_all_members_of_a_class_alike():
     model, x = nets()[0]
     network = ps.trace(model, x)
