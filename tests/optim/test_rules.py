@@ -100,7 +100,14 @@ def test_rules_resume_exactly(rule):
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"alpha": 0.0}, {"momentum": 0.9}, {"centered": True}, {"weight_decay": 0.1}],
+    [
+        {},
+        {"alpha": 0.0},
+        {"alpha": 1.0, "eps": 1.0},
+        {"momentum": 0.9},
+        {"centered": True},
+        {"weight_decay": 0.1},
+    ],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_rmsprop_is_torchs(options, maximize):
