@@ -288,6 +288,33 @@ def test_path_measure_follows_pooling_sums_and_padding():
     assert type(normal.out) is nn.Linear
 
 
+class Sum(nn.Module):
+    """Two paths enter every unit that the second layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.out = (nn.Linear(*n) for n in ((3, 4), (3, 4), (4, 3), (3, 1)))
+
+    def forward(self, x):
+        return self.out(self.c(self.a(x).relu() + self.b(x).relu()).relu())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_a_measure_that_is_one_number_counts_as_often(alpha):
+    torch.manual_seed(0)
+    model, x = Sum().double(), torch.randn(7, 3, dtype=torch.float64)
+    layer = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=alpha, eps=0.0).c
+    assert layer.ddp_measure.item() == 2.0
+    leaves = [torch.randn(7, 4, dtype=torch.float64, requires_grad=True), layer.weight, layer.bias]
+    expected = oracle.normalized(
+        layer, leaves[0], alpha, "second_moment", False, torch.full((4,), 2.0).double()
+    )
+    found, seed = layer(leaves[0]), torch.randn_like(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(v, leaves, seed) for v in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-11)
+
+
 def test_path_normalization_has_unit_path_measure_and_needs_no_batch():
     model, x = mlp(3, 5, 4, 2), torch.randn(9, 3, dtype=torch.float64)
     network = ps.trace(model, x)
