@@ -371,7 +371,7 @@ class Path:
             gauge.times_(result, _FACTORS[form])
         if form == "root" and gauge.far is not None:
             result = result * gauge.far
-        return _alone(result.view(parameter.shape))
+        return result.view(parameter.shape)
 
     def _power(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
         """(kappa' / c + damping mean / c)^exponent, in memory that is free."""
@@ -405,8 +405,3 @@ class Path:
                     "trace it as it is trained and make a new optimizer",
                     stacklevel=2,
                 )
-
-
-def _alone(t: Tensor) -> Tensor:
-    """The tensor, without the rest of what it is a part of: one step of a sequence must not keep all of them."""
-    return t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t
