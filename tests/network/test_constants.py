@@ -249,3 +249,24 @@ def test_a_constant_in_the_form_of_a_tensor_keeps_its_values(form):
     assert ps.paths.squared_path_norm(ps.trace(model, torch.zeros(2, 3, **DOUBLE))).item() == pytest.approx(
         expected
     )
+
+
+@pytest.mark.filterwarnings("ignore:the network has no unit class")
+def test_a_constant_start_of_a_recurrence_holds_its_units_and_adds_its_square():
+    class Started(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.RNN(2, 3, nonlinearity="relu", bias=False, batch_first=True, **DOUBLE)
+            self.out = nn.Linear(3, 1, bias=False, **DOUBLE)
+
+        def forward(self, x):
+            return self.out(self.rnn(x, torch.full((1, len(x), 3), 0.5, **DOUBLE))[0][:, -1])
+
+    model = Started()
+    network = ps.trace(model, torch.zeros(1, 2, 2, **DOUBLE))
+    assert network.num_classes == 0
+    w_in, w_rec, w_out = (p.detach().square() for p in model.parameters())
+    h = torch.full((3,), 0.25, **DOUBLE)
+    for _ in range(2):
+        h = w_in.sum(1) + w_rec @ h
+    torch.testing.assert_close(ps.paths.squared_path_norm(network).detach(), (w_out @ h)[0])

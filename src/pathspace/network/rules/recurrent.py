@@ -181,7 +181,6 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     if of_start is None:
         if not bool(hx.any()):
             return None
-        recorder.scales.unify(labels, torch.full_like(labels, FIXED))  # a constant start does not scale
     elif of_start.kind == "input" or (
         of_start.kind == "hidden" and bool((recorder.scales.resolve(of_start.labels) == WILD).all())
     ):
@@ -192,7 +191,7 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
         recorder.uses.add(value, labels.expand(value.shape), torch.full(value.shape, FIXED), bias=True)
     elif value.kind == "hidden":
         recorder.scales.unify(labels, value.labels)
-    else:
+    else:  # a constant start does not scale
         recorder.scales.unify(labels, torch.full_like(labels, FIXED))
     return value
 
