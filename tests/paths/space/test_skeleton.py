@@ -112,6 +112,45 @@ def test_largest_rule_takes_the_largest_products(case):
     assert_close(products[1 + c :], out_of, rtol=1e-12, atol=0)
 
 
+class Block(torch.nn.Module):
+    """A stream, and a block of three layers that reads it and adds to it: one cycle of classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+        self.a, self.b, self.c = (torch.nn.Linear(*n) for n in ((4, 5), (5, 3), (3, 4)))
+
+    def forward(self, x):
+        h = self.read(x).relu()
+        return self.out(h + self.c(self.b(self.a(h).relu()).relu()))
+
+
+def test_a_cycle_is_entered_layer_by_layer():
+    """Products of the largest weights from the stream on, and of the largest ones back to it."""
+    torch.manual_seed(0)
+    model, x = Block().double(), torch.zeros(1, 3, dtype=torch.float64)
+    network = ps.trace(model, x)
+    skeleton = ps.paths.skeleton(network)
+    assert not skeleton.incomplete
+    weights = {name: p.detach().abs() for name, p in network.parameters.items()}
+
+    def best(name, before):  # of the units that a matrix leads to
+        return (weights[name] * before).amax(1)
+
+    into = [torch.ones(3, dtype=torch.float64)]
+    for name in ("read.weight", "a.weight", "b.weight"):
+        into.append(best(name, into[-1]))
+    out_of = [weights["out.weight"].amax(0)]
+    for name in ("c.weight", "b.weight"):
+        out_of.append((weights[name] * out_of[-1][:, None]).amax(0))
+    number = {(name, index[0]): c.index for c in network.unit_classes for name, index in c.bias}
+    products = skeleton.products(network.parameters).abs()
+    for name, A, B in zip(("read", "a", "b"), into[1:], (out_of[0], out_of[2], out_of[1]), strict=True):
+        at = 1 + torch.tensor([number[f"{name}.bias", unit] for unit in range(len(A))])
+        assert_close(products[at], A)
+        assert_close(products[at + network.num_classes], B)
+
+
 def test_other_rules_do_not():
     case = BY_NAME["mlp"]
     _, network = traced(case, torch.float64)
