@@ -421,6 +421,34 @@ def test_parameters_outside_follow_the_plain_rule(entry, added_later):
         assert_close(ours, theirs)
 
 
+LIKE_SGD = ("PathSGD", "DDPSGD", "QuasiDiagonal", "GSGD")
+
+
+@pytest.mark.parametrize("kind", [*LIKE_SGD, "PathAdam", "PathGradientAdam", "GAdam"])
+def test_what_is_outside_is_clipped_with_all_others(kind):
+    """The norm is that of all, so a long gradient outside scales those inside down as much as itself."""
+    moved, bound = [], 2.0
+    for clip_norm in (bound, None):
+        torch.manual_seed(0)
+        model, x = mlp(3, 4, 2).double(), torch.randn(5, 3, dtype=torch.float64)
+        beside = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        options = {} if kind in LIKE_SGD else {"eps": 1.0}
+        optimizer = getattr(ps.optim, kind)(
+            [*model.parameters(), beside], ps.trace(model, x), lr=0.01, clip_norm=clip_norm, **options
+        )
+        before = model[0].weight.detach().clone()
+        (1e-4 * model(x).square().mean()).backward()
+        beside.grad = torch.tensor([300.0, -400.0], dtype=torch.float64)
+        optimizer.step()
+        moved.append((beside.detach(), model[0].weight.detach() - before))
+    (outside, inside), (_, free) = moved
+    clipped = beside.grad * bound / 500
+    expected = clipped if kind in LIKE_SGD else clipped / (clipped.abs() + 1)
+    assert_close(outside, -0.01 * expected, rtol=1e-6, atol=0)
+    assert_close(inside, free * bound / 500, rtol=1e-3, atol=1e-14)
+    assert free.abs().max() > 1e-9
+
+
 @MOST
 def test_gradients_may_be_reused(entry):
     """Zeroing gradients in place gives the same run: nothing that is kept shares memory with them."""
