@@ -243,6 +243,27 @@ def test_signs_are_drawn_again_after_a_resume():
     assert_close(weights(train(again, resumed, x, y, 6)), weights(model), rtol=0, atol=0)
 
 
+def test_an_option_that_is_changed_counts_from_the_next_call_on():
+    """Of a chain of layers, whose calls are followed in another way for random signs."""
+    runs = []
+    for made, changed in (("exact", "exact"), ("signs", "exact"), ("signs", "signs")):
+        model, x, y = small()
+        optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, x), lr=0.02, estimator=made)
+        optimizer.metric.estimator = changed
+        runs.append(weights(train(model, optimizer, x, y, 1)))
+    assert_close(runs[0], runs[1], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(runs[0]["2.weight"], runs[2]["2.weight"])
+
+
+def test_seeds_next_to_each_other_draw_nothing_alike():
+    """Every refresh draws by a number of its own: a run must not see the signs of another one a refresh later."""
+    model, x, _ = small()
+    network = ps.trace(model, x)
+    metrics = [ps.optim.DDPSGD(model.parameters(), network, seed=seed).metric for seed in range(4)]
+    numbers = [metric._generator(draws).initial_seed() for metric in metrics for draws in range(1000)]
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_seed_and_average_matter():
     def run(**options):
         model, x, y = small()

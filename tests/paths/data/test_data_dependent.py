@@ -711,6 +711,31 @@ def test_average_of_estimates_comes_near(name, statistic):
     assert error(80) < error(1)
 
 
+@pytest.mark.parametrize(("outputs", "same"), [(8, "exact"), (9, "signs")])
+def test_the_automatic_estimator_is_exact_up_to_eight_units(outputs, same):
+    model, x = mlp(2, 3, outputs).double(), torch.randn(5, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    found = {
+        kind: ps.paths.data_dependent_kappa(network, x, alpha=1.0, estimator=kind)["0.weight"]
+        for kind in ("auto", "exact", "signs")
+    }
+    assert torch.equal(found["auto"], found[same])
+    assert not torch.allclose(found["exact"], found["signs"])
+
+
+def test_signs_are_drawn_again_where_kappa_is_computed_again():
+    """In float64, because a member of the class has no room in float32: it must not differ by its signs."""
+    model, x = mlp(2, 3, 9), torch.randn(5, 2)
+    network = ps.trace(model, x)
+    here = ps.paths.data_dependent_kappa(network, x, estimator="signs")
+    factors = torch.full((3,), 2.0**66, dtype=torch.float64)
+    ps.rescaling.rescale_(network, factors)
+    far = ps.paths.data_dependent_kappa(network, x, estimator="signs")
+    for name, k in far.items():
+        assert k.dtype == torch.float64
+        assert_close(k * network.edge_factors(name, factors) ** 2, here[name].double(), rtol=1e-4, atol=1e-9)
+
+
 def test_signs_are_fair_and_independent():
     signs = random_signs((1001, 7), torch.Generator().manual_seed(0)).double()
     assert signs.shape == (1001, 7)
@@ -903,6 +928,9 @@ def test_parts_are_drawn_where_there_are_many_examples():
     assert part.min() >= 0
     assert part.max() < 101
     assert not torch.equal(part, random_part(101, generator, torch.device("cpu")))
+    drawn = torch.cat([random_part(101, generator, torch.device("cpu")) for _ in range(400)]).bincount()
+    assert len(drawn) == 101  # each equally likely, 198 times: five standard deviations
+    assert (drawn - 400 * 50 / 101).abs().max() < 50
     assert len(random_pairs(100, generator, torch.device("cpu")).first) == 50
     pairs = random_pairs(100, generator, torch.device("cpu"), part=True)
     assert len(pairs.first) == len(pairs.second) == 25
