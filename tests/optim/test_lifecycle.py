@@ -476,6 +476,7 @@ def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     other, resumed = build(name)
+    ps.rescaling.random_rescale_(resumed.network, 0.25, 4.0)  # with another gauge than the one that is loaded
     train(other, resumed, 1)
     ps.rescaling.balance_(
         resumed.network

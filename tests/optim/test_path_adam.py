@@ -199,6 +199,21 @@ def test_path_gradient_adam_is_adam_fed_with_the_path_gradient():
     assert_close(train(optimizer, ours, case), train(Fed(), theirs, case), rtol=1e-9, atol=1e-12)
 
 
+def test_path_gradient_adam_is_fed_the_path_gradient_of_weights_far_away_too():
+    """eps is added to its size as it comes, though kappa is computed in a member near balance."""
+    model, x = mlp(3, 4, 2), torch.randn(5, 3)
+    network = ps.trace(model, x)
+    ps.rescaling.rescale_(network, 2.0 ** torch.tensor([20.0, -20.0, 20.0, -20.0]))
+    before, kappa = copy.deepcopy(dict(network.parameters)), ps.paths.kappa(network)
+    optimizer = ps.optim.PathGradientAdam(model.parameters(), network, lr=1.0, eps=1.0)
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+    for name, p in network.parameters.items():
+        d = p.grad.double() / kappa[name].double()
+        expected = before[name].double() - d / (d.abs() + 1)
+        assert_close(p.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_constant_kappa_is_cancelled_by_the_second_moment():
     """Why PathGradientAdam is not invariant: but for eps, its first step is Adam's, whatever the scales."""
     case = BY_NAME["mlp"]
