@@ -108,6 +108,25 @@ def test_follows_the_weights_and_leaves_them_alone():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_second_term_of_a_weight_that_is_zero_is_zero():
+    """Though others of the parameter have pairs of edges: by unit G = 3 + 2 q + q^2, and kappa2 = 4 q."""
+
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+
+        def forward(self, x):
+            h, outputs = x[:, 0], [x[:, 0]]
+            for t in range(1, x.shape[1]):
+                h = (h @ self.weight).relu() + x[:, t]
+                outputs.append(h)
+            return torch.stack(outputs, 1)
+
+    found = ps.paths.second_term(ps.trace(Steps(), torch.zeros(1, 3, 2)))["weight"]
+    assert_close(found, torch.tensor([[16.0, 0.0], [0.0, 36.0]]))
+
+
 def test_is_zero_for_dead_weights_and_so_is_the_gradient():
     """A unit that reaches no output: kappa1 = 0 before it, and the loss does not depend on those weights."""
     model = mlp(3, 4, 2).double()
@@ -121,6 +140,16 @@ def test_is_zero_for_dead_weights_and_so_is_the_gradient():
     for name, p in model.named_parameters():
         assert (p.grad[kappa1[name] == 0] == 0).all()
     assert (kappa1["2.weight"] > 0).all()
+
+
+def test_a_parameter_without_paths_does_not_change_the_type():
+    """Zeros look like what has vanished, and are computed in float64 to see that they have not."""
+    model = mlp(3, 4, 2)
+    nn.init.zeros_(model[2].weight)
+    found = ps.paths.kappa(ps.trace(model, torch.zeros(1, 3)))
+    assert {k.dtype for k in found.values()} == {torch.float32}
+    assert not found["0.weight"].any()
+    assert found["2.weight"].all()
 
 
 def recurrent_reference(model: nn.Module, steps: int, *, every: bool = False) -> dict[str, torch.Tensor]:
