@@ -26,6 +26,9 @@ if ps.nn.RNN(1, 1, nonlinearity="relu").kernel.startswith("torch"):
     pytest.skip("no loops for this processor", allow_module_level=True)
 
 
+FEWEST = ps.nn.rnn.FEWEST
+
+
 @pytest.fixture(autouse=True)
 def _any_number_of_steps(monkeypatch):
     monkeypatch.setattr("pathspace.nn.rnn.FEWEST", 1)
@@ -554,6 +557,23 @@ def test_tells_why_it_runs_as_pytorch(monkeypatch):
         check(fast(x)[0], "forward-mode")
     fast(x)
     assert fast.kernel.startswith("compiled")
+
+
+def test_runs_as_pytorch_where_that_is_faster(monkeypatch):
+    """With fewer than 6 steps, or more than 512 units, 256 of them with AVX2."""
+    monkeypatch.setattr("pathspace.nn.rnn.FEWEST", FEWEST)
+    layer = ps.nn.RNN(3, 4, nonlinearity="relu")
+    packed = [pack_sequence([torch.randn(n, 3), torch.randn(2, 3)]) for n in (6, 5)]
+    for long, short in ((torch.randn(6, 2, 3), torch.randn(5, 2, 3)), packed):
+        layer(long)
+        assert layer.kernel.startswith("compiled")
+        layer(short)
+        assert layer.kernel == "torch.nn.RNN: 5 steps, and PyTorch is faster below 6"
+    layer(packed[0])
+    largest = 512 if "AVX-512" in layer.kernel else 256
+    assert ps.nn.RNN(1, largest, nonlinearity="relu").kernel.startswith("compiled")
+    why = f"torch.nn.RNN: {largest + 1} units, and PyTorch is faster above {largest}"
+    assert ps.nn.RNN(1, largest + 1, nonlinearity="relu").kernel == why
 
 
 class Last(nn.Module):
