@@ -173,6 +173,39 @@ def test_a_unit_in_front_of_zeros_has_the_rows_of_he_start():
         assert_close(squares, torch.full_like(squares, 2.0), rtol=1e-12, atol=0.0)
 
 
+def test_a_channel_in_front_of_zeros_has_the_filters_of_he_start():
+    """No gain can be made even where nothing leaves: there, too, the squares of a filter add up to 2."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2, bias=False), nn.ReLU(), nn.Conv2d(3, 1, 2)).double()
+    nn.init.zeros_(model[2].weight)
+    network = ps.trace(model, torch.zeros(1, 2, 4, 4, dtype=torch.float64))
+    ps.rescaling.balance_(network)
+    squares = model[0].weight.detach().square().sum((1, 2, 3))
+    assert_close(squares, torch.full_like(squares, 2.0), rtol=1e-12, atol=0.0)
+
+
+def test_a_product_of_units_belongs_to_no_class():
+    """y = o (a x)(b x) with half of what enters each unit: gamma_in is a^2 / 2, and gamma_out that of the other."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.o = (nn.Linear(1, 1, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            return self.o(self.a(x).relu() * self.b(x))
+
+    model = Gated().double()
+    for p, value in zip(model.parameters(), (2.0, 3.0, 5.0), strict=True):
+        nn.init.constant_(p, value)
+    ps.rescaling.balance_(ps.trace(model, torch.zeros(1, 1, dtype=torch.float64)))
+    into_a, into_b = 2.0, 4.5
+    out_of_a, out_of_b = 25.0 * into_b, 25.0 * into_a
+    s_a, s_b = (out_of_a / into_a) ** 0.25, (out_of_b / into_b) ** 0.25
+    found = [p.item() for p in model.parameters()]
+    assert found == pytest.approx([2.0 * s_a, 3.0 * s_b, 5.0 / (s_a * s_b)], rel=1e-12)
+
+
 class Filters(nn.Module):
     """Two convolutions, the second with a way around it, and a linear layer over all positions."""
 
@@ -401,6 +434,32 @@ def test_the_check_undoes_what_a_model_refuses_to_run_with():
         ps.rescaling.balance_(network, x)
     assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not network.rescalings["done"]
+
+
+class Drifting(nn.Sequential):
+    """Its outputs become larger once its weights are others, and it says which one is the largest."""
+
+    start, drift = 0.0, 0.0
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if self.drift and self[0].weight[0, 0] != self.start:
+            scores = scores * (1 + self.drift)
+        return scores, scores.argmax(1)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 2.0**-11.5), (torch.float64, 2.0**-26)])
+def test_half_of_the_digits_may_be_rounding(dtype, least):
+    torch.manual_seed(0)
+    model, x = Drifting(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype), torch.randn(5, 3, dtype=dtype)
+    network = ps.trace(model, x)
+    ps.rescaling.random_rescale_(network, 0.1, 10.0)
+    model.start, model.drift = model[0].weight[0, 0].item(), 1.2 * least
+    with pytest.raises(ps.rescaling.FunctionChangedError, match="output 0 "):
+        ps.rescaling.balance_(network, x)
+    model.drift = 0.8 * least
+    ps.rescaling.balance_(network, x)
+    assert model[0].weight[0, 0] != model.start
 
 
 def test_the_check_refuses_what_is_not_finite():

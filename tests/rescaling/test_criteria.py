@@ -309,7 +309,23 @@ def test_steps_of_a_recurrence_are_measured():
     assert states.detach().amax((0, 1)) == pytest.approx(torch.ones(3), rel=1e-6)
 
 
-def test_operations_that_do_not_tell_have_the_values_before_the_activation():
+def test_channels_of_a_convolution_whose_groups_are_named_have_the_values_before_the_activation():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(2, 4, 3), nn.Parameter(torch.randn(6, 2, 3, 3))
+
+        def forward(self, x):
+            return nn.functional.conv2d(self.a(x).relu(), self.b, groups=2)
+
+    torch.manual_seed(0)
+    model, images = Named().double(), torch.randn(3, 2, 7, 7, dtype=torch.float64)
+    balance(scrambled(model, images), images, "activations", alpha=1.0)
+    assert_close(model.a(images).detach().abs().amax((0, 2, 3)), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("statistic", ["largest", "mean"])
+def test_operations_that_do_not_tell_have_the_values_before_the_activation(statistic):
     class Written(nn.Module):
         def __init__(self):
             super().__init__()
@@ -320,8 +336,10 @@ def test_operations_that_do_not_tell_have_the_values_before_the_activation():
 
     torch.manual_seed(0)
     model, x = Written().double(), torch.randn(9, 3, dtype=torch.float64)
-    balance(scrambled(model, x), x, "activations", alpha=1.0)
-    assert_close((x @ model.a).detach().abs().amax(0), torch.ones(4, dtype=torch.float64))
+    balance(scrambled(model, x), x, "activations", alpha=1.0, statistic=statistic)
+    values = (x @ model.a).detach().abs()
+    found = values.amax(0) if statistic == "largest" else values.mean(0)
+    assert_close(found, torch.ones(4, dtype=torch.float64))
 
 
 # --- what it promises ------------------------------------------------------------------------------------------
