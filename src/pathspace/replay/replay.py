@@ -147,7 +147,7 @@ def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
     """Follow calls of modules left outside, and run what torch.compile wraps as plain Python."""
     for name in mode.outside:
         module = shadow.get_submodule(name)
-        module.forward = partial(mode.run_outside, with_hooks(module))  # type: ignore[method-assign]
+        module.forward = partial(mode.run_outside, with_hooks(module))
     compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
     with uncompiled() if compiled else nullcontext():
         yield
