@@ -130,6 +130,8 @@ CASES = {
     "steps subtracted": (lambda: Model(lambda m, h, z: (h[:, 1:] - h[:, :-1]).abs()), STEPS, (), 4),
     "diff": (lambda: Model(lambda m, h, z: h.diff(dim=1).relu()), STEPS, (), 4),
     "second differences": (lambda: Model(lambda m, h, z: h.diff(2, dim=1).relu()), STEPS, (), 4),
+    "no difference taken": (lambda: Model(lambda m, h, z: h.diff(0, dim=1).relu()), STEPS, (), 4),
+    "no difference left": (lambda: Model(lambda m, h, z: torch.cat([h, h.diff(9, dim=1)], 1)), STEPS, (), 4),
     "fixed filter": (lambda: Images(
         lambda m, h: functional.conv2d(h, m.b, groups=2), b=signed(2, 1, 2, 1)), (2, 1, 3, 3), (), 2),
     "fixed filter over channels": (lambda: Images(

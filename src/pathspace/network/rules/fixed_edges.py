@@ -45,8 +45,7 @@ def difference(
     dim %= value.labels.dim()
     if value.batch == dim:
         recorder.wrong_batch()
-    if not n:
-        return x
+    n = min(n, value.shape[dim])  # more leave nothing, as in torch
     size = value.shape[dim] - n
     labels = value.labels.narrow(dim, 0, size)
     for k in range(n):
