@@ -32,9 +32,15 @@ def slug(heading: str, separator: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What lies outside docs/ is no part of the site: a link to it becomes its path in the repository."""
+    """What lies outside docs/ is no part of the site: a link to it becomes its path in the repository.
+
+    A link to a name in api.md leads to the page of its package.
+    """
     outside = r"(?:benchmarks/|README|CHANGELOG|CONTRIBUTING)[^)#]*"
-    return re.sub(rf"\[([^\[\]]*)\]\((?:\.\./)+({outside})[^)]*\)", r"\1 (`\2`)", markdown)
+    markdown = re.sub(rf"\[([^\[\]]*)\]\((?:\.\./)+({outside})[^)]*\)", r"\1 (`\2`)", markdown)
+    names = (f"{package}.{name}" for package in PACKAGES for name in public_names(package))
+    pages = {slug(name, "-"): f"api/{name.split('.')[1]}.md#{name}" for name in names}
+    return re.sub(r"\bapi\.md#([\w-]+)", lambda link: pages[link[1]], markdown)
 
 
 class Docstrings(griffe.Extension):
