@@ -3,7 +3,7 @@
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-WORDS = 43_500
+WORDS = 43_700
 """All pages but the reference, which docstrings are. Raised by no more than a new page is worth."""
 
 
