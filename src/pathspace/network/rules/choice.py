@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import finish, number
+from pathspace.network.rules.elementwise import counted, finish, number
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -91,15 +91,6 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     return finish(recorder, either, operands, (a, b, gate), labels)
 
 
-def counted(constant: Tensor) -> Tensor:
-    """What a constant that is filled in or compared with counts as: a number as large as an infinity as a mask.
-
-    An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
-    """
-    large = (constant >= _LARGE) | (constant <= -_LARGE)
-    return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
-
-
 def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Some elements replaced by a number."""
     out = where(recorder, mask, value, input)
@@ -116,7 +107,6 @@ def pool_with_indices(recorder: Recorder, input: Tensor, *args: Any, **kwargs: A
     return values, indices(recorder, created, created.shape, created.batch)
 
 
-_LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax
 _AS_RELU = (
     "Write what it does as relu, leaky_relu, abs or maximum, or move that part into a module of its own and leave that "
     "to the plain rule with outside=[...]"

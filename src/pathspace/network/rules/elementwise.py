@@ -34,6 +34,15 @@ def number(value: Any) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
+def counted(constant: Tensor) -> Tensor:
+    """What a constant that is added, filled in or compared with counts as: a number as large as an infinity as a mask.
+
+    An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
+    """
+    large = (constant >= _LARGE) | (constant <= -_LARGE)
+    return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
+
+
 def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """ReLU, LeakyReLU (also with a random slope), absolute value: f(s x) = s f(x) for s > 0."""
     recorder.activated.append(recorder.as_units(input))
@@ -88,7 +97,8 @@ def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
 def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Tensor:
     """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
     del out
-    a, b = (recorder.value(t if isinstance(t, Tensor) else number(t)) for t in (x, y))
+    terms = [t if isinstance(t, Tensor) else number(t) for t in (x, y)]
+    a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in terms)
     if a.kind == b.kind == "parameter":
         recorder.no_rule(_COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
@@ -157,6 +167,7 @@ def finish(
     return recorder.write(operands[0], out) if recorder.name in IN_PLACE else out
 
 
+_LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax
 _COMBINED = "it combines two parameters into weights that are no parameter, so no edges of their own"
 _APART = "Apply each of them to the activations and combine the results"
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.rules import MOVEMENTS
-from pathspace.network.rules.choice import counted
+from pathspace.network.rules.elementwise import counted
 from pathspace.paths.listing.probing import LARGEST
 from pathspace.paths.space.reduction import ReductionGraph
 

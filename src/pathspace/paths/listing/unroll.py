@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
 from pathspace.network.rules import RULES
-from pathspace.network.rules.choice import counted
+from pathspace.network.rules.elementwise import counted
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
 from pathspace.network.trace.functions import CLAMPS, ENDINGS, OF_FORM, RANDOM, SHAPED_FACTORIES, short_name
 from pathspace.paths.listing.affine import (
@@ -317,7 +317,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if self.with_edges:
             terms = self._terms(operation, values, len(acts))
             check_terms(name, terms, values, len(acts), actual)
-            if name in _PICKS:
+            if name in _PICKS or RULES.get(name) is RULES["add"]:
                 terms = replace(terms, constant=counted(terms.constant))
             nodes = self._place(terms, sources, weights)
         else:
