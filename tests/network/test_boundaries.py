@@ -1,7 +1,9 @@
 """Operations without a rule: what enters them is an output of the network, what leaves them an input."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from same_bits import rescaled_unseen
@@ -408,6 +410,10 @@ REFUSED = {
     "memory": (renewed, "'resize_'.*memory"),
     "a list that is written": (in_a_list, "no rule"),
     "a function of Python": (lambda m, x: m.o(m.a(x).detach().apply_(abs)), "'apply_'"),
+    "a choice at random in Python": (
+        lambda m, x: m.o(m.a(x) + m.b(m.a(x)) if random.random() < 0.5 else m.a(x)), "'random'.*evaluation form"),
+    "a choice at random in NumPy": (
+        lambda m, x: m.o(m.a(x) + m.b(m.a(x)) if np.random.rand() < 0.5 else m.a(x)), "'random'.*evaluation form"),  # noqa: NPY002
     "another place": (lambda m, x: m.o(torch.add(m.a(x).tanh(), 1, out=torch.zeros(5, 4, **DOUBLE))), "out="),
     "examples mixed after it": (mixed_after, "mixes the examples"),
     "examples mixed in it": (mixed_inside, "mixes the examples|cannot be the batch"),

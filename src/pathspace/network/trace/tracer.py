@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import random
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -89,8 +92,7 @@ def trace(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace needs an nn.Module, got {type(model).__name__}; wrap a function in a module")
-    valid = batch_dim is None or batch_dim == "auto" or (type(batch_dim) is int and batch_dim >= 0)
-    if not valid:
+    if batch_dim not in (None, "auto") and not (type(batch_dim) is int and batch_dim >= 0):
         raise ValueError(f"batch_dim must be 'auto', None or a dimension from 0 on, got {batch_dim!r}")
     model = unwrapped(model)
     if not any(True for _ in model.parameters()):
@@ -171,12 +173,7 @@ class _Plan:
             except (WrongBatchDimension, RuntimeError, IndexError) as error:
                 problem = problem or error
         if isinstance(problem, WrongBatchDimension):
-            raise UntraceableError(
-                "batch",
-                "",
-                f"no dimension of the example input can be the batch: {problem} needs dimension 0 otherwise",
-                _SAY_WHICH,
-            )
+            raise _no_batch("no dimension of the example input can", problem, "dimension 0")
         assert problem is not None
         raise problem
 
@@ -192,12 +189,7 @@ class _Plan:
         except MixedExamples as error:
             raise error.refusal from None
         except WrongBatchDimension as error:
-            raise UntraceableError(
-                "batch",
-                "",
-                f"dimension {batch_dim} of the example input cannot be the batch: {error} needs it otherwise",
-                _SAY_WHICH,
-            ) from None
+            raise _no_batch(f"dimension {batch_dim} of the example input cannot", error, "it") from None
         return one.network
 
     def _checked(self, batch_dim: int) -> Network:
@@ -277,9 +269,12 @@ def _placed(one: Network, two: Network) -> Network:
     return one
 
 
-_SAY_WHICH = (
-    "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example"
-)
+def _no_batch(which: str, used: WrongBatchDimension, needed: str) -> UntraceableError:
+    reason = f"{which} be the batch: {used} needs {needed} otherwise"
+    advice = (
+        "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example"
+    )
+    return UntraceableError("batch", "", reason, advice)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -332,12 +327,8 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
         if any(name == o or name.startswith(o + ".") for o in outside):
             continue
         if isinstance(module, torch.jit.ScriptModule):
-            raise UntraceableError(
-                "scripted module",
-                name,
-                "its code is compiled, and tracing does not see it",
-                "Trace the plain module",
-            )
+            reason = "its code is compiled, and tracing does not see it"
+            raise UntraceableError("scripted module", name, reason, "Trace the plain module")
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         if any(not getattr(hook, "only_looks", False) and not isinstance(hook, WeightNorm) for hook in hooks):
             raise UntraceableError(
@@ -350,21 +341,28 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
 
 
 def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    numpy = sys.modules.get("numpy.random")
+    generators = [random.getstate, *([numpy.get_state] if numpy else [])]
+    drawn = [pickle.dumps(state()) for state in generators]
     try:
-        return shadow(*args, **kwargs)
+        result = shadow(*args, **kwargs)
     except RuntimeError as error:
         if "set the storage of a tensor" in str(error):  # set_ is none of the functions that tracing sees
             advice = "Write the result into a new tensor"
             recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
         raise
+    if [pickle.dumps(state()) for state in generators] != drawn:
+        reason = "the forward pass draws numbers in Python, on which its steps may depend, so it has no single graph"
+        advice = "Trace it in evaluation form (model.eval()) if only training draws, or multiply by torch.rand(()) > p"
+        recorder.refuse(reason, advice, operation="random")
+    return result
 
 
 def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: nn.Module) -> None:
     """Refuse a forward pass that gave a module another parameter."""
     for name, parameter in shadow.named_parameters():
         if before.get(name) is not parameter:
-            recorder.refuse(
-                f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees",
-                "Make parameters where the module is built",
-                operation="nn.Parameter",
+            reason = (
+                f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees"
             )
+            recorder.refuse(reason, "Make parameters where the module is built", operation="nn.Parameter")
