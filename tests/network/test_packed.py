@@ -280,6 +280,13 @@ def test_says_what_is_wrong(name):
         ps.trace(Model(), (torch.randn(3, 3, 2, **DOUBLE), torch.tensor([2, 1, 3])))
 
 
+@pytest.mark.parametrize("given", [lambda p: p, lambda p: (p,), lambda p: {"input": p}])
+def test_sequences_that_come_packed_are_to_be_packed_inside(given):
+    packed = pack_padded_sequence(torch.randn(3, 2, 2, **DOUBLE), torch.tensor([3, 2]))
+    with pytest.raises(ValueError, match=r"holds a PackedSequence.*takes the tensors, and makes it of them"):
+        ps.trace(nn.RNN(2, 2, nonlinearity="relu", **DOUBLE), given(packed))
+
+
 def test_quantities_on_data_say_that_sequences_are_packed():
     model, inputs, _ = made("last state")
     network = ps.trace(model, inputs)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from pathspace.network.network import arguments_in, batch_in
@@ -98,11 +99,10 @@ def arguments_for(
             f"example_input is a {type(example_input).__name__}; give a tensor, a tuple of arguments or a dict of them "
             "(a model that takes another structure: wrap it in a module that takes the tensors)"
         )
-    leaves = pytree.tree_leaves(example_input)
+    leaves = pytree.tree_leaves(example_input, is_leaf=lambda part: isinstance(part, PackedSequence))
     for leaf in leaves:  # its tensors would be constants
-        if not isinstance(leaf, (Tensor, nn.Module, type)) and any(
-            isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values()
-        ):
+        held = leaf if isinstance(leaf, PackedSequence) else getattr(leaf, "__dict__", {}).values()
+        if not isinstance(leaf, (Tensor, nn.Module, type)) and any(isinstance(v, Tensor) for v in held):
             raise ValueError(
                 f"example_input holds a {type(leaf).__name__}, whose tensors a trace does not see: wrap the model in a "
                 "module that takes the tensors, and makes it of them"
