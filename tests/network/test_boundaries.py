@@ -414,6 +414,8 @@ REFUSED = {
         lambda m, x: m.o(m.a(x) + m.b(m.a(x)) if random.random() < 0.5 else m.a(x)), "'random'.*evaluation form"),
     "a choice at random in NumPy": (
         lambda m, x: m.o(m.a(x) + m.b(m.a(x)) if np.random.rand() < 0.5 else m.a(x)), "'random'.*evaluation form"),  # noqa: NPY002
+    "a gradient": (lambda m, x: torch.autograd.grad(m.a(x).relu().square().sum(), x)[0], "'grad'.*has no gradients"),
+    "a backward pass": (lambda m, x: m.a(x).relu().sum(1).backward(torch.ones(5)), "'backward'.*has no gradients"),
     "another place": (lambda m, x: m.o(torch.add(m.a(x).tanh(), 1, out=torch.zeros(5, 4, **DOUBLE))), "out="),
     "examples mixed after it": (mixed_after, "mixes the examples"),
     "examples mixed in it": (mixed_inside, "mixes the examples|cannot be the batch"),

@@ -116,7 +116,7 @@ asks whether a mask fits its fast path, which it then does not take, because of 
 
 UNSEEN = frozenset(
     [
-        *("data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
+        *("grad", "data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
         *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_"),
         *("apply_", "map_", "map2_", "as_strided_", "storage", "untyped_storage", "data_ptr", "__dlpack__"),
     ]

@@ -74,6 +74,7 @@ REASONS: dict[str, str] = {
         _SPARSE,
     ),
     **dict.fromkeys(["data.__set__", "resize_", "resize_as_"], "it replaces the memory of a tensor"),
+    **dict.fromkeys(["grad", "backward"], "a trace has no gradients; trace what is differentiated"),
     "ddp_normalized": "its weights depend on the batch; trace the model before ps.nn.ddp_normalize, or ps.nn.fold it",
 }
 INPUTS_READ = (
