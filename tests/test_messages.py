@@ -67,6 +67,31 @@ class Branch(nn.Module):
         return y if y.sum() > 0 else 2 * y
 
 
+class Layers(nn.Module):
+    """Two layers, put together by a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self._function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self._function(self, self.a(x).relu())
+
+
+def dropped(m, h):
+    return m.b(h * (torch.rand(len(h), 1) > HALF)) if m.training else m.b(h)
+
+
+@torch.no_grad()
+def without_gradients(m, h):
+    return m.b(h).relu()
+
+
+def on_data(function):
+    made = Layers(function)
+    return ps.paths.data_dependent_norm(ps.trace(made, X), X, alpha=HALF)
+
+
 class Table(nn.Module):
     def __init__(self, dtype):
         super().__init__()
@@ -253,6 +278,14 @@ MISTAKES = {
         "on the meta device.*to_empty.*trace",
     ),
     # --- batches
+    "another way in training": (
+        lambda: on_data(dropped),
+        r"'linear' where tracing met 'mul'.*on data runs it in evaluation form: trace it in that form \(model.eval",
+    ),
+    "a part without gradients": (
+        lambda: on_data(lambda m, h: m.b(without_gradients(m, h) + m.b(h).relu())),
+        "gradients disabled, as in torch.no_grad and reentrant.*run these parts with gradients",
+    ),
     "a step on an empty batch": (
         lambda: stepped("DDPSGD", on=X[:0]),
         r"the batch is empty: the first input has the shape \(0, 4\), whose dimension 0 holds the examples.*skip such",

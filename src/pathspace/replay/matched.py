@@ -25,8 +25,8 @@ _OUT_OF_PLACE = {
 }  # what a use of a parameter computes, where it happened in place
 
 UNGRADED = (
-    "; parts of it ran with gradients disabled, as reentrant checkpointing does, and what they add on data does not "
-    "show: give torch.utils.checkpoint use_reentrant=False"
+    "; parts of it ran with gradients disabled, as in torch.no_grad and reentrant checkpointing, and what they add on "
+    "data does not show: give torch.utils.checkpoint use_reentrant=False, or run these parts with gradients"
 )
 
 Summary = Callable[[Tensor, int | None], Tensor]
@@ -92,8 +92,9 @@ class Matched:
             expected = f"'{call.name}' in '{call.module}'" if call is not None else "the end"
             raise UnmatchedForwardError(
                 f"operation {self.position} of the forward pass is '{name}' where tracing met {expected}: the model's "
-                "code takes another way than it did when it was traced (in evaluation form); trace it again, or make "
-                f"its steps independent of the data{UNGRADED if self.ungraded else ''}"
+                "code takes another way than when it was traced. What is computed on data runs it in evaluation form: "
+                "trace it in that form (model.eval()), or make its steps independent of the data"
+                f"{UNGRADED if self.ungraded else ''}"
             )
         self.position += 1
         return call
