@@ -414,6 +414,10 @@ MISTAKES = {
         lambda: ps.rescaling.check_invariance(model(), X, torch.sum, adam, low=0.9, high=1.1),
         "is rescaled by nothing: low=0.9, high=1.1 and seed=0 draw no factor but 1, and every optimizer would pass",
     ),
+    "a weight that a hook normalizes": (
+        lambda: ps.trace(nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.ReLU()), X),
+        "'forward hook' in module '0'.*parametrizations.spectral_norm for the older one",
+    ),
     "invariance of a network": (
         lambda: checked(adam, made=traced()[1]),
         "check_invariance needs an nn.Module, got Network",

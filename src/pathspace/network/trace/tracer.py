@@ -335,8 +335,8 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
                 "forward hook",
                 name,
                 "a hook can change what the module computes, and tracing does not see it",
-                "Remove it first (handle.remove(), prune.remove; trace before a quantizer "
-                "prepares the model), or leave the module outside",
+                "Remove it first (handle.remove(), prune.remove; trace before a quantizer prepares the model), take "
+                "torch.nn.utils.parametrizations.spectral_norm for the older one, or leave the module outside",
             )
 
 
