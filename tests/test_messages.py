@@ -408,7 +408,7 @@ MISTAKES = {
     ),
     "nothing to rescale": (
         lambda: checked(adam, made=nn.Linear(4, 2)),
-        "0 unit classes.* has no unit class: nothing in it can be rescaled, and every optimizer would pass",
+        "the network has no unit class: .* rescaled, and every optimizer would pass: Network.*0 unit classes",
     ),
     "no factor but one": (
         lambda: ps.rescaling.check_invariance(model(), X, torch.sum, adam, low=0.9, high=1.1),

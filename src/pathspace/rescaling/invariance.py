@@ -133,7 +133,7 @@ def check_invariance(
     if bool((factors == 1).all()):
         drawn = f"is rescaled by nothing: low={low}, high={high} and seed={seed} draw no factor but 1"
         why = drawn if len(factors) else "has no unit class: nothing in it can be rescaled"
-        raise ValueError(f"{networks[0]} {why}, and every optimizer would pass")
+        raise ValueError(f"the network {why}, and every optimizer would pass: {networks[0]}")
     optimizers = [make_optimizer(m, n) for m, n in zip((ours, rescaled), networks, strict=True)]
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
