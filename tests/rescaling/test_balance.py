@@ -406,6 +406,34 @@ def test_the_check_looks_at_all_outputs_and_at_no_state():
     assert_close(after["first"], before["first"], rtol=1e-4, atol=1e-5)
 
 
+class Deep(nn.Module):
+    """A second head that is there in training only, as in Inception."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.first, self.second, self.spoilt = nn.Linear(4, 2), nn.Linear(4, 2), False
+
+    def forward(self, x):
+        h = self.body(x).tanh() if self.spoilt else self.body(x)
+        return (self.first(h), self.second(h)) if self.training else self.first(h)
+
+
+def test_a_head_that_is_there_in_training_only_is_balanced_too():
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(3, 3)
+    network = ps.trace(model, x)
+    before = model(x)
+    factors = ps.rescaling.balance_(network, x)
+    assert bool((factors != 1).all())
+    for then, now in zip(before, model(x), strict=True):
+        assert_close(now, then)
+    model.spoilt = True  # no longer the network that was traced
+    ps.rescaling.random_rescale_(network, 0.1, 10.0, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ps.rescaling.FunctionChangedError, match="output 0"):
+        ps.rescaling.balance_(network, x)
+
+
 @pytest.mark.parametrize("tolerance", [None, 1e-3])
 def test_the_check_undoes_what_moved_the_function(tolerance):
     model, network, example = two_outputs()

@@ -435,7 +435,7 @@ def test_a_search_that_does_not_end_says_so(monkeypatch):
             {"criterion": "range", "calibration": torch.zeros(1, 3)},
             "calibration is an option of criterion='act",
         ),
-        ({"alpha": 0.5}, "alpha is an option of criterion='activations', and criterion is 'path'"),
+        ({"alpha": 0.5}, "alpha is an option of criterion='activations', not of 'path'"),
         ({"criterion": "range", "statistic": "mean"}, "statistic is an option"),
         *(
             (

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.network.errors import expect_weights
+from pathspace.network.errors import UnmatchedForwardError, expect_weights
+from pathspace.network.returned import tensors_in
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.rescaling.activations import STATISTICS, Statistic, log_ranges
@@ -136,7 +137,7 @@ def balance_(
     expect_weights(network)
     factors = _factors(network, criterion, calibration, alpha, statistic)
     if powers_of_two:
-        factors = _powers(factors)
+        factors = factors.log2().round().exp2()
     _warn_of_large(network, factors)
     if example_input is None:
         rescale_(network, factors)
@@ -159,11 +160,7 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
     """The factors of the criterion "path", float64 ``[num_classes]``."""
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
-    return _powers(factors) if powers_of_two else factors
-
-
-def _powers(factors: Tensor) -> Tensor:
-    return torch.exp2(torch.log2(factors).round())
+    return factors.log2().round().exp2() if powers_of_two else factors
 
 
 @tables_on_the_cpu()
@@ -188,11 +185,8 @@ def _check_criterion(criterion: Any, calibration: Any, alpha: Any, statistic: An
         raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")
     if criterion != "activations":
         options = {"calibration": calibration, "alpha": alpha, "statistic": statistic}
-        for name, value in options.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name} is an option of criterion='activations', and criterion is {criterion!r}"
-                )
+        if given := [name for name, value in options.items() if value is not None]:
+            raise ValueError(f"{given[0]} is an option of criterion='activations', not of {criterion!r}")
         return
     if calibration is None:
         raise ValueError(
@@ -260,4 +254,8 @@ class _Probe:
     @torch.no_grad()
     def _outputs(self) -> list[Tensor]:
         result = called(self.copy, self.example_input, seed=0)
-        return [tensor.clone() for tensor in self.network.returned(result)]
+        try:
+            returned = self.network.returned(result)
+        except UnmatchedForwardError:  # parts of it are there in training only
+            returned = tensors_in(result)
+        return [tensor.clone() for tensor in returned]
