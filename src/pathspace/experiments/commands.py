@@ -23,6 +23,7 @@ from pathspace.experiments.engine import check_parts
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.live import monitor
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.published import Published, load_published
@@ -37,7 +38,7 @@ from pathspace.experiments.report import (
     write_parts,
     write_report,
 )
-from pathspace.experiments.report.files import PAGE, as_json
+from pathspace.experiments.report.files import as_json
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
 from pathspace.experiments.storage import make_folder, remove_file, write_json
 from pathspace.experiments.studies import run_study
@@ -201,7 +202,7 @@ def _reproduce_parts(
         remove_file(output / PAGE)
         if around.fresh:
             for part in known:  # also those that the command may be stopped before it comes to
-                configurations.clear(output / part, PAGE)
+                configurations.clear(output / part)
                 configurations.write(asked[part], output / part)
         content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
         write_json(output / folders.FILE, content)
@@ -347,7 +348,7 @@ def begun(
     around.executor(asked.settings.threads)  # refused before a folder is made
 
     def goes_on(folder: Path) -> bool:
-        if not configurations.unfinished(folder, PAGE):
+        if not configurations.unfinished(folder):
             return False
         return (around.resume and not given) or configurations.is_same(folder, asked)
 
@@ -361,7 +362,7 @@ def begun(
         # Anew: another command may have been at work here while the task was loaded.
         configuration, resume = _settle(asked, output, around, given=given)
         if not resume:
-            configurations.clear(output, PAGE)
+            configurations.clear(output)
             configurations.write(configuration, output)
         around.chosen(output)
         if resume and not (around.resume or around.quiet):
@@ -404,7 +405,7 @@ def _settle(
     asked: Configuration, output: Path, around: Surroundings, *, given: bool
 ) -> tuple[Configuration, bool]:
     """Decide what to run and whether to continue earlier runs."""
-    unfinished = configurations.unfinished(output, PAGE)
+    unfinished = configurations.unfinished(output)
     if around.fresh or not (around.resume or _holds_results(output)):
         return asked, False
     stored = configurations.read(output)

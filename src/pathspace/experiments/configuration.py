@@ -12,7 +12,7 @@ from typing import Any
 from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import FILE, is_own, nothing_to_resume
+from pathspace.experiments.folders import FILE, PAGE, is_own, nothing_to_resume
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
@@ -200,9 +200,9 @@ def is_begun(output: Path) -> bool:
     return (output / JOURNAL).exists() or any(any((output / RUNS).glob(f"*/{name}")) for name in RUN_FILES)
 
 
-def unfinished(output: Path, report: str) -> bool:
+def unfinished(output: Path) -> bool:
     """Say whether a command has done something in `output` and has not written its report."""
-    return is_begun(output) and not (output / report).exists()
+    return is_begun(output) and not (output / PAGE).exists()
 
 
 def is_same(output: Path, asked: Configuration) -> bool:
@@ -213,9 +213,9 @@ def is_same(output: Path, asked: Configuration) -> bool:
         return False
 
 
-def clear(output: Path, report: str) -> None:
+def clear(output: Path) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
-    for name in (report, JOURNAL):
+    for name in (PAGE, JOURNAL):
         remove_file(output / name)
     for folder in sorted((output / RUNS).glob("*/")):
         for name in RUN_FILES:

@@ -16,6 +16,7 @@ from pathspace.experiments.storage import writable_folder
 from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
+PAGE = "report.html"  # written last: without it the same command goes on
 COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 

@@ -58,7 +58,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 
 
 def asked_or_begun(
-    recipe: Recipe, size: str, options: Layer, page: str, around: Surroundings
+    recipe: Recipe, size: str, options: Layer, around: Surroundings
 ) -> tuple[str, Sequence[Layer]]:
     """Return the size and the layers of settings of a table: as asked for, or, only resumed, those of the folder."""
     if around.resume and not (size or options[1]):
@@ -67,7 +67,7 @@ def asked_or_begun(
             around.default,
             fresh=around.fresh,
             resume=True,
-            goes_on=lambda folder: not (folder / page).exists(),
+            goes_on=lambda folder: not (folder / folders.PAGE).exists(),
         )
         if folders.is_own(folder):
             file = folder / folders.FILE
@@ -80,14 +80,13 @@ def asked_or_begun(
 
 @contextmanager
 def table_folder(
-    configuration: dict[str, Any], page: str, around: Surroundings, *, others: Sequence[str] = ()
+    configuration: dict[str, Any], around: Surroundings, *, others: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
 
     Args:
         configuration: What decides the results; cells of another one are refused, but with `--resume` those of the
             same with fewer seeds are taken.
-        page: The file that is written last.
         around: Where to write, and whether to continue or to start over.
         others: Folders in it whose files go with the cells.
 
@@ -99,14 +98,14 @@ def table_folder(
         around.default,
         fresh=around.fresh,
         resume=around.resume,
-        goes_on=lambda folder: not (folder / page).exists() and _is_same(folder, configuration),
+        goes_on=lambda folder: not (folder / folders.PAGE).exists() and _is_same(folder, configuration),
     )
     _check(output, configuration, around)
     make_folder(output)
     with folders.alone_in(output):
         _check(output, configuration, around)
-        finished = (output / page).exists()
-        remove_file(output / page)
+        finished = (output / folders.PAGE).exists()
+        remove_file(output / folders.PAGE)
         if around.fresh or (finished and not around.resume):
             # before the new configuration is there, with which a command that is stopped now would go on from these
             for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):

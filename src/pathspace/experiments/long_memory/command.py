@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.configuration import versions
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.long_memory.cells import (
     Result,
     Setting,
@@ -18,7 +19,7 @@ from pathspace.experiments.long_memory.cells import (
 )
 from pathspace.experiments.long_memory.comparison import Row, chosen_rates, compared, learned
 from pathspace.experiments.long_memory.protocol import protocol_from
-from pathspace.experiments.long_memory.report import PAGE, as_json, build_tables, write_report
+from pathspace.experiments.long_memory.report import as_json, build_tables, write_report
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.terminal import output_console
@@ -43,7 +44,7 @@ def reproduce(
         ConfigurationError: A setting is impossible, or the folder holds something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
-    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    size, layers = asked_or_begun(recipe, size, options, around)
     protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
@@ -53,7 +54,7 @@ def reproduce(
         "versions": versions(),
     }
     rows: dict[Setting, list[Row]] = {}
-    with table_folder(configuration, PAGE, around) as output:
+    with table_folder(configuration, around) as output:
         do = partial(
             all_results,
             compute=partial(compute, protocol=protocol),

@@ -13,11 +13,11 @@ from pathspace.experiments.long_memory.comparison import Row, learned, rates_lea
 from pathspace.experiments.long_memory.figure import draw
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
-from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
-from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
 
-PAGE, FIGURE = "report.html", "long-memory.png"
+FIGURE = "long-memory.png"
 COLUMNS = (
     "metric", "method", "tuning runs", "window", "p", "rate", "learned it", "p", "median steps", "p", "diverged",
 )  # fmt: skip
@@ -160,6 +160,5 @@ def write_report(
     write_csv(output / "table.csv", columns, lines)
     write_json(output / "results.json", as_json(protocol, rows, configuration))
     sections = [Section(table.title, table, svg if table is tables[0] else "") for table in tables]
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, None))
+    write_page(output, title, sections, configuration)
     return tables

@@ -13,13 +13,13 @@ from pathspace.experiments.report import claim, pairs
 from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.conclusion import conclusion
 from pathspace.experiments.report.figure import draw
-from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.switchable import switchable_curves
 from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
 
-PAGE, FIGURE, CLAIM = "report.html", "curves.png", "claim.png"
+FIGURE, CLAIM = "curves.png", "claim.png"
 _RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
 RUN_COLUMNS = (
     *_RUN, "purpose", "test_error", "validation_error", "validation_loss", "diverged_at", "steps", "seconds",
@@ -83,9 +83,7 @@ def write_report(
         beside = pairs.pairs_table(comparison, compared)
         write_csv(output / "pairs.csv", beside.columns, (row.cells for row in beside.rows))
         sections.append(Section(beside.title, beside))
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, published, conclusion(comparison)))
-    return output / PAGE
+    return write_page(output, title, sections, configuration, published, conclusion(comparison))
 
 
 def write_parts(
@@ -109,8 +107,7 @@ def write_parts(
         for number, (name, part) in enumerate(parts.items())
     ]
     found = [f"{name}: {sentence}" for name, part in parts.items() for sentence in conclusion(part)]
-    write_text(output / PAGE, render(title, sections, configuration, None, found))
-    return output / PAGE
+    return write_page(output, title, sections, configuration, conclusions=found)
 
 
 def as_json(

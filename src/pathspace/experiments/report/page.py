@@ -10,11 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.switchable import Curves
 from pathspace.experiments.report.table import Table
+from pathspace.experiments.storage import write_text
 
 TEMPLATE = "page.html.jinja"
 LEGEND = {
@@ -44,21 +47,26 @@ class Section:
     samples: tuple[tuple[str, str], ...] = ()
 
 
-def render(
+def write_page(
+    output: Path,
     title: str,
     sections: Sequence[Section],
     configuration: dict[str, Any],
-    published: Published | None,
+    published: Published | None = None,
     conclusions: Sequence[str] = (),
-) -> str:
-    """Return the page.
+) -> Path:
+    """Write the page, after all other files of a report: who finds it finds the rest.
 
     Args:
+        output: An existing folder.
         title: The headline.
         sections: Tables and pictures, the most important first.
         configuration: The exact configuration, printed at the end.
         published: The numbers of a paper, if there are any.
         conclusions: What was found, in sentences, to stand on top.
+
+    Returns:
+        The file.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -68,7 +76,7 @@ def render(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(source).render(
+    page = environment.from_string(source).render(
         title=title,
         sections=sections,
         legend={mark: words for mark, words in LEGEND.items() if mark in used},
@@ -78,3 +86,5 @@ def render(
         versions=configuration["versions"],
         published=published,
     )
+    write_text(output / PAGE, page)
+    return output / PAGE

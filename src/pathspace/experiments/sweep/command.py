@@ -10,9 +10,9 @@ from rich.console import Console
 from pathspace.experiments.commands import Layer, Surroundings, begun
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.live import monitor
 from pathspace.experiments.recipes import load_recipe, recipe_names
-from pathspace.experiments.report.files import PAGE
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.settings import OF_A_TABLE, Settings, refuse_unused, settings_from
 from pathspace.experiments.sweep.plan import Plan, plan_from

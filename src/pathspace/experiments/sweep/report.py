@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.files import PAGE
 from pathspace.experiments.report.methods_figure import COLOURS
-from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Sweep, Trial
 
@@ -227,9 +226,7 @@ def write_report(found: Sweep, output: Path, *, title: str, configuration: dict[
     if lost is not None:
         sections.append(Section("Without a result", lost))
     sections.append(Section("All points", everything))
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, None))
-    return output / PAGE
+    return write_page(output, title, sections, configuration)
 
 
 def _line(trial: Trial, names: Sequence[str]) -> tuple[Any, ...]:

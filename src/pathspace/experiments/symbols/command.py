@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
-from pathspace.experiments.symbols.report import PAGE, as_json, write_report
+from pathspace.experiments.symbols.report import as_json, write_report
 from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def reproduce(
         raise ConfigurationError(
             f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
         )
-    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    size, layers = asked_or_begun(recipe, size, options, around)
     protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
@@ -52,7 +53,7 @@ def reproduce(
         "protocol": protocol.as_dict(),
         "versions": versions(),
     }
-    with table_folder(configuration, PAGE, around) as output:
+    with table_folder(configuration, around) as output:
         scores = all_results(
             cells(protocol),
             partial(compute, protocol=protocol),

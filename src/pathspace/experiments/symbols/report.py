@@ -8,16 +8,16 @@ from statistics import mean, stdev
 from typing import Any
 
 from pathspace.experiments.published import Published
-from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.table import Table, TableRow
-from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
 from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
 from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
 
-PAGE, FIGURE, OVER_TIME = "report.html", "symbols.png", "validation.png"
+FIGURE, OVER_TIME = "symbols.png", "validation.png"
 NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 BROKEN = "†"
 
@@ -235,6 +235,5 @@ def write_report(
         sections.insert(1, Section(tables[1].title, tables[1]))
         write_csv(output / "pairs.csv", tables[1].columns, [row.cells for row in tables[1].rows])
     write_json(output / "results.json", as_json(protocol, scores, configuration, published))
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, sections, configuration, None))
+    write_page(output, title, sections, configuration)
     return tables

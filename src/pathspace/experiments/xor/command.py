@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.storage import make_folder
@@ -17,7 +18,7 @@ from pathspace.experiments.stored_cells import all_results, asked_or_begun, tabl
 from pathspace.experiments.terminal import output_console
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
-from pathspace.experiments.xor.report import PAGE, as_json, write_report
+from pathspace.experiments.xor.report import as_json, write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def reproduce(
     """
     if find_spec("numba") is None:
         raise ConfigurationError("The package 'numba' is missing: pip install 'pathspace[sequences]'.")
-    size, layers = asked_or_begun(recipe, size, options, PAGE, around)
+    size, layers = asked_or_begun(recipe, size, options, around)
     protocol = protocol_from(*layers)
     configuration = {
         "command": "reproduce",
@@ -54,7 +55,7 @@ def reproduce(
         "protocol": protocol.as_dict(),
         "versions": versions(),
     }
-    with table_folder(configuration, PAGE, around, others=(NETWORKS,)) as output:
+    with table_folder(configuration, around, others=(NETWORKS,)) as output:
         kept = make_folder(output / NETWORKS)
         results = all_results(
             cells(protocol),

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pathspace.experiments.report.page import Section, render
+from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_csv, write_json, write_text
+from pathspace.experiments.storage import write_atomically, write_csv, write_json
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
-PAGE, FIGURE = "report.html", "xor.png"
+FIGURE = "xor.png"
 COLUMNS = ("steps", "seed", "learned after", "lines wrong", "on the third text", "seconds")
 
 
@@ -112,6 +112,5 @@ def write_report(
     ]
     write_csv(output / "looks.csv", ("steps", "seed", "passes", "wrong", "nats_a_line"), looks)
     write_json(output / "results.json", as_json(protocol, results, configuration))
-    # The page last: who finds it finds the rest.
-    write_text(output / PAGE, render(title, [Section("Results", table, svg)], configuration, published))
+    write_page(output, title, [Section("Results", table, svg)], configuration, published)
     return table
