@@ -14,12 +14,12 @@ from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe
+from pathspace.experiments.report.table import print_table
 from pathspace.experiments.storage import write_checked
-from pathspace.experiments.symbols import command, protocol_from
 from pathspace.experiments.symbols.cells import LOOKS, Cell, Score, best, cells, compute, shown, texts
 from pathspace.experiments.symbols.figures import draw_over_time
 from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
-from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS
+from pathspace.experiments.symbols.protocol import MERGED, ROWS, TEXTS, protocol_from
 from pathspace.experiments.symbols.report import build_table, samples, sizes_table, write_report
 
 pytest.importorskip("numba")
@@ -282,7 +282,7 @@ def test_no_cell_loses_its_end_in_a_narrow_terminal() -> None:
     tables = build_table(protocol, scores, None), pairs_table(protocol, pairs_of(protocol, scores))
     written = io.StringIO()
     for table in tables:
-        command.print_table(table, Console(width=66, file=written))
+        print_table(table, Console(width=66, file=written))
     shown = written.getvalue()
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown
     for cell in ("QDH+RBP", "185,184.0 ± 87,296.6", "+0.0 ± 0.0", "not decided"):

@@ -14,8 +14,7 @@ from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.published import load_published
 from pathspace.experiments.recipes import load_recipe
-from pathspace.experiments.xor import protocol_from
-from pathspace.experiments.xor.protocol import STEPS
+from pathspace.experiments.xor.protocol import STEPS, protocol_from
 
 pytest.importorskip("numba")
 

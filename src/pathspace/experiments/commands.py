@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -24,6 +24,7 @@ from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
 from pathspace.experiments.folders import PAGE
+from pathspace.experiments.layers import Layer
 from pathspace.experiments.live import monitor
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.published import Published, load_published
@@ -46,7 +47,6 @@ from pathspace.experiments.terminal import output_console
 from pathspace.progress import shown
 
 COMPARE_TITLE = "The same network from two starts of the same function"
-Layer = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) ->
             raise ConfigurationError(
                 f"The recipe {name!r} computes on the processor alone: leave --device {around.device} out."
             )
-        import_module(ENGINES[recipe.engine]).reproduce(recipe, size, options, around)
+        import_module(f"{ENGINES[recipe.engine]}.command").reproduce(recipe, size, options, around)
         return {}
     if recipe.parts:
         return _reproduce_parts(recipe, size, options, around)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pathspace.experiments import models, tasks
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import Layer
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, method
 from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
@@ -272,7 +273,7 @@ class Settings:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
-def settings_from(*layers: tuple[str, Mapping[str, Any]]) -> Settings:
+def settings_from(*layers: Layer) -> Settings:
     """Lay settings over the defaults and the preset of the task, later ones over earlier ones.
 
     Args:

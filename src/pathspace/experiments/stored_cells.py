@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
+from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
 from pathspace.progress import Lines
@@ -41,7 +42,15 @@ class Cell(Protocol):
         ...
 
 
-class Result(Protocol):
+class Written(Protocol):
+    """What is written down: how a table is made."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        ...
+
+
+class Result(Written, Protocol):
     """What came out."""
 
     @property
@@ -49,50 +58,48 @@ class Result(Protocol):
         """What was computed."""
         ...
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        ...
-
 
 ResultT = TypeVar("ResultT", bound=Result)
-
-
-def asked_or_begun(
-    recipe: Recipe, size: str, options: Layer, around: Surroundings
-) -> tuple[str, Sequence[Layer]]:
-    """Return the size and the layers of settings of a table: as asked for, or, only resumed, those of the folder."""
-    if around.resume and not (size or options[1]):
-        folder = folders.place(
-            around.output,
-            around.default,
-            fresh=around.fresh,
-            resume=True,
-            goes_on=lambda folder: not (folder / folders.PAGE).exists(),
-        )
-        if folders.is_own(folder):
-            file = folder / folders.FILE
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if content.get("recipe") == recipe.name and isinstance(content.get("protocol"), dict):
-                return str(content.get("size", "")), [(str(file), content["protocol"])]
-    size = size or next(iter(recipe.sizes), "")
-    return size, [*recipe.layers(size), options]
+ProtocolT = TypeVar("ProtocolT", bound=Written)
 
 
 @contextmanager
-def table_folder(
-    configuration: dict[str, Any], around: Surroundings, *, others: Sequence[str] = ()
-) -> Iterator[Path]:
+def begun_table(
+    recipe: Recipe,
+    size: str,
+    options: Layer,
+    around: Surroundings,
+    protocol_from: Callable[..., ProtocolT],
+    *,
+    others: Sequence[str] = (),
+) -> Iterator[tuple[ProtocolT, dict[str, Any], Path]]:
     """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
 
+    Cells with other settings are refused, but with `--resume` those of the same with fewer seeds are taken.
+
     Args:
-        configuration: What decides the results; cells of another one are refused, but with `--resume` those of the
-            same with fewer seeds are taken.
+        recipe: Its title, and its settings by size.
+        size: A size of the recipe; empty for the first one.
+        options: Settings of the command line, laid over the recipe's.
         around: Where to write, and whether to continue or to start over.
+        protocol_from: Makes settings in layers a protocol.
         others: Folders in it whose files go with the cells.
 
+    Yields:
+        How the table is made, what `config.json` says of that, and the folder.
+
     Raises:
-        ConfigurationError: The folder holds something else, or nothing to resume.
+        ConfigurationError: A setting is impossible, or the folder holds something else, or nothing to resume.
     """
+    size, layers = _asked_or_begun(recipe, size, options, around)
+    protocol = protocol_from(*layers)
+    configuration = {
+        "command": "reproduce",
+        "recipe": recipe.name,
+        "size": size,
+        "protocol": protocol.as_dict(),
+        "versions": versions(),
+    }
     output = folders.place(
         around.output,
         around.default,
@@ -113,7 +120,28 @@ def table_folder(
                     remove_file(file)
         write_json(output / folders.FILE, configuration)
         around.chosen(output)
-        yield output
+        yield protocol, configuration, output
+
+
+def _asked_or_begun(
+    recipe: Recipe, size: str, options: Layer, around: Surroundings
+) -> tuple[str, Sequence[Layer]]:
+    """Return the size and the layers of settings of a table: as asked for, or, only resumed, those of the folder."""
+    if around.resume and not (size or options[1]):
+        folder = folders.place(
+            around.output,
+            around.default,
+            fresh=around.fresh,
+            resume=True,
+            goes_on=lambda folder: not (folder / folders.PAGE).exists(),
+        )
+        if folders.is_own(folder):
+            file = folder / folders.FILE
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content.get("recipe") == recipe.name and isinstance(content.get("protocol"), dict):
+                return str(content.get("size", "")), [(str(file), content["protocol"])]
+    size = size or next(iter(recipe.sizes), "")
+    return size, [*recipe.layers(size), options]
 
 
 def _is_same(output: Path, configuration: dict[str, Any]) -> bool:

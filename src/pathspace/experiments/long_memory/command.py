@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pathspace.experiments.configuration import versions
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.long_memory.cells import (
     Result,
@@ -21,17 +19,16 @@ from pathspace.experiments.long_memory.comparison import Row, chosen_rates, comp
 from pathspace.experiments.long_memory.protocol import protocol_from
 from pathspace.experiments.long_memory.report import as_json, build_tables, write_report
 from pathspace.experiments.report.table import print_table
-from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
+from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 
 
-def reproduce(
-    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
-) -> dict[Setting, list[Row]]:
+def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -> dict[Setting, list[Row]]:
     """Do all runs and report.
 
     Args:
@@ -44,17 +41,9 @@ def reproduce(
         ConfigurationError: A setting is impossible, or the folder holds something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
-    size, layers = asked_or_begun(recipe, size, options, around)
-    protocol = protocol_from(*layers)
-    configuration = {
-        "command": "reproduce",
-        "recipe": recipe.name,
-        "size": size,
-        "protocol": protocol.as_dict(),
-        "versions": versions(),
-    }
     rows: dict[Setting, list[Row]] = {}
-    with table_folder(configuration, around) as output:
+    begun = begun_table(recipe, size, options, around, protocol_from)
+    with begun as (protocol, configuration, output):
         do = partial(
             all_results,
             compute=partial(compute, protocol=protocol),

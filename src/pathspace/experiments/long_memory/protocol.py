@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import laid_over
+from pathspace.experiments.layers import Layer, laid_over
 from pathspace.experiments.settings import LARGEST, check_setting
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
@@ -100,7 +99,7 @@ class Protocol:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
-def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
+def protocol_from(*layers: Layer) -> Protocol:
     """Lay settings over the defaults; later layers win.
 
     Args:

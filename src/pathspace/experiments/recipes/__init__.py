@@ -34,6 +34,7 @@ from importlib.resources import files
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import Layer
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
@@ -45,7 +46,7 @@ DEFAULT = "default"  # what the one size of a recipe without sizes is called
 NAMES = {str: "string", dict: "table", list: "list"}
 
 # Engines are named, not imported, so that recipes can be listed without loading what they need. Each is a package with
-# a function `check(layers)` and a function `reproduce(recipe, size, options, surroundings)`.
+# `protocol.protocol_from(*layers)`, which checks settings, and `command.reproduce(recipe, size, options, around)`.
 ENGINES = {
     "long-memory": "pathspace.experiments.long_memory",
     "symbols": "pathspace.experiments.symbols",
@@ -94,7 +95,7 @@ class Recipe:
     paper: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
-    def layers(self, size: str) -> list[tuple[str, Mapping[str, Any]]]:
+    def layers(self, size: str) -> list[Layer]:
         """Return what `settings_from` takes for one size; an empty name stands for the first one.
 
         Raises:
@@ -195,7 +196,7 @@ def _with_engine(name: str, content: Mapping[str, Any], where: str) -> Recipe:
     settings, sizes = content.get("settings", {}), content.get("sizes", {})
     recipe = Recipe(name, content["title"], settings, sizes, engine=engine)
     for size in recipe.sizes or ("",):
-        import_module(ENGINES[engine]).check(*recipe.layers(size))
+        import_module(f"{ENGINES[engine]}.protocol").protocol_from(*recipe.layers(size))
     return recipe
 
 

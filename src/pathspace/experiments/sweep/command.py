@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pathspace.experiments.commands import Layer, Surroundings, begun
+from pathspace.experiments.commands import Surroundings, begun
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.folders import PAGE
+from pathspace.experiments.layers import Layer
 from pathspace.experiments.live import monitor
 from pathspace.experiments.recipes import load_recipe, recipe_names
 from pathspace.experiments.report.table import print_table

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
-from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
+from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
 from pathspace.experiments.symbols.report import as_json, write_report
@@ -21,12 +19,11 @@ from pathspace.experiments.terminal import output_console
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 
 
-def reproduce(
-    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
-) -> list[Score]:
+def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -> list[Score]:
     """Fill the table and report.
 
     Args:
@@ -44,16 +41,8 @@ def reproduce(
         raise ConfigurationError(
             f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
         )
-    size, layers = asked_or_begun(recipe, size, options, around)
-    protocol = protocol_from(*layers)
-    configuration = {
-        "command": "reproduce",
-        "recipe": recipe.name,
-        "size": size,
-        "protocol": protocol.as_dict(),
-        "versions": versions(),
-    }
-    with table_folder(configuration, around) as output:
+    begun = begun_table(recipe, size, options, around, protocol_from)
+    with begun as (protocol, configuration, output):
         scores = all_results(
             cells(protocol),
             partial(compute, protocol=protocol),

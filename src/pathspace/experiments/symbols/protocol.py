@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import laid_over
+from pathspace.experiments.layers import Layer, laid_over
 
 TEXTS = ("alphabet", "music", "anbn")
 LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a text's length counts
@@ -145,7 +145,7 @@ class Protocol:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
-def protocol_from(*layers: tuple[str, Mapping[str, Any]]) -> Protocol:
+def protocol_from(*layers: Layer) -> Protocol:
     """Lay settings over the defaults; later layers win, and tables are merged.
 
     Args:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.storage import make_folder
-from pathspace.experiments.stored_cells import all_results, asked_or_begun, table_folder
+from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.terminal import output_console
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
@@ -24,14 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 
 NETWORKS = "networks"  # in the folder of the table, until all are done
 
 
-def reproduce(
-    recipe: Recipe, size: str, options: tuple[str, Mapping[str, Any]], around: Surroundings
-) -> list[Result]:
+def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -> list[Result]:
     """Train all networks and report.
 
     Args:
@@ -46,16 +43,8 @@ def reproduce(
     """
     if find_spec("numba") is None:
         raise ConfigurationError("The package 'numba' is missing: pip install 'pathspace[sequences]'.")
-    size, layers = asked_or_begun(recipe, size, options, around)
-    protocol = protocol_from(*layers)
-    configuration = {
-        "command": "reproduce",
-        "recipe": recipe.name,
-        "size": size,
-        "protocol": protocol.as_dict(),
-        "versions": versions(),
-    }
-    with table_folder(configuration, around, others=(NETWORKS,)) as output:
+    begun = begun_table(recipe, size, options, around, protocol_from, others=(NETWORKS,))
+    with begun as (protocol, configuration, output):
         kept = make_folder(output / NETWORKS)
         results = all_results(
             cells(protocol),
