@@ -4,6 +4,7 @@ import pytest
 
 from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import plain_values
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import preset
@@ -36,7 +37,7 @@ def test_rates_are_chosen_by_no_longer_runs_than_a_command_asks_for() -> None:
 
 def test_settings_survive_json() -> None:
     settings = settings_from(("a test", {"task": "adding", "learning_rates": [0.1, 1]}))
-    assert settings_from(("config.json", settings.as_dict())) == settings
+    assert settings_from(("config.json", plain_values(settings))) == settings
 
 
 def test_methods_bring_their_own_models_along() -> None:

@@ -13,6 +13,7 @@ from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import FILE, PAGE, is_own, nothing_to_resume
+from pathspace.experiments.layers import plain_values
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
@@ -57,7 +58,7 @@ class Configuration:
             "recipe": self.recipe,
             "size": self.size,
             "seed": self.seed,
-            "settings": settings.as_dict(),
+            "settings": plain_values(settings),
             "seeds": seeds,
             "tuning_seeds": tuning_seeds,
             **({"sweep": dict(self.sweep)} if self.sweep else {}),

@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import MISSING, asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Layer = tuple[str, Mapping[str, Any]]
 """Where settings stand, for errors, and the settings."""
+Laid = TypeVar("Laid", bound="DataclassInstance")
 
 
-def laid_over(
-    layers: Collection[Layer], known: Collection[str], *, lists: Collection[str], tables: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the settings of all layers; later ones win.
+def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
+    """Return the settings of all layers over the defaults; later ones win.
 
     Args:
+        protocol: A dataclass of settings. Those with a tuple as default are lists, and become tuples; those with a
+            factory are tables, and are merged.
         layers: From the first to the last.
-        known: The names of all settings.
-        lists: Of those that are lists; they become tuples.
-        tables: Of those that are tables; they are merged.
 
     Raises:
         ConfigurationError: A name is unknown, or a value is no list or no table where it must be.
     """
+    known = {item.name: item for item in fields(protocol)}
     values: dict[str, Any] = {}
     for where, layer in layers:
         for name, value in layer.items():
             if name not in known:
                 raise unknown_name("setting", name, known, where)
-            if name in tables:
+            if known[name].default_factory is not MISSING:
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(
                         f"The setting {name!r} in {where} is {value!r}: give a table of texts."
                     )
                 values[name] = {**values.get(name, {}), **value}
-                continue
-            if name in lists and not isinstance(value, list | tuple):
-                raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
-            values[name] = tuple(value) if name in lists else value
-    return values
+            elif isinstance(known[name].default, tuple):
+                if not isinstance(value, list | tuple):
+                    raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a list.")
+                values[name] = tuple(value)
+            else:
+                values[name] = value
+    return protocol(**values)
+
+
+def plain_values(settings: DataclassInstance) -> dict[str, Any]:
+    """Return settings as plain values for JSON, which can be laid over the defaults again."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}
+
+
+def check_several(name: str, values: Collection[Any]) -> None:
+    """Raise a `ConfigurationError` unless a list holds something, and nothing twice."""
+    listed = list(values)
+    if not listed or any(value in listed[:place] for place, value in enumerate(listed)):
+        raise ConfigurationError(f"The setting {name!r} is {listed!r}: give at least one, each once.")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise a `ConfigurationError` unless a setting, or one of its values, is a whole number, `least` at least."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"The setting {name!r} has {value!r}: give whole numbers from {least} on.")

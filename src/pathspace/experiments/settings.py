@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pathspace.experiments import models, tasks
@@ -267,10 +267,6 @@ class Settings:
             validate_every=self.validate_every,
             plain_rnn=self.plain_rnn,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, which `settings_from` reads back."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 def settings_from(*layers: Layer) -> Settings:

@@ -22,12 +22,12 @@ from pathspace.children import deaf_children, end_with_parent, ended_after_error
 from pathspace.experiments import folders
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.layers import Laid, Layer, plain_values
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
 from pathspace.progress import Lines
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
-    from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 
 FOLDER = "cells"
@@ -42,15 +42,7 @@ class Cell(Protocol):
         ...
 
 
-class Written(Protocol):
-    """What is written down: how a table is made."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        ...
-
-
-class Result(Written, Protocol):
+class Result(Protocol):
     """What came out."""
 
     @property
@@ -58,9 +50,12 @@ class Result(Written, Protocol):
         """What was computed."""
         ...
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        ...
+
 
 ResultT = TypeVar("ResultT", bound=Result)
-ProtocolT = TypeVar("ProtocolT", bound=Written)
 
 
 @contextmanager
@@ -69,10 +64,10 @@ def begun_table(
     size: str,
     options: Layer,
     around: Surroundings,
-    protocol_from: Callable[..., ProtocolT],
+    protocol_from: Callable[..., Laid],
     *,
     others: Sequence[str] = (),
-) -> Iterator[tuple[ProtocolT, dict[str, Any], Path]]:
+) -> Iterator[tuple[Laid, dict[str, Any], Path]]:
     """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
 
     Cells with other settings are refused, but with `--resume` those of the same with fewer seeds are taken.
@@ -97,7 +92,7 @@ def begun_table(
         "command": "reproduce",
         "recipe": recipe.name,
         "size": size,
-        "protocol": protocol.as_dict(),
+        "protocol": plain_values(protocol),
         "versions": versions(),
     }
     output = folders.place(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, laid_over
+from pathspace.experiments.layers import Layer, check_several, laid_over
 from pathspace.experiments.settings import LARGEST, check_setting
 
 PROBLEMS = ("addition", "multiplication", "subtraction")
@@ -69,11 +69,7 @@ class Protocol:
         if self.reference not in self.methods:
             raise unknown_name("method", str(self.reference), self.methods, "the setting 'reference'")
         for name in LISTS:
-            values = getattr(self, name)
-            if not values or any(value in values[:i] for i, value in enumerate(values)):
-                raise ConfigurationError(
-                    f"The setting {name!r} is {list(values)!r}: give at least one, each once."
-                )
+            check_several(name, getattr(self, name))
         for name, least in (("lengths", 2), ("hidden", 1)):
             for value in getattr(self, name):
                 _check_number(name, value, least, whole=True)
@@ -94,10 +90,6 @@ class Protocol:
                 f"The setting 'warmup' is {self.warmup!r}: give a part of the run, below 1."
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-
 
 def protocol_from(*layers: Layer) -> Protocol:
     """Lay settings over the defaults; later layers win.
@@ -108,7 +100,7 @@ def protocol_from(*layers: Layer) -> Protocol:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    return Protocol(**laid_over(layers, [item.name for item in fields(Protocol)], lists=LISTS))
+    return laid_over(Protocol, layers)
 
 
 def _check_number(name: str, value: Any, least: float, *, whole: bool = False) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.layers import plain_values
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, settings_from
 
@@ -251,7 +252,7 @@ def config_of(settings: Settings, study: tuple[str, str], point: Mapping[str, An
         elif name not in (RATE, DECAY):
             laid[name] = value
     there = (
-        settings_from(("the settings of the sweep", settings.as_dict()), ("--search", laid))
+        settings_from(("the settings of the sweep", plain_values(settings)), ("--search", laid))
         if laid
         else settings
     )

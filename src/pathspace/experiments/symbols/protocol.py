@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, laid_over
+from pathspace.experiments.layers import Layer, check_whole, laid_over
 
 TEXTS = ("alphabet", "music", "anbn")
 LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a text's length counts
@@ -77,13 +77,13 @@ class Protocol:
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        _check_whole("connectivity", self.connectivity, 1)
+        check_whole("connectivity", self.connectivity, 1)
         for name, known in (("texts", TEXTS), ("rows", (*ROWS, MERGED))):
             _check_names(getattr(self, name), known, name)
         for name in ("lengths", "passes", "restarts"):
             _check_names(tuple(getattr(self, name)), TEXTS, name, may_be_empty=name != "passes")
             for value in getattr(self, name).values():
-                _check_whole(name, value, 1)
+                check_whole(name, value, 1)
         _check_names(tuple(self.seconds), TEXTS, "seconds", may_be_empty=True)
         for value in self.seconds.values():
             _check_number("seconds", value)
@@ -94,7 +94,7 @@ class Protocol:
             if not getattr(self, name):
                 raise ConfigurationError(f"The setting {name!r} is empty: give at least one size.")
             for value in getattr(self, name):
-                _check_whole(name, value, least)
+                check_whole(name, value, least)
         for name, least in (
             ("patience", 1),
             ("heat", 0),
@@ -103,7 +103,7 @@ class Protocol:
             ("seed", 0),
             ("seeds", 1),
         ):
-            _check_whole(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         wanted = {"passes": self.passes} | ({"merged": self.merged} if MERGED in self.rows else {})
         for name, given in wanted.items():
             missing = [text for text in self.texts if text not in given]
@@ -120,7 +120,7 @@ class Protocol:
         for name, value in options.items():
             if name in MERGED_OPTIONS:
                 least = self.connectivity if name == "units" else MERGED_OPTIONS[name]
-                _check_whole(f"{where}.{name}", value, least)
+                check_whole(f"{where}.{name}", value, least)
                 if name in ("restarts", "ensemble") and value % 2:  # half of them learn either text
                     raise ConfigurationError(
                         f"The setting '{where}.{name}' has {value}: give an even number."
@@ -140,10 +140,6 @@ class Protocol:
         """Return the protocol of one draw alone, the first of which is 0."""
         return replace(self, data_seed=self.data_seed + draw, seed=self.seed + SEEDS_APART * draw, seeds=1)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-
 
 def protocol_from(*layers: Layer) -> Protocol:
     """Lay settings over the defaults; later layers win, and tables are merged.
@@ -154,9 +150,7 @@ def protocol_from(*layers: Layer) -> Protocol:
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
     """
-    lists = ("texts", "rows", "units", "states", "depths")
-    tables = ("lengths", "passes", "restarts", "seconds", "merged")
-    return Protocol(**laid_over(layers, [item.name for item in fields(Protocol)], lists=lists, tables=tables))
+    return laid_over(Protocol, layers)
 
 
 def _check_names(
@@ -169,11 +163,6 @@ def _check_names(
             raise unknown_name("name", str(name), known, f"the setting {where!r}")
     if len(set(names)) < len(names):
         raise ConfigurationError(f"The setting {where!r} is {list(names)!r}: give each one once.")
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"The setting {name!r} has {value!r}: give whole numbers from {least} on.")
 
 
 def _check_number(name: str, value: Any) -> None:

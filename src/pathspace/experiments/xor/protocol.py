@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, laid_over
+from pathspace.experiments.layers import Layer, check_several, check_whole, laid_over
 
 # name -> options of `pathspace.sequences.PCNN`
 STEPS: dict[str, dict[str, Any]] = {
@@ -16,7 +16,6 @@ STEPS: dict[str, dict[str, Any]] = {
         "reach": 0.1,
     },  # only one symbol in 200 is predicted, so a damping of 1 hides the metric
 }
-LISTS = ("steps", "seeds")
 
 
 @dataclass(frozen=True)
@@ -49,28 +48,19 @@ class Protocol:
         for name in self.steps:
             if not isinstance(name, str) or name not in STEPS:
                 raise unknown_name("name", str(name), STEPS, "the setting 'steps'")
-        for name in LISTS:
-            values = getattr(self, name)
-            if not values or any(value in values[:k] for k, value in enumerate(values)):
-                raise ConfigurationError(
-                    f"The setting {name!r} is {list(values)!r}: give at least one, each once."
-                )
+        for name in ("steps", "seeds"):
+            check_several(name, getattr(self, name))
         for seed in self.seeds:
-            _check_whole("seeds", seed, 0)
-        for name, least in (
-            *(("lines", 1), ("length", 10), ("units", 1), ("passes", 1), ("every", 1), ("data_seed", 0)),
-        ):
-            _check_whole(name, getattr(self, name), least)
+            check_whole("seeds", seed, 0)
+        numbers = (("lines", 1), ("length", 10), ("units", 1), ("passes", 1), ("every", 1), ("data_seed", 0))
+        for name, least in numbers:
+            check_whole(name, getattr(self, name), least)
         if (
             not isinstance(self.passed, int | float)
             or isinstance(self.passed, bool)
             or not 0 < self.passed <= 1
         ):
             raise ConfigurationError(f"The setting 'passed' is {self.passed!r}: give a share in (0, 1].")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 def protocol_from(*layers: Layer) -> Protocol:
@@ -94,9 +84,4 @@ def protocol_from(*layers: Layer) -> Protocol:
         )
         for where, layer in layers
     ]
-    return Protocol(**laid_over(spelled, [item.name for item in fields(Protocol)], lists=LISTS))
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"The setting {name!r} has {value!r}: give whole numbers from {least} on.")
+    return laid_over(Protocol, spelled)
