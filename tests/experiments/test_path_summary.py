@@ -295,7 +295,7 @@ def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, un
     model = nn.Sequential(nn.Linear(2, units), nn.ReLU(), *inner, *ends, nn.Linear(units, 2))
     network = ps.trace(model, torch.zeros(1, 2))
     figure = reduction_figure(network, ps.paths.skeleton(network), "a_folder/" * 30 + "model.py:build")
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     texts = [*figure.texts, *figure.axes[0].texts]
     boxes = [text.get_window_extent() for text in texts if text.get_text()] + [
         legend.get_window_extent() for legend in figure.legends

@@ -26,7 +26,7 @@ import pathspace
 from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import load_model
-from pathspace.experiments.storage import finite, make_folder, writable_folder, write_atomically
+from pathspace.experiments.storage import finite, make_folder, writable_folder, write_bytes
 from pathspace.experiments.terminal import output_console
 from pathspace.network import Network, UntraceableError
 from pathspace.network.network import arguments_in
@@ -322,7 +322,7 @@ def run_paths(
 
         drawn = draw_reduction(network, skeleton, source)
         make_folder(picture.parent)
-        write_atomically(picture, lambda file: file.write(drawn))
+        write_bytes(picture, drawn)
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:

@@ -34,9 +34,14 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
         files.write_atomically(path, write, keep=keep)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` in UTF-8, atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def finite(value: float | None) -> float | None:

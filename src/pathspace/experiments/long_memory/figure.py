@@ -22,12 +22,10 @@ LINES = {"path": "-", "balanced once": (0, (4, 1.5)), "the weights": (0, (1, 1.5
 
 def draw(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> tuple[bytes, str]:
     """Draw a line of two panels for each setting; as PNG and as an SVG element."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with own_style():
         figure = Figure(figsize=(12, 0.6 + 3.4 * len(rows)), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(len(rows), 2, squeeze=False)
         for (setting, found), (left, right) in zip(rows.items(), axes, strict=True):
             most = protocol.steps_per_length * setting.length

@@ -15,7 +15,7 @@ from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
-from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
+from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
 
 FIGURE = "long-memory.png"
 COLUMNS = (
@@ -156,7 +156,7 @@ def write_report(
         for setting, table in zip(rows, tables, strict=True)
         for row in table.rows
     ]
-    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_bytes(output / FIGURE, png)
     write_csv(output / "table.csv", columns, lines)
     write_json(output / "results.json", as_json(protocol, rows, configuration))
     sections = [Section(table.title, table, svg if table is tables[0] else "") for table in tables]

@@ -31,13 +31,11 @@ def draw_claim(parts: Sequence[Comparison]) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with own_style():
         most = max(len(part.settings.methods) for part in parts)
         figure = Figure(figsize=(2.2 + 4.2 * len(parts), 1.3 + 0.33 * most), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(parts), squeeze=False)[0]
         for axis, part in zip(axes, parts, strict=True):
             _panel(axis, part)

@@ -46,13 +46,11 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # A figure of its own, not pyplot's: no window, and no state that outlives the call.
     with own_style():
         figure = Figure(layout="constrained")
-        FigureCanvasAgg(figure)
         if len(comparison.settings.starts) == 1 and len(comparison.settings.methods) > 1:
             draw_methods(figure, comparison)
         else:

@@ -17,7 +17,7 @@ from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.switchable import switchable_curves
 from pathspace.experiments.report.table import build_table
 from pathspace.experiments.run import RunResult
-from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
+from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
 
 FIGURE, CLAIM = "curves.png", "claim.png"
 _RUN = ("method", "start", "learning_rate", "weight_decay", "seed")
@@ -52,7 +52,7 @@ def write_report(
     table = build_table(comparison, published)
     png, svg = draw(comparison)
     final = _final_runs(comparison)
-    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_bytes(output / FIGURE, png)
     titles = [title.replace("\n", " ") for title in table.columns]
     write_csv(output / "table.csv", titles, (row.cells for row in table.rows))
     write_csv(output / "runs.csv", RUN_COLUMNS, _run_lines(comparison, final))
@@ -76,7 +76,7 @@ def write_report(
     if comparison.settings.baselines and comparison.choices:
         won = claim.claim_table(comparison)
         png, svg = draw_claim([comparison])
-        write_atomically(output / CLAIM, lambda file: file.write(png))
+        write_bytes(output / CLAIM, png)
         write_csv(output / "claim.csv", won.columns, (row.cells for row in won.rows))
         sections.insert(0, Section("Against the best baseline", won, svg))
     if compared := pairs.pairs_of(comparison, published):
@@ -101,7 +101,7 @@ def write_parts(
         The page.
     """
     png, svg = draw_claim(list(parts.values()))
-    write_atomically(output / CLAIM, lambda file: file.write(png))
+    write_bytes(output / CLAIM, png)
     sections = [
         Section(name, claim.claim_table(part), svg if number == 0 else "", switchable_curves(part))
         for number, (name, part) in enumerate(parts.items())

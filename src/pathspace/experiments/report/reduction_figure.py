@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from pathspace.experiments.report.saved_figure import own_style
+from pathspace.experiments.report.saved_figure import as_png, own_style
 from pathspace.network import Network
 from pathspace.network.program import told
 from pathspace.paths.space.condensation import condensation
@@ -38,15 +37,12 @@ def draw_reduction(network: Network, skeleton: Skeleton, title: str) -> bytes:
     Returns:
         The picture as PNG.
     """
-    png = io.BytesIO()
     with own_style({"text.parse_math": False}):
-        reduction_figure(network, skeleton, title).savefig(png, format="png", dpi=160)
-    return png.getvalue()
+        return as_png(reduction_figure(network, skeleton, title))
 
 
 def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure:
     """Return the picture as a figure of matplotlib's; see `draw_reduction`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns, cuts = _columns(network, skeleton.graph), told(network.cuts)
@@ -56,7 +52,6 @@ def reduction_figure(network: Network, skeleton: Skeleton, title: str) -> Figure
     below = LEGEND + LINE * (len(cuts) + bool(cuts))
     width, height = max(NARROWEST, 2.6 + 1.6 * len(columns)), min(9.0, 1.65 + 0.42 * tallest + below)
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     # Places of their own for title, graph and legend: a layout that makes room for the widest of them takes it from
     # the graph.
     axes = figure.add_axes((0.0, below / height, 1.0, 1.0 - (below + TITLE) / height))

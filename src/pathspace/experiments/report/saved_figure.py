@@ -23,14 +23,20 @@ def own_style(changes: dict[Any, Any] | None = None) -> Iterator[None]:
         yield
 
 
+def as_png(figure: Figure) -> bytes:
+    """Return a figure as the bytes of a PNG file."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=160)
+    return png.getvalue()
+
+
 def saved(figure: Figure) -> tuple[bytes, str]:
     """Return a figure as PNG, and as an SVG element to stand in a page.
 
     Both have the places that the PNG's layout found: to look for them takes as long as to draw.
     """
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=160)
+    png, svg = as_png(figure), io.StringIO()
     figure.set_layout_engine("none")
     figure.savefig(svg, format="svg", metadata={"Date": None})
     text = svg.getvalue()
-    return png.getvalue(), text[text.index("<svg") :]
+    return png, text[text.index("<svg") :]

@@ -11,7 +11,6 @@ size.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,8 +27,8 @@ from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import build_model
-from pathspace.experiments.report.saved_figure import own_style
-from pathspace.experiments.storage import write_atomically, write_csv, write_json
+from pathspace.experiments.report.saved_figure import as_png, own_style
+from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.tasks import build_task
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def study(
     rows = [row for start in starts for row in measure(comparison, start, lengths, hidden, data_dir)]
     values = [asdict(row) for row in rows]
     write_csv(output / "second-term.csv", list(values[0]), (list(one.values()) for one in values))
-    write_atomically(output / "second-term.png", lambda file: file.write(_draw(rows)))
+    write_bytes(output / "second-term.png", _draw(rows))
     write_json(output / "second-term.json", {"ratios": values})
     return [
         *(_table(start, rows) for start in starts),
@@ -189,13 +188,11 @@ def _cell(row: Ratio) -> str:
 
 
 def _draw(rows: Sequence[Ratio]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     starts = list(dict.fromkeys(row.start for row in rows))
     with own_style():
         figure = Figure(figsize=(4.2 * len(starts), 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)[0]
         for axis, start in zip(axes, starts, strict=True):
             for number, units in enumerate(sorted({row.hidden for row in rows})):
@@ -209,6 +206,4 @@ def _draw(rows: Sequence[Ratio]) -> bytes:
             axis.grid(alpha=0.25)
         axes[0].set_ylabel("|kappa2| / |kappa1|, recurrent matrix")
         axes[-1].legend(frameon=False)
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=160)
-    return png.getvalue()
+        return as_png(figure)

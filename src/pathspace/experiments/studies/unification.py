@@ -10,7 +10,6 @@ Networks, Table 1.
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ from rich.table import Table as RichTable
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.report.saved_figure import own_style
+from pathspace.experiments.report.saved_figure import as_png, own_style
 from pathspace.experiments.report.table import NOTHING, error_label
-from pathspace.experiments.storage import finite, write_atomically, write_csv, write_json
+from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,7 +100,7 @@ def study(comparison: Comparison, output: Path, *, data_dir: Path | None = None)
     write_json(
         output / "unification.json", {"metric": comparison.metric, "cells": [asdict(e) for e in found]}
     )
-    write_atomically(output / "unification.png", lambda file: file.write(_draw(comparison, found)))
+    write_bytes(output / "unification.png", _draw(comparison, found))
     return [
         _table(comparison, found),
         "D: paths; M: second moment; C: covariance of what enters a node. Errors: each start at the rate that is best "
@@ -169,14 +168,12 @@ def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
 
 
 def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
     measures = [measure for measure in MEASURES if any(entry.measure == measure for entry in found)]
     with own_style():
         figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(USES), sharey=True, squeeze=False)[0]
         for axis, use in zip(axes, USES, strict=True):
             cells = {entry.measure: entry for entry in found if entry.use == use}
@@ -199,6 +196,4 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
             axis.grid(alpha=0.25, which="both")
         axes[0].set_ylabel(f"test {comparison.metric}")
         axes[-1].legend(frameon=False, title="start")
-        png = io.BytesIO()
-        figure.savefig(png, format="png", dpi=160)
-    return png.getvalue()
+        return as_png(figure)

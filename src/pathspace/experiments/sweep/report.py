@@ -13,7 +13,7 @@ from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_csv, write_json
+from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Sweep, Trial
 
@@ -215,7 +215,7 @@ def write_report(found: Sweep, output: Path, *, title: str, configuration: dict[
     """Write `report.html`, `sweep.png`, `table.csv`, `trials.csv` and `results.json`; returns the page."""
     best, everything, lost = best_table(found), points_table(found), failures_table(found)
     png, svg = draw(found)
-    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_bytes(output / FIGURE, png)
     write_csv(output / "table.csv", best.columns, (row.cells for row in best.rows))
     names = [dimension.name for dimension in found.plan.search]
     columns = ("method", "start", *names, "seed", "state", "validation_error", "validation_loss", "steps", "seconds",
@@ -280,12 +280,10 @@ def draw(found: Sweep) -> tuple[bytes, str]:
     Returns:
         The figure as PNG, and as an SVG element to stand in a page.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with own_style():
         figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
         points, name = points_of(found), _varied(found)
         for axis, what in zip(figure.subplots(1, 2), ("error", "loss"), strict=True):
             _panel(axis, found, points, name, what)

@@ -16,7 +16,6 @@ LEAST_SECONDS = 1e-3  # as curves are rounded
 
 def draw(protocol: Protocol, scores: Sequence[Score], published: Published | None) -> tuple[bytes, str]:
     """Draw the regrets, one panel for each text; as PNG and as an SVG element."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
@@ -28,7 +27,6 @@ def draw(protocol: Protocol, scores: Sequence[Score], published: Published | Non
         figure = Figure(
             figsize=(1.6 + 3.2 * len(protocol.texts), 0.9 + 0.28 * len(protocol.rows)), layout="constrained"
         )
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(protocol.texts), sharey=True, squeeze=False)[0]
         places = range(len(protocol.rows))[::-1]
         for axis, text in zip(axes, protocol.texts, strict=True):
@@ -62,7 +60,6 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, 
     As Figs. 1, 2 and 4 of the paper; a column for each text, a row for each network and step.
     """
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = [row for row in protocol.rows if any(score.cell.row == row and score.curve for score in scores)]
@@ -75,7 +72,6 @@ def draw_over_time(protocol: Protocol, scores: Sequence[Score]) -> tuple[bytes, 
         figure = Figure(
             figsize=(1.4 + 3.2 * len(protocol.texts), 0.6 + 1.7 * len(rows)), layout="constrained"
         )
-        FigureCanvasAgg(figure)
         axes = figure.subplots(len(rows), len(protocol.texts), sharex="col", sharey="col", squeeze=False)
         for number, row in enumerate(rows):
             for axis, text in zip(axes[number], protocol.texts, strict=True):

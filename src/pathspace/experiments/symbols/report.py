@@ -10,7 +10,7 @@ from typing import Any
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.table import Table, TableRow
-from pathspace.experiments.storage import write_atomically, write_csv, write_json
+from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
 from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
@@ -225,9 +225,9 @@ def write_report(
     sizes = sizes_table(protocol, scores)
     over_time = draw_over_time(protocol, scores)
     if over_time is not None:
-        write_atomically(output / OVER_TIME, lambda file: file.write(over_time[0]))
+        write_bytes(output / OVER_TIME, over_time[0])
     sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
-    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_bytes(output / FIGURE, png)
     write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
     tables = [table]
     if pairs := pairs_of(protocol, scores):

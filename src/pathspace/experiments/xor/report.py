@@ -10,7 +10,7 @@ from typing import Any
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
-from pathspace.experiments.storage import write_atomically, write_csv, write_json
+from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
 
@@ -58,12 +58,10 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
 
 def draw(protocol: Protocol, results: Sequence[Result]) -> tuple[bytes, str]:
     """Draw wrong lines over passes, a panel for each kind of steps and a line for each seed; as PNG and as SVG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with own_style():
         figure = Figure(figsize=(0.8 + 3.8 * len(protocol.steps), 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(protocol.steps), sharey=True, squeeze=False)[0]
         for axis, steps in zip(axes, protocol.steps, strict=True):
             for result in results:
@@ -103,7 +101,7 @@ def write_report(
     """Write `xor.png`, `table.csv`, `looks.csv`, `results.json` and `report.html`; returns the table."""
     table = build_table(protocol, results)
     png, svg = draw(protocol, results)
-    write_atomically(output / FIGURE, lambda file: file.write(png))
+    write_bytes(output / FIGURE, png)
     write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
     looks = [
         (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
