@@ -34,7 +34,7 @@ def build_tables(protocol: Protocol, rows: Mapping[Setting, Sequence[Row]]) -> l
         lines, before = [], ""
         for row in found:
             group = METHODS[row.method].group
-            lines.append(TableRow((group, *_cells(protocol, row)), {}, group != before))
+            lines.append(TableRow((group, *_cells(protocol, row)), begins_method=group != before))
             before = group
         said = (*_verdicts(protocol, found), *(notes(protocol) if number == len(rows) else ()))
         tables.append(Table(title, COLUMNS, tuple(lines), said))

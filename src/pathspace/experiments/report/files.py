@@ -15,7 +15,7 @@ from pathspace.experiments.report.conclusion import conclusion
 from pathspace.experiments.report.figure import draw
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.switchable import switchable_curves
-from pathspace.experiments.report.table import build_table
+from pathspace.experiments.report.table import build_table, write_table
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.storage import finite, write_bytes, write_csv, write_json
 
@@ -53,8 +53,7 @@ def write_report(
     png, svg = draw(comparison)
     final = _final_runs(comparison)
     write_bytes(output / FIGURE, png)
-    titles = [title.replace("\n", " ") for title in table.columns]
-    write_csv(output / "table.csv", titles, (row.cells for row in table.rows))
+    write_table(output / "table.csv", table)
     write_csv(output / "runs.csv", RUN_COLUMNS, _run_lines(comparison, final))
     write_csv(
         output / "curves.csv",
@@ -77,11 +76,11 @@ def write_report(
         won = claim.claim_table(comparison)
         png, svg = draw_claim([comparison])
         write_bytes(output / CLAIM, png)
-        write_csv(output / "claim.csv", won.columns, (row.cells for row in won.rows))
+        write_table(output / "claim.csv", won)
         sections.insert(0, Section("Against the best baseline", won, svg))
     if compared := pairs.pairs_of(comparison, published):
         beside = pairs.pairs_table(comparison, compared)
-        write_csv(output / "pairs.csv", beside.columns, (row.cells for row in beside.rows))
+        write_table(output / "pairs.csv", beside)
         sections.append(Section(beside.title, beside))
     return write_page(output, title, sections, configuration, published, conclusion(comparison))
 

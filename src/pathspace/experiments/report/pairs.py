@@ -79,8 +79,6 @@ def pairs_table(comparison: Comparison, pairs: list[Pair]) -> Table:
                 NOTHING if pair.published is None else f"{pair.published:+}",
                 pair.verdict or NOTHING,
             ),
-            {},
-            True,
         )
         for pair in pairs
     )

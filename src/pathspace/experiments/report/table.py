@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich import box
 from rich.cells import cell_len
@@ -18,6 +19,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.published import Published, PublishedResult
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
 from pathspace.experiments.settings import Settings
+from pathspace.experiments.storage import write_csv
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
 DIGITS = {"error, %": ".2f", "bits per character": ".3f", "perplexity": ".1f"}
@@ -39,8 +41,8 @@ class TableRow:
     """
 
     cells: tuple[str, ...]
-    marks: Mapping[int, str]
-    begins_method: bool
+    marks: Mapping[int, str] = field(default_factory=dict)
+    begins_method: bool = True
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,12 @@ def devices_note(comparison: Comparison) -> list[str]:
     if len(devices) > 1:
         sentence += " Between devices rounding differs and seconds cannot be compared."
     return [sentence]
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table to a CSV file, without its title and its notes."""
+    titles = [title.replace("\n", " ") for title in table.columns]
+    write_csv(path, titles, (row.cells for row in table.rows))
 
 
 def print_table(table: Table, console: Console, published: Published | None = None) -> None:

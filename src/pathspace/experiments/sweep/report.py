@@ -12,7 +12,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
-from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count
+from pathspace.experiments.report.table import DIGITS, NOTHING, Table, TableRow, count, write_table
 from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.sweep.plan import DECAY, RATE, Plan
 from pathspace.experiments.sweep.trials import Sweep, Trial
@@ -117,7 +117,7 @@ def failures_table(found: Sweep, most: int | None = None) -> Table | None:
     ]
     more = len(lost) - len(rows)
     notes = (f"And {more} more, in trials.csv.",) if more else ()
-    shown = tuple(TableRow(cells, {}, True) for cells in rows)
+    shown = tuple(TableRow(cells) for cells in rows)
     return Table("Runs without a result that counts, and why", columns, shown, notes)
 
 
@@ -167,7 +167,7 @@ def _rows(found: Sweep, points: Sequence[Point]) -> tuple[TableRow, ...]:
             cells.append(str(point.count("pruned")))
         begins = (point.method, "") != before
         before = point.method, ""
-        rows.append(TableRow(tuple(cells), {}, begins))
+        rows.append(TableRow(tuple(cells), begins_method=begins))
     return tuple(rows)
 
 
@@ -216,7 +216,7 @@ def write_report(found: Sweep, output: Path, *, title: str, configuration: dict[
     best, everything, lost = best_table(found), points_table(found), failures_table(found)
     png, svg = draw(found)
     write_bytes(output / FIGURE, png)
-    write_csv(output / "table.csv", best.columns, (row.cells for row in best.rows))
+    write_table(output / "table.csv", best)
     names = [dimension.name for dimension in found.plan.search]
     columns = ("method", "start", *names, "seed", "state", "validation_error", "validation_loss", "steps", "seconds",
                "reason")  # fmt: skip

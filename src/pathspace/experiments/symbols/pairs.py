@@ -71,8 +71,7 @@ def pairs_table(protocol: Protocol, pairs: Sequence[Pair]) -> Table:
                     f"{pair.fewer} of {protocol.seeds}",
                     pair.verdict,
                 ),
-                {},
-                begins,
+                begins_method=begins,
             )
         )
     note = (

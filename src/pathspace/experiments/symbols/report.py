@@ -9,8 +9,8 @@ from typing import Any
 
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.table import Table, TableRow
-from pathspace.experiments.storage import write_bytes, write_csv, write_json
+from pathspace.experiments.report.table import Table, TableRow, write_table
+from pathspace.experiments.storage import write_bytes, write_json
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
 from pathspace.experiments.symbols.pairs import as_json as pairs_as_json
@@ -44,7 +44,7 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
         )
         seconds = sum(score.seconds for score in scores if score.cell.row == row)
         shown = "" if group == before else group
-        rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), {}, bool(shown)))
+        rows.append(TableRow((shown, variant, *regrets, sizes, f"{seconds:.0f}"), begins_method=bool(shown)))
         before = group
     broken = any(BROKEN in cell for row in rows for cell in row.cells)
     if published is not None:
@@ -56,7 +56,9 @@ def build_table(protocol: Protocol, scores: Sequence[Score], published: Publishe
             }
             cells = (values.get(text, NOTHING) for text in protocol.texts)
             rows.append(
-                TableRow(("" if name else "published", name or "the best", *cells, "", ""), {}, not name)
+                TableRow(
+                    ("" if name else "published", name or "the best", *cells, "", ""), begins_method=not name
+                )
             )
     title = "Regret on a fresh text: bits beyond the true code length"
     columns = ("model", "variant", *protocol.texts, "size", "seconds")
@@ -148,7 +150,7 @@ def sizes_table(protocol: Protocol, scores: Sequence[Score]) -> Table:
     columns = ("text", "model", "size", "validation", "test", "passes", "tries", "seconds")
     columns += ("draw",) if protocol.seeds > 1 else ()
     note = "Tries: passes with those that were undone. Validation chooses, test decides nothing."
-    rows = tuple(TableRow(line, {}, True) for line in lines)
+    rows = tuple(TableRow(line) for line in lines)
     return Table("Bits beyond the true code length, of every size", columns, rows, (note,))
 
 
@@ -228,12 +230,12 @@ def write_report(
         write_bytes(output / OVER_TIME, over_time[0])
     sections.append(Section("All sizes", sizes, over_time[1] if over_time is not None else ""))
     write_bytes(output / FIGURE, png)
-    write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
+    write_table(output / "table.csv", table)
     tables = [table]
     if pairs := pairs_of(protocol, scores):
         tables.append(pairs_table(protocol, pairs))
         sections.insert(1, Section(tables[1].title, tables[1]))
-        write_csv(output / "pairs.csv", tables[1].columns, [row.cells for row in tables[1].rows])
+        write_table(output / "pairs.csv", tables[1])
     write_json(output / "results.json", as_json(protocol, scores, configuration, published))
     write_page(output, title, sections, configuration)
     return tables

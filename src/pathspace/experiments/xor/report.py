@@ -9,7 +9,7 @@ from typing import Any
 
 from pathspace.experiments.report.page import Section, write_page
 from pathspace.experiments.report.saved_figure import own_style, saved
-from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count
+from pathspace.experiments.report.table import NOTHING, Published, Table, TableRow, count, write_table
 from pathspace.experiments.storage import write_bytes, write_csv, write_json
 from pathspace.experiments.xor.cells import Result, passes_needed
 from pathspace.experiments.xor.protocol import STEPS, Protocol
@@ -33,10 +33,12 @@ def build_table(protocol: Protocol, results: Sequence[Result]) -> Table:
                 f"{result.test:.2%}",
                 f"{result.seconds:.0f}",
             )
-            rows.append(TableRow(cells, {}, number == 0))
+            rows.append(TableRow(cells, begins_method=number == 0))
         learned = sum(result.learned(protocol) for result in found)
         seconds = f"{sum(result.seconds for result in found):.0f}"
-        rows.append(TableRow((steps, "all", f"{learned} of {len(found)}", "", "", seconds), {}, False))
+        rows.append(
+            TableRow((steps, "all", f"{learned} of {len(found)}", "", "", seconds), begins_method=False)
+        )
     title = f"Distant XOR, T = {protocol.length}: learned within {protocol.passes:,} passes"
     return Table(title, COLUMNS, tuple(rows), notes(protocol))
 
@@ -102,7 +104,7 @@ def write_report(
     table = build_table(protocol, results)
     png, svg = draw(protocol, results)
     write_bytes(output / FIGURE, png)
-    write_csv(output / "table.csv", table.columns, [row.cells for row in table.rows])
+    write_table(output / "table.csv", table)
     looks = [
         (result.cell.steps, result.cell.seed, look.passes, look.wrong, look.nats)
         for result in results
