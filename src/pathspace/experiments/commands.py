@@ -43,7 +43,7 @@ from pathspace.experiments.report.files import as_json
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
 from pathspace.experiments.storage import make_folder, remove_file, write_json
 from pathspace.experiments.studies import run_study
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.progress import shown
 
 COMPARE_TITLE = "The same network from two starts of the same function"
@@ -220,7 +220,7 @@ def _reproduce_parts(
     if around.as_json:
         _print(list(done.values()), around)
     else:
-        output_console().print(f"All parts: {page}", highlight=False, soft_wrap=True, markup=False)
+        print_line(output_console(), f"All parts: {page}")
     return comparisons
 
 
@@ -300,7 +300,7 @@ def run_check_invariance(
 
         verdicts = invariance.check_all(optimizers, networks, steps=steps, seed=seed, told=told)
     if as_json:
-        print(json.dumps(invariance.as_json(verdicts), indent=2, allow_nan=False))
+        print_json(invariance.as_json(verdicts))
     else:
         invariance.print_verdicts(verdicts, output_console())
     return not any(verdict.broken for verdict in verdicts)
@@ -448,7 +448,7 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
             as_json(each.comparison, each.configuration.as_dict(), _published(each.configuration))
             for each in done
         ]
-        print(json.dumps(values[0] if len(values) == 1 else values, indent=2, allow_nan=False))
+        print_json(values[0] if len(values) == 1 else values)
         return
     for each in done:
         comparison, published = each.comparison, _published(each.configuration)
@@ -462,7 +462,7 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
                 console.print(sentence, highlight=False, markup=False)
         if pairs := pairs_of(comparison, published):
             print_table(pairs_table(comparison, pairs), console)
-        console.print(f"Report: {each.folder / PAGE}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"Report: {each.folder / PAGE}")
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:

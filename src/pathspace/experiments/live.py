@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.terminal import print_line
 from pathspace.progress import Lines
 
 
@@ -95,7 +96,7 @@ class Notes(Silent):
         self._print(f"  {config.label}: {sentence}")
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(self._console, line)
 
 
 class PlainLines(Notes):

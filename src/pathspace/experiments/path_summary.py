@@ -5,7 +5,6 @@ Letters: e = (u -> v) a weight, A_u and B_v the products of weights along the sk
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from pathspace import paths
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.model_source import load_model
 from pathspace.experiments.storage import finite, make_folder, writable_folder, write_bytes
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.network import Network, UntraceableError
 from pathspace.network.network import arguments_in
 from pathspace.network.program import told
@@ -230,7 +229,7 @@ def print_summary(title: str, summary: PathSummary, console: Console) -> None:
 
 
 def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
-    none, weights = "–", f"{summary.weights:,}"  # noqa: RUF001 (an en dash marks an empty cell)
+    none = "–"  # noqa: RUF001 (an en dash marks an empty cell)
     on_data = none if summary.degrees_on_data is None else f"{summary.degrees_on_data:,}"
     few = (
         "at most that many"
@@ -238,7 +237,7 @@ def _rows(summary: PathSummary) -> list[tuple[str, str, str]]:
         else "rank of the outputs' derivative"
     )
     rows = [
-        ("weights", weights, "edges of the reduction graph"),
+        ("weights", f"{summary.weights:,}", "edges of the reduction graph"),
         ("unit classes", f"{summary.classes:,}", "its nodes; what may be rescaled"),
         (
             "paths",
@@ -327,9 +326,9 @@ def run_paths(
         content = {"model": source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:
             content["multipliers"] = [finite(value) for value in summary.multipliers]
-        print(json.dumps({**content, "picture": picture and str(picture)}, indent=2, allow_nan=False))
+        print_json({**content, "picture": picture and str(picture)})
         return
     console = output_console()
     print_summary(f"{source}: paths, with the skeleton of the rule {rule!r}", summary, console)
     if picture is not None:
-        console.print(f"Picture: {picture}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"Picture: {picture}")

@@ -24,6 +24,7 @@ from pathspace.experiments.configuration import versions
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Laid, Layer, plain_values
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
+from pathspace.experiments.terminal import print_line
 from pathspace.progress import Lines
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def all_results(
                 display.update(bar, advance=1, description=line)
             else:
                 line = f"[{len(done)}/{len(wanted)}] {line}"
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                print_line(console, line)
     return [done[cell.key] for cell in wanted]
 
 

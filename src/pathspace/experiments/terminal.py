@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -26,6 +27,16 @@ def output_console(width: int = 120) -> PlainConsole:
         width: Columns of a pipe or a log, which have no width of their own; eighty would break names and sentences.
     """
     return PlainConsole(width=None if sys.stdout and sys.stdout.isatty() else width)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is, for a terminal to wrap."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_json(values: Any) -> None:
+    """Print plain values as JSON on standard output."""
+    print(json.dumps(values, indent=2, allow_nan=False))
 
 
 def encodable(text: str, encoding: str) -> str:

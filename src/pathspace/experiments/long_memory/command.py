@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from pathspace.experiments.long_memory.protocol import protocol_from
 from pathspace.experiments.long_memory.report import as_json, build_tables, write_report
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.stored_cells import all_results, begun_table
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
@@ -58,12 +57,12 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
             rows[setting] = compared(protocol, setting, tuning, reported)
         write_report(protocol, rows, output, title=recipe.title, configuration=configuration)
     if around.as_json:
-        print(json.dumps(as_json(protocol, rows, configuration), indent=2, allow_nan=False))
+        print_json(as_json(protocol, rows, configuration))
     else:
         console = output_console(140)
         for table in build_tables(protocol, rows):
             print_table(table, console)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"Report: {output / PAGE}")
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -20,7 +19,7 @@ from pathspace.experiments.sweep.plan import Plan, plan_from
 from pathspace.experiments.sweep.report import as_json, best_table, failures_table, write_report
 from pathspace.experiments.sweep.trials import Sweep, sweep
 from pathspace.experiments.tasks import TASKS
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 
 FAILURES_SHOWN = 12
 
@@ -55,14 +54,14 @@ def run_sweep(
             )
         write_report(found, output, title=configuration.title, configuration=configuration.as_dict())
     if around.as_json:
-        print(json.dumps(as_json(found, configuration.as_dict()), indent=2, allow_nan=False))
+        print_json(as_json(found, configuration.as_dict()))
         return found
     console = output_console()
     print_table(best_table(found), console)
     lost = failures_table(found, FAILURES_SHOWN)
     if lost is not None:
         print_table(lost, output_console(160))
-    console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
+    print_line(console, f"Report: {output / PAGE}")
     return found
 
 

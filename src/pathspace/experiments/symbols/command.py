@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
 from pathspace.experiments.symbols.report import as_json, write_report
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
     from pathspace.experiments.commands import Surroundings
@@ -56,12 +55,12 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
             protocol, scores, output, title=recipe.title, configuration=configuration, published=published
         )
     if around.as_json:
-        print(json.dumps(as_json(protocol, scores, configuration, published), indent=2, allow_nan=False))
+        print_json(as_json(protocol, scores, configuration, published))
     else:
         console = output_console()
         for table in tables:
             print_table(table, console)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"Report: {output / PAGE}")
     return scores
 
 

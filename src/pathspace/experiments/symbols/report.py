@@ -9,7 +9,7 @@ from typing import Any
 
 from pathspace.experiments.published import Published
 from pathspace.experiments.report.page import Section, write_page
-from pathspace.experiments.report.table import Table, TableRow, write_table
+from pathspace.experiments.report.table import NOTHING, Table, TableRow, write_table
 from pathspace.experiments.storage import write_bytes, write_json
 from pathspace.experiments.symbols.cells import Score, best, shown, texts
 from pathspace.experiments.symbols.figures import draw, draw_over_time
@@ -18,7 +18,6 @@ from pathspace.experiments.symbols.pairs import pairs_of, pairs_table
 from pathspace.experiments.symbols.protocol import BASELINES, MERGED, Protocol
 
 FIGURE, OVER_TIME = "symbols.png", "validation.png"
-NOTHING = "–"  # noqa: RUF001 (an en dash marks an empty cell)
 BROKEN = "†"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from pathspace.experiments.published import load_published
 from pathspace.experiments.report.table import print_table
 from pathspace.experiments.storage import make_folder
 from pathspace.experiments.stored_cells import all_results, begun_table
-from pathspace.experiments.terminal import output_console
+from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
 from pathspace.experiments.xor.report import as_json, write_report
@@ -60,11 +59,11 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
         )
         _clear(kept)
     if around.as_json:
-        print(json.dumps(as_json(protocol, results, configuration), indent=2, allow_nan=False))
+        print_json(as_json(protocol, results, configuration))
     else:
         console = output_console()
         print_table(table, console, published)
-        console.print(f"Report: {output / PAGE}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"Report: {output / PAGE}")
     return results
 
 
