@@ -96,6 +96,11 @@ class Comparison:
     tuning: tuple[RunResult, ...]
     weights: Mapping[str, int] = field(default_factory=dict)
 
+    def own_row(self, method: str, start: str) -> Row:
+        """Return the row at the rate that was chosen from its start; the only one where both starts chose the same."""
+        rows = [row for row in self.rows if (row.method, row.start) == (method, start)]
+        return next((row for row in rows if row.rate_chosen_from == start), rows[0])
+
     @property
     def differences(self) -> dict[str, float]:
         """The largest `difference` of each method's rows; a method none of whose rows has one is left out."""

@@ -73,7 +73,7 @@ def standings(comparison: Comparison) -> list[Standing]:
     settings = comparison.settings
     found = []
     for start in settings.starts:
-        rows = {method: _own_row(comparison, method, start) for method in settings.methods}
+        rows = {method: comparison.own_row(method, start) for method in settings.methods}
         best = best_baseline([rows[method] for method in settings.baselines])
         found += [_standing(comparison, row, best) for row in rows.values()]
     return found
@@ -89,11 +89,6 @@ def best_baseline(rows: Sequence[Row]) -> Row | None:
     ]
     least = min(means, default=math.inf)
     return rows[means.index(least)] if math.isfinite(least) else None
-
-
-def _own_row(comparison: Comparison, method: str, start: str) -> Row:
-    rows = [row for row in comparison.rows if (row.method, row.start) == (method, start)]
-    return next((row for row in rows if row.rate_chosen_from == start), rows[0])
 
 
 def _standing(comparison: Comparison, row: Row, best: Row | None) -> Standing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.claim import claim_sentences
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
@@ -41,7 +41,8 @@ def _sameness(comparison: Comparison) -> list[str]:
 
 
 def _errors(comparison: Comparison, start: str) -> str:
-    rows = _rows_of(comparison, start)
+    methods = dict.fromkeys(row.method for row in comparison.rows if row.start == start)
+    rows = [comparison.own_row(method, start) for method in methods]
     if len(rows) < 2:
         return ""
     standings = rank(rows)
@@ -57,15 +58,6 @@ def _errors(comparison: Comparison, start: str) -> str:
     if comparison.settings.seeds == 1:
         told.append("a single seed has no interval and shows no difference")
     return "; ".join(told) + "."
-
-
-def _rows_of(comparison: Comparison, start: str) -> list[Row]:
-    """Return one row for each method: at the rate that was chosen from this start, where there is one."""
-    chosen: dict[str, Row] = {}
-    for row in comparison.rows:
-        if row.start == start and (row.method not in chosen or row.rate_chosen_from == start):
-            chosen[row.method] = row
-    return list(chosen.values())
 
 
 def _names(methods: Sequence[str]) -> str:

@@ -43,11 +43,8 @@ def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
     if published is None:
         return []
     settings, start = comparison.settings, comparison.settings.starts[0]
-    rows = {
-        row.method: row
-        for row in comparison.rows
-        if row.start == start and row.rate_chosen_from in (None, start)
-    }
+    methods = {row.method for row in comparison.rows if row.start == start}
+    rows = {method: comparison.own_row(method, start) for method in methods}
     found = []
     for first, second in published.pairs:
         if first in rows and second in rows:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table as RichTable
 
-from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.compare import Comparison
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.saved_figure import as_png, own_style
 from pathspace.experiments.report.table import NOTHING, error_label
@@ -116,7 +116,7 @@ def entries(comparison: Comparison) -> list[Entry]:
             if method not in comparison.settings.methods:
                 continue
             rows = [row for row in comparison.rows if row.method == method]
-            best = {start: _at_own_rate(rows, start) for start in comparison.settings.starts}
+            best = {start: comparison.own_row(method, start) for start in comparison.settings.starts}
             largest = comparison.differences.get(method)
             steps = [run.step_seconds for row in rows for run in row.runs if run.step_seconds is not None]
             found.append(
@@ -132,12 +132,6 @@ def entries(comparison: Comparison) -> list[Entry]:
                 )
             )
     return found
-
-
-def _at_own_rate(rows: Sequence[Row], start: str) -> Row:
-    """The row of a start whose rate was chosen from that start; the only one where both rates are the same."""
-    of_start = [row for row in rows if row.start == start]
-    return next((row for row in of_start if row.rate_chosen_from == start), of_start[-1])
 
 
 def _table(comparison: Comparison, found: Sequence[Entry]) -> RichTable:
