@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.distributed import distributed_c10d
 
 from pathspace.experiments.engine import InterruptedRunError, run
 from pathspace.experiments.errors import ConfigurationError, LostProcessError
+from pathspace.experiments.monitor import Listener
 from pathspace.experiments.processes import Processes, joined
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
@@ -102,10 +102,20 @@ def broken(made: RunConfig, task: Task, processes: Processes, folder: Path) -> N
     raise AssertionError("it was not stopped")
 
 
-def resumed(folder: Path, processes: Processes, noted: Callable[[str], object]) -> dict[str, RunResult]:
+class Noting(Listener):
+    """Keeps what a user should know."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+        self.said.append(sentence)
+
+
+def resumed(folder: Path, processes: Processes, notes: list[str]) -> dict[str, RunResult]:
     pairs = (("broken", config("path-adam"), adding()), ("broken stream", of_stream(), stream()))
     return {
-        name: run(made, of, folder=folder / name, resume=True, processes=processes, noted=noted)
+        name: run(made, of, folder=folder / name, resume=True, processes=processes, listener=Noting(notes))
         for name, made, of in pairs
     }
 
@@ -119,7 +129,7 @@ def main(rank: int, folder: Path) -> dict[str, Any]:
         with joined("cpu", patience=60) as processes:
             results = everything(processes, folder)
             notes: list[str] = []
-            results["resumed"] = resumed(folder / "of one", processes, notes.append)
+            results["resumed"] = resumed(folder / "of one", processes, notes)
             results["notes"] = notes
             distributed_c10d._set_pg_timeout(timedelta(seconds=1))  # the rest may be slower
             while rank and not ended.exists():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pathspace.cli import app
 from pathspace.experiments import commands
 from pathspace.experiments.compare import Comparison, Row, compare
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.report.claim import as_json, best_baseline, claim_sentences, claim_table, standings
 from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.intervals import t_interval
@@ -182,7 +182,7 @@ def test_another_start_can_run_at_its_own_rate_alone(
         "rescale_exponent": 8,
         "verified_seeds": 1,
     }
-    comparison = compare(tiny_settings(**options, shared_rates=False), tmp_path, Silent())
+    comparison = compare(tiny_settings(**options, shared_rates=False), tmp_path, Monitor())
     found = standings(comparison)
     assert len(comparison.rows) == len(found) == 6
     assert {run.config.weight_decay for run in comparison.tuning} == {0.0, 0.1}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.report import conclusion
 from pathspace.experiments.run import RunConfig, RunResult
@@ -19,7 +19,7 @@ from pathspace.experiments.workers import Workers
 Make = Callable[..., Settings]
 
 
-class Recorder(Silent):
+class Recorder(Monitor):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def test_a_comparison_measures_the_same_function_from_two_starts(tiny_settings: 
 
 def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: Make, tmp_path: Path) -> None:
     settings = tiny_settings()
-    whole = compare(settings, tmp_path, Silent())
+    whole = compare(settings, tmp_path, Monitor())
     lost = sorted((tmp_path / "runs").glob(f"*/{RESULT}"))[::3]
     for path in lost:
         path.unlink()
@@ -82,7 +82,7 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Wor
         for seed in range(2)
     ]
     recorder = Recorder()
-    alone = run_all(configs, Place(tmp_path / "one"), Silent(), title="One")
+    alone = run_all(configs, Place(tmp_path / "one"), Monitor(), title="One")
     shared = run_all(configs, Place(tmp_path / "two"), recorder, title="Two", executor=two_workers)
     assert without_seconds(alone) == without_seconds(shared)
     assert sorted(recorder.done) == sorted(config.key for config in configs)
@@ -91,13 +91,13 @@ def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Wor
 
 def test_a_stored_result_of_another_configuration_is_not_used(tiny_settings: Make, tmp_path: Path) -> None:
     config = tiny_settings().run_config("sgd", "balanced", 0.1, 0, evaluate_test=True)
-    run_all([config], Place(tmp_path), Silent(), title="")
+    run_all([config], Place(tmp_path), Monitor(), title="")
     path = tmp_path / config.key / RESULT
     content = json.loads(path.read_text())
     content["config"]["epochs"] += 1
     content["test_error"] = -1.0
     write_checked(path, content)
-    (result,) = run_all([config], Place(tmp_path, resume=True), Silent(), title="")
+    (result,) = run_all([config], Place(tmp_path, resume=True), Monitor(), title="")
     assert result.test_error is not None
     assert result.test_error >= 0
 
@@ -106,7 +106,7 @@ def test_curves_that_end_before_any_step_could_part_them_are_not_called_the_same
     tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd"], learning_rates=[1e30], epochs=1)
-    comparison = compare(settings, tmp_path, Silent())
+    comparison = compare(settings, tmp_path, Monitor())
     assert {len(run.losses) for row in comparison.rows for run in row.runs} == {1}
     assert [row.difference for row in comparison.rows] == [None, None]
     assert not any("The same training curve" in sentence for sentence in conclusion(comparison))

@@ -17,7 +17,7 @@ from command_line import call
 from pathspace.experiments import commands, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import Recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import cost, run_study
@@ -59,7 +59,7 @@ steps = 1 # the least
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Silent())
+    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Monitor())
 
 
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_recurrent_layers_are_those_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     settings = settings_from(("a test", {**SETTINGS, "methods": ["sgd"], "plain_rnn": plain}))
-    comparison = compare(settings, tmp_path / "runs", Silent())
+    comparison = compare(settings, tmp_path / "runs", Monitor())
     layers, build = [], methods.METHODS["sgd"].build
 
     def noted(model: Any, *others: Any) -> Any:

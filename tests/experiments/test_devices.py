@@ -16,6 +16,7 @@ from pathspace.experiments.engine import InterruptedRunError, run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
+from pathspace.experiments.monitor import Listener
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.tasks.task import Task
 from second_device import DEVICE, SecondDevice
@@ -58,6 +59,16 @@ def test_a_run_elsewhere_gives_what_it_gives_here(tiny_config: Config, tiny_task
     close(there, run(config, tiny_task))
 
 
+class Noting(Listener):
+    """Keeps what a user should know."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+        self.said.append(sentence)
+
+
 @pytest.mark.parametrize(
     ("method", "before", "after"),
     [
@@ -73,7 +84,7 @@ def test_a_run_goes_on_on_another_device_and_says_so(
         run(config, tiny_task, folder=tmp_path, should_stop=stopped_at(5), device=before)
     told: list[str] = []
     with on(after):
-        resumed = run(config, tiny_task, folder=tmp_path, resume=True, noted=told.append, device=after)
+        resumed = run(config, tiny_task, folder=tmp_path, resume=True, listener=Noting(told), device=after)
     with on(after):
         whole = run(config, tiny_task, device=after)
     if before == after:

@@ -13,6 +13,7 @@ from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
+from pathspace.experiments.monitor import Listener
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Task
@@ -98,13 +99,18 @@ def test_a_stopped_run_writes_a_checkpoint_of_the_last_step(
 ) -> None:
     config = tiny_config("path-sgd", epochs=3)
     steps: list[int] = []
+
+    class Counting(Listener):
+        def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
+            steps.append(step)
+
     with pytest.raises(InterruptedRunError):
         run(
             config,
             tiny_task,
             folder=tmp_path,
             checkpoint_every=1000,
-            report=lambda step, _loss: steps.append(step),
+            listener=Counting(),
             should_stop=lambda: len(steps) > 0,
         )
     content = torch.load(tmp_path / checkpoint.FILE, weights_only=True)

@@ -18,7 +18,6 @@ from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Ended, Executor, Job, ThisProcess, WorkerDiedError
-from pathspace.experiments.live import Silent
 from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
@@ -58,7 +57,7 @@ class Copies(Workers):
         self._context = copies()
 
 
-class Notes(Silent):
+class Notes(Monitor):
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.said: list[str] = []
@@ -78,13 +77,13 @@ def curve(result: RunResult | None) -> tuple[object, ...]:
 def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_not_notice(
     tiny_config: Configs, tmp_path: Path
 ) -> None:
-    whole = PlacedRun(tiny_config(), Place(tmp_path / "whole", checkpoint_every=3))(Silent())
+    whole = PlacedRun(tiny_config(), Place(tmp_path / "whole", checkpoint_every=3))(Monitor())
     place, notes = Place(tmp_path, checkpoint_every=3), Notes()
     jobs = [Dying(tiny_config(), place, 1), PlacedRun(tiny_config(seed=1), place)]
     with Copies(2) as workers:
         ended = {one.config.seed: one for one in workers.run(jobs, notes)}
         (lost,) = workers.run(
-            [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Silent()
+            [Dying(tiny_config(seed=2), Place(tmp_path / "more", checkpoint_every=3), 9)], Monitor()
         )
     assert curve(ended[0].result) == curve(whole)
     assert ended[1].result is not None
@@ -98,7 +97,7 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_no
 def test_a_process_that_died_between_two_stages_is_replaced(tiny_config: Configs, tmp_path: Path) -> None:
     with Copies(2) as workers:
         for seed in range(2):
-            (ended,) = workers.run([PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Silent())
+            (ended,) = workers.run([PlacedRun(tiny_config(seed=seed), Place(tmp_path))], Monitor())
             assert ended.result is not None
             for worker in workers._idle:
                 for process in worker.pool._processes.values():
@@ -144,7 +143,7 @@ def test_ctrl_c_is_heard_after_the_last_step_too(
     executor: Executor, tiny_config: Configs, tmp_path: Path
 ) -> None:
     """Else a comparison goes on with its next stage, for hours perhaps."""
-    ended = executor.run([PlacedRun(tiny_config(), Place(tmp_path))], Silent())
+    ended = executor.run([PlacedRun(tiny_config(), Place(tmp_path))], Monitor())
     assert next(ended).result is not None
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -156,7 +155,7 @@ def test_an_error_in_a_run_is_its_end_and_nobody_elses(
 ) -> None:
     wrong = replace(tiny_config(), batch_size=1000)
     jobs = [PlacedRun(config, Place(tmp_path)) for config in (wrong, tiny_config(seed=1))]
-    ended = {one.config.seed: one for one in executor.run(jobs, Silent())}
+    ended = {one.config.seed: one for one in executor.run(jobs, Monitor())}
     assert isinstance(ended[0].error, ConfigurationError)
     assert ended[1].result is not None
 

@@ -79,7 +79,7 @@ def test_two_processes_do_the_run_of_one(tmp_path: Path) -> None:
 
     # what one begins two end, and what two begin one ends
     notes: list[str] = []
-    ended = {"two": first["resumed"], "one": runs.resumed(tmp_path, ALONE, notes.append)}
+    ended = {"two": first["resumed"], "one": runs.resumed(tmp_path, ALONE, notes)}
     for by, results in ended.items():
         assert close(results["broken"], whole["path-adam"]), by
         assert close(results["broken stream"], whole["stream"]), by

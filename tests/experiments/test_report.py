@@ -20,7 +20,7 @@ from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.published import PaperProtocol, Published, PublishedResult
 from pathspace.experiments.report import (
     build_table,
@@ -77,7 +77,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     from .conftest import TINY
 
     settings = settings_from(("a test", {**TINY, "learning_rates": [0.03, 1e9]}))
-    return compare(settings, tmp_path_factory.mktemp("runs"), Silent())
+    return compare(settings, tmp_path_factory.mktemp("runs"), Monitor())
 
 
 @pytest.fixture(scope="module")
@@ -690,7 +690,7 @@ def test_a_grid_of_its_own_is_told_and_drawn(tiny_settings: Callable[..., Settin
         methods=["sgd", "path-sgd-published"],
         method_rates={"path-sgd-published": [1e-9, 1e-8]},
     )
-    comparison = compare(settings, tmp_path, Silent())
+    comparison = compare(settings, tmp_path, Monitor())
     assert "A grid of its own, of as many rates, has: Path-SGD, as printed: 1e-09, 1e-08." in notes(
         comparison, None
     )

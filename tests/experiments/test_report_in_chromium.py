@@ -11,7 +11,7 @@ import pytest
 from browser import DESK, PHONE, Browser, chromium, overflow
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.configuration import Configuration
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.published import load_published
 from pathspace.experiments.report import conclusion, write_parts, write_report
 from pathspace.experiments.settings import settings_from
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Real runs, with test errors by which SGD is worse from the rescaled start."""
-    done = compare(settings_from(("a test", TINY)), tmp_path_factory.mktemp("runs"), Silent())
+    done = compare(settings_from(("a test", TINY)), tmp_path_factory.mktemp("runs"), Monitor())
     return replace(done, rows=tuple(map(_with_errors, done.rows)))
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.live import Silent
 from pathspace.experiments.models import build_model
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.studies.second_term import ratios
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def comparison(tiny_corpora: Path, tmp_path: Path) -> Comparison:
-    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Silent(), data_dir=tiny_corpora)
+    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Monitor(), data_dir=tiny_corpora)
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 50])
@@ -103,7 +103,7 @@ def test_a_start_that_was_not_compared_is_left_out(
     tiny_corpora: Path, tmp_path: Path, method: str, start: str | None
 ) -> None:
     settings = settings_from(("a test", {**SETTINGS, "methods": [method], "seeds": 1}))
-    one = compare(settings, tmp_path / "runs", Silent(), data_dir=tiny_corpora)
+    one = compare(settings, tmp_path / "runs", Monitor(), data_dir=tiny_corpora)
     printed = run_study("second-term", {"lengths": [3], "hidden": [4]}, one, tmp_path, tiny_corpora)
     if start is None:
         assert "needs one of the methods path-sgd-short, irnn-path-sgd-short" in str(printed)

@@ -22,7 +22,7 @@ import pathspace
 from command_line import call
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Ended, Executor, ThisProcess, WorkerDiedError
-from pathspace.experiments.live import Silent
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings
@@ -157,7 +157,7 @@ def swept(
     settings: Settings, plan: Plan, folder: Path, monitor: Any = None, executor: Executor | None = None
 ) -> Sweep:
     folder.mkdir(exist_ok=True)
-    return sweep(settings, plan, folder, monitor or Silent(), executor=executor or ThisProcess())
+    return sweep(settings, plan, folder, monitor or Monitor(), executor=executor or ThisProcess())
 
 
 def numbers(found: Sweep) -> list[Any]:
@@ -213,7 +213,7 @@ def test_runs_are_those_that_compare_chooses_rates_by(tiny_settings: Make) -> No
     assert keys == {config.key for config in tuning_runs(settings)}
 
 
-class StopsAfter(Silent):
+class StopsAfter(Monitor):
     """Presses Ctrl-C, in effect, once so many runs are over."""
 
     def __init__(self, runs: int) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.engine import run
-from pathspace.experiments.live import Silent
 from pathspace.experiments.methods import METHODS
+from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
@@ -25,7 +25,7 @@ METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 @pytest.fixture
 def comparison(tiny_settings: Callable[..., Any], tmp_path: Path) -> Comparison:
     settings = tiny_settings(methods=METHODS_HERE, model="mlp", learning_rates=[0.01, 0.3], epochs=3)
-    return compare(settings, tmp_path / "runs", Silent())
+    return compare(settings, tmp_path / "runs", Monitor())
 
 
 def test_the_recipe_has_a_method_for_every_cell() -> None:
@@ -94,7 +94,7 @@ def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Compa
 def test_a_comparison_of_other_methods_has_no_table(
     tiny_settings: Callable[..., Any], tmp_path: Path
 ) -> None:
-    other = compare(tiny_settings(methods=["adam"], epochs=1), tmp_path / "runs", Silent())
+    other = compare(tiny_settings(methods=["adam"], epochs=1), tmp_path / "runs", Monitor())
     (sentence,) = run_study("unification", {}, other, tmp_path, None)
     assert "arranges the methods sgd, path-norm" in str(sentence)
     assert not (tmp_path / "unification.json").exists()

@@ -10,7 +10,7 @@ import pytest
 from pathspace.experiments import checkpoint
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import RESULT, Place, _stored_result, run_all, write_result
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import settings_from
@@ -48,25 +48,43 @@ def stopped(config: RunConfig, task: Task, tmp_path: Path) -> Path:
     (tmp_path / checkpoint.FILE).unlink()  # of the last step
     (tmp_path / checkpoint.BEFORE).unlink()
 
-    def kill(step: int, _loss: float) -> None:
-        if step >= 12:
-            raise InterruptedError
+    class Killing(Listener):
+        def advanced(self, config: RunConfig, step: int, loss: float) -> None:  # noqa: ARG002
+            if step >= 12:
+                raise InterruptedError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pathspace.experiments.engine.SECONDS_BETWEEN_REPORTS", -1.0)
         with pytest.raises(InterruptedError):
-            run(config, task, folder=tmp_path, checkpoint_every=4, report=kill)
+            run(config, task, folder=tmp_path, checkpoint_every=4, listener=Killing())
     return tmp_path
+
+
+class Noting(Listener):
+    """Keeps what a user should know."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def noted(self, config: RunConfig, sentence: str) -> None:  # noqa: ARG002
+        self.said.append(sentence)
 
 
 def resumed(
     config: RunConfig,
     task: Task,
     folder: Path,
-    noted: Callable[[str], object] = lambda _: None,
+    said: list[str] | None = None,
     every: int = 4,
 ) -> RunResult:
-    return run(config, task, folder=folder, checkpoint_every=every, resume=True, noted=noted)
+    return run(
+        config,
+        task,
+        folder=folder,
+        checkpoint_every=every,
+        resume=True,
+        listener=Noting([] if said is None else said),
+    )
 
 
 def same(one: RunResult, other: RunResult) -> bool:
@@ -95,7 +113,7 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_goes_on(
         with pytest.raises(checkpoint.DamagedError):
             checkpoint._read(path)
     said: list[str] = []
-    assert same(resumed(config, task, stopped, said.append), whole)
+    assert same(resumed(config, task, stopped, said), whole)
     assert said == [
         f"The checkpoint {str(path)!r} is damaged (its checksum does not fit): going on from the one before it, of "
         "step 8."
@@ -116,7 +134,7 @@ def test_a_death_between_the_two_renames_costs_nothing_but_steps(
     (stopped / checkpoint.FILE).replace(stopped / checkpoint.BEFORE)
     said: list[str] = []
     assert checkpoint.exists(stopped)
-    assert same(resumed(config, task, stopped, said.append), whole)
+    assert same(resumed(config, task, stopped, said), whole)
     assert not said
 
 
@@ -177,11 +195,8 @@ def test_a_result_that_cannot_be_opened_is_named(
 def test_checkpoints_of_a_run_that_was_killed_right_after_its_result_go(
     config: RunConfig, stopped: Path, whole: RunResult, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    class Quiet(Monitor):
-        pass
-
     place = Place(tmp_path_factory.mktemp("runs"), resume=True)
     folder = stopped.rename(place.folder / config.key)
     write_result(folder, whole)
-    assert run_all([config], place, Quiet(), title="") == [whole]
+    assert run_all([config], place, Monitor(), title="") == [whole]
     assert [path.name for path in folder.iterdir()] == [RESULT]

@@ -23,6 +23,7 @@ from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import Hyperparameters, Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
+from pathspace.experiments.monitor import Listener
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import Epoch, RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.schedule import factor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
+UNHEARD = Listener()
 
 
 class InterruptedRunError(Exception):
@@ -47,11 +49,9 @@ def run(
     folder: Path | None = None,
     checkpoint_every: int = 200,
     resume: bool = False,
-    report: Callable[[int, float], None] | None = None,
-    validated: Callable[[Validation], object] = lambda _validation: None,
+    listener: Listener = UNHEARD,
     should_stop: Callable[[], bool] | None = None,
     finished: Callable[[nn.Module], None] | None = None,
-    noted: Callable[[str], object] = lambda _sentence: None,
     device: str = "cpu",
     processes: Processes = ALONE,
 ) -> RunResult:
@@ -67,11 +67,10 @@ def run(
         folder: Where the checkpoint lies; None keeps none.
         checkpoint_every: Steps between checkpoints.
         resume: Continue from the checkpoint in `folder` where there is one.
-        report: Called about ten times a second with the number of steps done and the latest loss.
-        validated: Called with every validation of this call.
+        listener: Told the number of steps done and the latest loss, about ten times a second, every validation of this
+            call, and if a damaged checkpoint is passed over, or one of another device continued.
         should_stop: Asked before every step; when it says yes, a checkpoint is written and the run ends.
         finished: Given the model as the last step left it, to look at.
-        noted: Told if a damaged checkpoint is passed over, or one of another device continued.
         device: Where it computes, as `torch.device` takes it. On the processor the result is the same to the last bit,
             resumed or not.
         processes: Those that do the run together, each with its part of every batch, and all with this call. The
@@ -92,7 +91,7 @@ def run(
         if processes.rank:  # in dropout; all else is the same in every process
             torch.manual_seed(config.seed + processes.rank)
         if stored and folder is not None:
-            checkpoint.load(folder, config, state, noted)
+            checkpoint.load(folder, config, state, lambda sentence: listener.noted(config, sentence))
 
         def save() -> None:
             if folder is not None:
@@ -101,7 +100,7 @@ def run(
 
         def validate() -> None:
             state.validations.append(_validate(state, task))
-            validated(state.validations[-1])
+            listener.validated(config, state.validations[-1])
 
         def end_epoch(steps: int) -> None:
             """Write down the errors of an epoch of so many steps."""
@@ -123,7 +122,7 @@ def run(
             clip_norm=None if chosen.clips_itself else config.clip_norm,
             save=save,
             checkpoint_every=checkpoint_every,
-            report=report or (lambda _step, _loss: None),
+            listener=listener,
             validate=validate,
             end_epoch=end_epoch,
             should_stop=should_stop or (lambda: False),
@@ -251,7 +250,7 @@ def _train(
     clip_norm: float | None,
     save: Callable[[], None],
     checkpoint_every: int,
-    report: Callable[[int, float], None],
+    listener: Listener,
     validate: Callable[[], None],
     end_epoch: Callable[[int], None],
     should_stop: Callable[[], bool],
@@ -296,7 +295,7 @@ def _train(
             save()
         if time.perf_counter() - last_report > SECONDS_BETWEEN_REPORTS:
             last_report = time.perf_counter()
-            report(state.step, loss)
+            listener.advanced(config, state.step, loss)
 
 
 def _step(state: RunState, task: Task, batch: Tensor, clip_norm: float | None) -> float | None:

@@ -179,7 +179,7 @@ class Several(ABC, Generic[Handle]):
                         yield ended
 
 
-class Messages:
+class Messages(Listener):
     """A listener that hands on what it is told to another process, as pairs of a name and arguments."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[object, ...]]], object]) -> None:

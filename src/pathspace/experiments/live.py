@@ -17,34 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.monitor import Monitor
+from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.terminal import print_line
 from pathspace.progress import Lines
-
-
-class Silent:
-    """Shows nothing."""
-
-    def stage(self, title: str, runs: int) -> None:
-        """See `monitor.Monitor`."""
-
-    def started(self, config: RunConfig, steps: int) -> None:
-        """See `monitor.Monitor`."""
-
-    def advanced(self, config: RunConfig, step: int, loss: float) -> None:
-        """See `monitor.Monitor`."""
-
-    def validated(self, config: RunConfig, validation: Validation) -> None:
-        """See `monitor.Monitor`."""
-
-    def finished(self, result: RunResult) -> None:
-        """See `monitor.Monitor`."""
-
-    def unfinished(self, config: RunConfig, why: str) -> None:
-        """See `monitor.Monitor`."""
-
-    def noted(self, config: RunConfig, sentence: str) -> None:
-        """See `monitor.Monitor`."""
 
 
 class Parts:
@@ -81,7 +57,7 @@ class Parts:
         return self.in_runs / max(1, self.runs)
 
 
-class Notes(Silent):
+class Notes(Monitor):
     """Prints what a user has to know, and no progress.
 
     Args:
@@ -147,7 +123,7 @@ class PlainLines(Notes):
         self._print(f"  {self._parts.done}/{self._parts.runs}  {config.label}: {words}{left}")
 
 
-class Bars(Silent):
+class Bars(Monitor):
     """Shows a bar for the stage and one for every run in progress, each with the time left.
 
     Args:
@@ -206,9 +182,7 @@ class Bars(Silent):
             self._progress.update(self._stage, completed=self._parts.in_runs)
 
 
-def monitor(
-    console: Console, *, quiet: bool = False
-) -> tuple[AbstractContextManager[object], Bars | PlainLines | Notes]:
+def monitor(console: Console, *, quiet: bool = False) -> tuple[AbstractContextManager[object], Monitor]:
     """Return the monitor that fits a console, and the context to use it in; a quiet one shows no progress."""
     if quiet:
         return nullcontext(), Notes(console)

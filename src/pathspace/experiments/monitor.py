@@ -1,13 +1,11 @@
-"""What somebody who watches runs is told."""
+"""What somebody who watches runs is told; these hear it and do nothing."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 
 
-class Listener(Protocol):
+class Listener:
     """Somebody whom a run tells how far it is."""
 
     def started(self, config: RunConfig, steps: int) -> None:
@@ -23,7 +21,7 @@ class Listener(Protocol):
         """Something happened to a run that its user should know."""
 
 
-class Monitor(Listener, Protocol):
+class Monitor(Listener):
     """Somebody who watches many runs."""
 
     def stage(self, title: str, runs: int) -> None:

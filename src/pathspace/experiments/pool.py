@@ -72,10 +72,8 @@ class PlacedRun:
                 folder=folder,
                 checkpoint_every=place.checkpoint_every,
                 resume=place.resume or again,
-                report=lambda step, loss: listener.advanced(config, step, loss),
-                validated=lambda validation: listener.validated(config, validation),
+                listener=listener,
                 should_stop=should_stop,
-                noted=lambda sentence: listener.noted(config, sentence),
                 device=place.device,
                 processes=place.processes,
             )

@@ -121,7 +121,7 @@ def sweep(
     return Sweep(settings, plan, task.description, task.metric, tuple(trial for _, trial in done))
 
 
-class _Trials:
+class _Trials(Monitor):
     """The trials while they are done; hears what runs report, to prune them."""
 
     def __init__(
