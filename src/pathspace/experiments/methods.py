@@ -148,72 +148,35 @@ def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Op
     )
 
 
-def _as_printed(name: str, **options: Any) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
-    """Return the builder of an optimizer with a paper's rule: of the settings it takes rate and decay alone."""
-
-    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
-        import pathspace.optim
-
-        rate, decay = hyper.learning_rate, hyper.weight_decay
-        return getattr(pathspace.optim, name)(
-            model.parameters(), network, lr=rate, weight_decay=decay, **options
-        )
-
-    return build
+_METRIC = ("clip_norm", "refresh_every", "damping")
+"""What optimizers in a metric take of the settings, besides rate and decay."""
 
 
-def _in_path_space(
+def _ours(
     name: str,
-    *,
-    least_damping: float = 0.0,
+    *takes: str,
     clips: str = "clip_norm",
+    least_damping: float = 0.0,
     groups: Callable[[nn.Module], Any] = _together,
     **options: Any,
 ) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
-    """Return the builder of the optimizer `name` of `pathspace.optim`, with what these all take alike.
+    """Return the builder of the optimizer `name` of `pathspace.optim`.
 
-    Its option `clips` is what the clipping norm goes to; `groups` makes a model's param groups.
+    Of the hyper-parameters it `takes` some besides rate and decay. Its option `clips` is what the clipping norm goes
+    to; `groups` makes a model's param groups.
     """
 
     def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
         import pathspace.optim
 
-        # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
-        momentum = {"momentum": hyper.momentum} if name in ("PathSGD", "DDPSGD") else {}
+        given = {take: value for take in takes if (value := getattr(hyper, take)) is not None}
+        if "clip_norm" in given:
+            given = {clips: given.pop("clip_norm"), **given}
+        if "damping" in given:
+            given["damping"] = max(given["damping"], least_damping)
+        rate, decay = hyper.learning_rate, hyper.weight_decay
         return getattr(pathspace.optim, name)(
-            groups(model),
-            network,
-            lr=hyper.learning_rate,
-            weight_decay=hyper.weight_decay,
-            refresh_every=hyper.refresh_every,
-            damping=max(hyper.damping, least_damping),
-            **(
-                {clips: hyper.clip_norm} | ({} if hyper.clip_step is None else {"clip_step": hyper.clip_step})
-            ),
-            **momentum,
-            **options,
-        )
-
-    return build
-
-
-def _in_basis_paths(
-    name: str, **options: Any
-) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
-    """Return the builder of an optimizer of basis path values; it computes no kappa, which nothing damps or ages."""
-
-    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
-        import pathspace.optim
-
-        momentum = {"momentum": hyper.momentum} if name == "GSGD" else {}
-        return getattr(pathspace.optim, name)(
-            model.parameters(),
-            network,
-            lr=hyper.learning_rate,
-            weight_decay=hyper.weight_decay,
-            clip_norm=hyper.clip_norm,
-            **momentum,
-            **options,
+            groups(model), network, lr=rate, weight_decay=decay, **given, **options
         )
 
     return build
@@ -224,20 +187,22 @@ _VARIANCES = "a variance is not the mean of those of its parts"
 
 
 def _path(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
-    build = _in_path_space(name, **options)
+    # the natural gradient of one batch is long where that batch says little, and momentum would add such steps up
+    steepest = name in ("PathSGD", "DDPSGD")
+    build = _ours(name, *_METRIC, *(("momentum", "clip_step") if steepest else ()), **options)
     return Method(
         label,
         about,
         build,
         clips_itself=True,
-        clips_steps=name in ("PathSGD", "DDPSGD"),
+        clips_steps=steepest,
         invariant=True,
         learning_rate=learning_rate,
     )
 
 
 def _published(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
-    build = _as_printed(name, **options)
+    build = _ours(name, **options)  # a paper's rule: of the settings it takes rate and decay alone
     return Method(label, about, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
 
 
@@ -310,7 +275,7 @@ _PATH = {
     "path-gradient-adam": Method(
         "Adam on path gradients",
         "Adam fed with g / kappa, as the first paper did; not blind to scales",
-        _in_path_space("PathGradientAdam"),
+        _ours("PathGradientAdam", *_METRIC),
         clips_itself=True,
         learning_rate=0.003,
     ),
@@ -324,18 +289,18 @@ _PATH = {
         groups=_ends_apart,
     ),
 }
-_BASIS = {
+_BASIS = {  # they compute no kappa, which nothing damps or ages
     "g-sgd": Method(
         "G-SGD",
         "SGD on the values of basis paths",
-        _in_basis_paths("GSGD"),
+        _ours("GSGD", "clip_norm", "momentum"),
         clips_itself=True,
         invariant=True,
     ),
     "g-adam": Method(
         "G-Adam",
         "Adam on the values of basis paths",
-        _in_basis_paths("GAdam"),
+        _ours("GAdam", "clip_norm"),
         clips_itself=True,
         invariant=True,
         learning_rate=0.003,
