@@ -7,14 +7,10 @@ from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import Layer, check_several, laid_over
+from pathspace.experiments.long_memory.methods import METHODS
+from pathspace.experiments.long_memory.problems import PROBLEMS
 from pathspace.experiments.settings import LARGEST, check_setting
 
-PROBLEMS = ("addition", "multiplication", "subtraction")
-METHODS = (
-    "path-muon", "path-muon-half", "path-muon-hidden", "path-soap", "path-adam", "balanced-muon",
-    "balanced-muon-hidden", "balanced-soap", "balanced-adamw", "muon", "soap", "adamw",
-    "once", "permuted", "recurrent-only", "input-only", "output-only",
-)  # fmt: skip
 COUNTS = (
     "tuning_seeds", "seeds", "steps_per_length", "together", "batch_size", "refresh_every", "test_size",
 )  # fmt: skip
@@ -26,10 +22,10 @@ class Protocol:
     """How the table is made.
 
     Attributes:
-        problems: Names in `PROBLEMS`.
+        problems: Names in `problems.PROBLEMS`.
         lengths: T of the sequences, each with each problem and size.
         hidden: H of the networks.
-        methods: Names in `METHODS`.
+        methods: Names in `methods.METHODS`.
         reference: The method that all others are tested against.
         learning_rates: The grid.
         tuning_seeds: Seeds of every rate; the rate of most successes is chosen, of equals that of least steps.
@@ -47,7 +43,7 @@ class Protocol:
     problems: tuple[str, ...] = ("addition",)
     lengths: tuple[int, ...] = (100,)
     hidden: tuple[int, ...] = (64,)
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = tuple(METHODS)
     reference: str = "path-muon"
     learning_rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01, 0.03)
     tuning_seeds: int = 12
@@ -62,7 +58,7 @@ class Protocol:
     test_size: int = 2000
 
     def __post_init__(self) -> None:
-        for name, known in (("problems", PROBLEMS), ("methods", METHODS)):
+        for name, known in (("problems", [*PROBLEMS]), ("methods", [*METHODS])):
             for value in getattr(self, name):
                 if value not in known:
                     raise unknown_name("name", str(value), known, f"the setting {name!r}")

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import unknown_name
 from pathspace.experiments.tasks import check_options
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_study(name: Any, options: Mapping[str, Any], where: str) -> None:
     """Raise a `ConfigurationError` unless there is such a study and it has these options."""
     if not isinstance(name, str) or name not in STUDIES:
         raise unknown_name("study", str(name), STUDIES, where)
-    check_options(import_module(STUDIES[name]).study, options, where, reserved=("data_dir",))
+    check_options(import_module(STUDIES[name]).study, options, where)
 
 
 def run_study(
@@ -59,6 +59,3 @@ def run_study(
     """
     check_study(name, options, f"the study {name!r}")
     return import_module(STUDIES[name]).study(comparison, output, data_dir=data_dir, **options)
-
-
-__all__ = ["STUDIES", "ConfigurationError", "check_study", "run_study"]

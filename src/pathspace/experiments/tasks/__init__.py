@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.errors import unknown_name
 
 if TYPE_CHECKING:
     from pathspace.experiments.tasks.task import Task
@@ -47,7 +47,7 @@ def build_task(name: str, options: Mapping[str, Any] | None = None, *, data_dir:
 
 def check_task(name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ConfigurationError` unless there is such a task and it has these options."""
-    check_options(_module(name).build, options, f"task_options of the task {name!r}", reserved=("data_dir",))
+    check_options(_module(name).build, options, f"task_options of the task {name!r}")
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -55,42 +55,27 @@ def preset(name: str) -> dict[str, Any]:
     return dict(_module(name).PRESET)
 
 
-def check_options(
-    function: Any, options: Mapping[str, Any], where: str, *, reserved: tuple[str, ...] = ()
-) -> None:
+def check_options(function: Any, options: Mapping[str, Any], where: str) -> None:
     """Raise a `ConfigurationError` that names the first option that `function` does not take.
 
     Args:
-        function: Its keyword-only parameters are the options.
+        function: Its keyword-only parameters but `data_dir` are the options.
         options: What somebody wants to pass.
         where: Where the options stand, for the error.
-        reserved: Parameters that are not options.
     """
-    known = [name for name in keyword_options(function) if name not in reserved]
+    known = keyword_options(function)
     for name in options:
         if name not in known:
             raise unknown_name("option", name, known, where)
 
 
 def keyword_options(function: Any) -> list[str]:
-    """Return the names of the keyword-only parameters of a function or class."""
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    """Return the names of the keyword-only parameters of a function or class; where data lies is no option."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "data_dir"]
 
 
 def _module(name: str) -> Any:
     if name not in TASKS:
         raise unknown_name("task", name, TASKS, "--task")
     return import_module(TASKS[name])
-
-
-__all__ = [
-    "OF_IMAGES",
-    "OF_SYMBOLS",
-    "TASKS",
-    "ConfigurationError",
-    "build_task",
-    "check_options",
-    "check_task",
-    "keyword_options",
-    "preset",
-]

@@ -48,8 +48,6 @@ class Task:
         test: Looked at after every epoch of a run that is reported; it decides nothing.
         input_size: D, or how many symbols there are.
         output_size: K.
-        kind: `"classification"` (error in percent), `"regression"` (mean squared error) or `"prediction"` of the
-            next symbol, at every step.
         loss: (outputs (B, K), targets (B, ...)) -> the mean loss of the batch, a 0-dim tensor.
         errors: (outputs (B, K), targets (B, ...)) -> the error of each sequence, shape (B,); its mean is the
             metric.
@@ -68,7 +66,6 @@ class Task:
     test: Split
     input_size: int
     output_size: int
-    kind: Literal["classification", "regression", "prediction"]
     loss: Callable[[Tensor, Tensor], Tensor]
     errors: Callable[[Tensor, Tensor], Tensor]
     metric: str
@@ -108,7 +105,6 @@ def classification(
         test=test,
         input_size=train.inputs.shape[-1],
         output_size=classes,
-        kind="classification",
         loss=functional.cross_entropy,
         errors=_percent_wrong,
         metric="error, %",
@@ -125,7 +121,6 @@ def regression(name: str, description: str, train: Split, validation: Split, tes
         test=test,
         input_size=train.inputs.shape[-1],
         output_size=train.targets.shape[-1],
-        kind="regression",
         loss=functional.mse_loss,
         errors=_squared_errors,
         metric="mean squared error",
@@ -155,7 +150,6 @@ def prediction(
         test=test,
         input_size=symbols,
         output_size=symbols,
-        kind="prediction",
         loss=_prediction_loss,
         errors=_bits if metric == "bits per character" else _nats,
         metric=metric,
