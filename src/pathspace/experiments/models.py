@@ -33,41 +33,73 @@ MAY_BE_ZERO = ("embedding",)
 IDENTITY_DEVIATION = 0.001
 
 
-class Recurrent(nn.Module):
-    """Recurrent layers read by a linear one; base of the models.
+class Reader(nn.Module):
+    """Reads steps of numbers, or of symbols, as one-hot vectors or by an embedding; base of the models.
 
     Args:
-        layers: The recurrent layers, batch first.
         input_size: D, numbers per step, or how many symbols there are.
-        output_size: K, numbers in an output.
         embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
         output: Whether the last step is read or every one.
     """
 
+    readout: nn.Linear
+
+    def __init__(self, input_size: int, embedding: int, output: Literal["last", "every"]) -> None:
+        super().__init__()
+        self.symbols, self.output, self.width = input_size, output, embedding or input_size
+        self.embedding = nn.Embedding(input_size, embedding) if embedding else None
+
+    def vectors(self, inputs: Tensor) -> Tensor:
+        """Map sequences (B, T, D), or symbols (B, T), to vectors (B, T, width)."""
+        if self.embedding is not None:
+            return self.embedding(inputs)
+        if inputs.dim() == 2:
+            return functional.one_hot(inputs, self.symbols).to(self.readout.weight.dtype)
+        return inputs
+
+
+class Recurrent(Reader):
+    """Recurrent layers read by a linear one.
+
+    Args:
+        input_size: D, numbers per step, or how many symbols there are.
+        output_size: K, numbers in an output.
+        hidden: H, units per layer.
+        layers: Recurrent layers, one on top of the other.
+        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
+        output: Whether the last step is read or every one.
+        start: A name in `STARTS`. `"default"`: PyTorch's initialisation. `"uniform"`: U[-r, r] for weights, zero for
+            biases. `"orthogonal"`: every recurrent matrix of a gate orthogonal, biases zero, the rest as PyTorch
+            initialises it. `"identity"`: the identity for recurrent weights, zero for biases and N(0, 0.001^2) for all
+            others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015). `"identity-recurrent"`: the identity and zero
+            biases, and input and output weights as PyTorch initialises them.
+        start_limit: r of the uniform start.
+    """
+
     def __init__(
         self,
-        layers: Callable[[int], nn.RNNBase],
         input_size: int,
         output_size: int,
-        embedding: int,
-        output: Literal["last", "every"],
+        *,
+        hidden: int = 100,
+        layers: int = 1,
+        embedding: int = 0,
+        output: Literal["last", "every"] = "last",
+        start: str = "default",
+        start_limit: float = 0.1,
     ) -> None:
-        super().__init__()
-        self.symbols, self.output = input_size, output
-        self.embedding = nn.Embedding(input_size, embedding) if embedding else None
-        self.rnn = layers(embedding or input_size)
-        self.readout = nn.Linear(self.rnn.hidden_size, output_size)
+        super().__init__(input_size, embedding, output)
+        self.rnn = self.recurrent(self.width, hidden, layers)
+        self.readout = nn.Linear(hidden, output_size)
+        self._start_at(start, start_limit)
+
+    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
+        """Return the recurrent layers, batch first."""
+        raise NotImplementedError
 
     @torch.no_grad()
-    def start_at(self, start: str, limit: float) -> None:
-        """Replace PyTorch's initialisation.
-
-        Args:
-            start: `"default"` keeps it; `"uniform"`: U[-limit, limit] for weights, zero for biases; `"orthogonal"`:
-                every recurrent matrix of a gate orthogonal, biases zero, the rest as it is; for the others see
-                `ReluRNN`.
-            limit: Of the uniform start.
-        """
+    def _start_at(self, start: str, limit: float) -> None:
+        """Replace PyTorch's initialisation."""
         if start == "default":
             return
         for name, parameter in self.named_parameters():
@@ -83,108 +115,35 @@ class Recurrent(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
-        if self.embedding is not None:
-            inputs = self.embedding(inputs)
-        elif inputs.dim() == 2:
-            inputs = functional.one_hot(inputs, self.symbols).to(self.readout.weight.dtype)
-        states, _ = self.rnn(inputs)
+        states, _ = self.rnn(self.vectors(inputs))
         return self.readout(states if self.output == "every" else states[:, -1])
 
 
 class ReluRNN(Recurrent):
-    """A recurrent network with ReLU units; a linear layer reads it.
+    """A recurrent network with ReLU units."""
 
-    Args:
-        input_size: D, numbers per step, or how many symbols there are.
-        output_size: K, numbers in an output.
-        hidden: H, units per layer.
-        layers: Recurrent layers, one on top of the other.
-        embedding: Numbers that stand for a symbol; 0 reads symbols as one-hot vectors.
-        output: Whether the last step is read or every one.
-        start: PyTorch's initialisation, or the identity for recurrent weights, zero for biases and N(0, 0.001^2) for
-            all others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015). Or `"identity-recurrent"`: the identity and
-            zero biases, and input and output weights as PyTorch initialises them. Or `"uniform"`: U[-r, r] for
-            weights, zero for biases.
-        start_limit: r of the uniform start.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        hidden: int = 100,
-        layers: int = 1,
-        embedding: int = 0,
-        output: Literal["last", "every"] = "last",
-        start: Literal["default", "identity", "identity-recurrent", "uniform"] = "default",
-        start_limit: float = 0.1,
-    ) -> None:
-        super().__init__(
-            lambda size: nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True),
-            input_size,
-            output_size,
-            embedding,
-            output,
-        )
-        self.start_at(start, start_limit)
+    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
+        """See `Recurrent`."""
+        return nn.RNN(size, hidden, layers, nonlinearity="relu", batch_first=True)
 
 
 class TanhRNN(Recurrent):
-    """A recurrent network with tanh units, which cannot be rescaled; for `hidden` and the others see `ReluRNN`."""
+    """A recurrent network with tanh units, which cannot be rescaled."""
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        hidden: int = 100,
-        layers: int = 1,
-        embedding: int = 0,
-        output: Literal["last", "every"] = "last",
-        start: Literal["default", "uniform"] = "default",
-        start_limit: float = 0.1,
-    ) -> None:
-        super().__init__(
-            lambda size: nn.RNN(size, hidden, layers, nonlinearity="tanh", batch_first=True),
-            input_size,
-            output_size,
-            embedding,
-            output,
-        )
-        self.start_at(start, start_limit)
+    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
+        """See `Recurrent`."""
+        return nn.RNN(size, hidden, layers, nonlinearity="tanh", batch_first=True)
 
 
 class LSTM(Recurrent):
-    """An LSTM, which cannot be rescaled; for `hidden` and the others see `ReluRNN`.
+    """An LSTM, which cannot be rescaled; it has four times the recurrent weights of an RNN with as many units."""
 
-    It has four times the recurrent weights of an RNN with as many units. The start may be `"orthogonal"`, in the
-    recurrent weights of every gate, with zero biases, or `"uniform"`.
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        hidden: int = 100,
-        layers: int = 1,
-        embedding: int = 0,
-        output: Literal["last", "every"] = "last",
-        start: Literal["default", "orthogonal", "uniform"] = "default",
-        start_limit: float = 0.1,
-    ) -> None:
-        super().__init__(
-            lambda size: nn.LSTM(size, hidden, layers, batch_first=True),
-            input_size,
-            output_size,
-            embedding,
-            output,
-        )
-        self.start_at(start, start_limit)
+    def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
+        """See `Recurrent`."""
+        return nn.LSTM(size, hidden, layers, batch_first=True)
 
 
-class MLP(nn.Module):
+class MLP(Reader):
     """A feed-forward network with ReLU units, which reads every step by itself.
 
     With one step (`task_options = { steps = 1 }` of `mnist`) it reads the whole image.
@@ -208,10 +167,8 @@ class MLP(nn.Module):
         embedding: int = 0,
         output: Literal["last", "every"] = "last",
     ) -> None:
-        super().__init__()
-        self.symbols, self.output = input_size, output
-        self.embedding = nn.Embedding(input_size, embedding) if embedding else None
-        widths = [embedding or input_size, *[hidden] * layers]
+        super().__init__(input_size, embedding, output)
+        widths = [self.width, *[hidden] * layers]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.readout = nn.Linear(hidden, output_size)
 
@@ -219,10 +176,7 @@ class MLP(nn.Module):
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
         if self.output == "last":
             inputs = inputs[:, -1:]
-        if self.embedding is not None:
-            inputs = self.embedding(inputs)
-        elif inputs.dim() == 2:
-            inputs = functional.one_hot(inputs, self.symbols).to(self.readout.weight.dtype)
+        inputs = self.vectors(inputs)
         for layer in self.layers:
             inputs = layer(inputs).relu()
         outputs = self.readout(inputs)
