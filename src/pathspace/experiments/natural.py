@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import pathspace
+from pathspace.experiments.plain_rules import SGD
 
 LEAST_DAMPING = 0.01
 TOLERANCE = 0.01  # of the solution: the gradient is a batch's
 ITERATIONS = 20
 
 
-class NaturalGradient(torch.optim.Optimizer):
+class NaturalGradient(SGD):
     """SGD with momentum on natural gradients; parameters outside the network take the plain rule.
+
+    A step puts natural gradients in the place of the others.
 
     Args:
         model: The model; a hook that only looks remembers what it was last called with while gradients were enabled.
@@ -42,7 +45,7 @@ class NaturalGradient(torch.optim.Optimizer):
         damping: float = LEAST_DAMPING,
         clip_norm: float | None = None,
     ) -> None:
-        super().__init__(model.parameters(), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(model.parameters(), lr, momentum, weight_decay)
         self.network, self.damping, self.clip_norm = network, max(damping, LEAST_DAMPING), clip_norm
         self._batch: Any = None
 
@@ -54,7 +57,7 @@ class NaturalGradient(torch.optim.Optimizer):
         model.register_forward_pre_hook(look)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step; the closure, if there is one, computes the loss."""
         loss = None
         if closure is not None:
@@ -77,16 +80,10 @@ class NaturalGradient(torch.optim.Optimizer):
                 iterations=ITERATIONS,
             )
         factor = self._factor(gradients, natural)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                name = name_of.get(id(p))
-                d = p.grad if name is None else (natural[name] * factor).to(p)
-                velocity = self.state[p].get("momentum_buffer")
-                velocity = d.clone() if velocity is None else velocity.mul_(group["momentum"]).add_(d)
-                self.state[p]["momentum_buffer"] = velocity
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(velocity, alpha=group["lr"])
+        for name in gradients:
+            p = self.network.parameters[name]
+            p.grad = (natural[name] * factor).to(p)
+        super().step()
         return loss
 
     def _factor(self, gradients: dict[str, Tensor], natural: dict[str, Tensor]) -> float:
