@@ -223,6 +223,8 @@ def test_real_mnist(real_data: Path) -> None:
         ("adding", {"test_size": 2.5}, "a whole number from 1 on"),
         ("mnist", {"steps": 30}, "give a divisor of 784"),
         ("mnist", {"steps": 28, "pool": 3}, "give a divisor of 28"),
+        ("mnist", {"steps": True}, "is True: give a divisor of 784"),
+        ("mnist", {"pool": True}, "is True: give a divisor of 28"),
         ("mnist", {"standardize": 1}, "give true or false"),
         ("mnist", {"permuted": "no"}, "'permuted' of the task 'mnist' is 'no': give true or false"),
         ("mnist", {"train_size": 1e4}, "'train_size' of the task 'mnist' is 10000.0: give a whole number"),
