@@ -114,6 +114,11 @@ def test_the_orthogonal_start_is_orthogonal_for_every_gate() -> None:
             {"start": "uniform", "start_limit": 0},
             "'start_limit' of the model 'lstm' is 0: give a positive",
         ),
+        (
+            "lstm",
+            {"start": "uniform", "start_limit": 10**400},
+            "'start_limit' of the model 'lstm' is 1000+: give a positive",
+        ),
         ("relu-rnn", {"output": 1}, "choose from last, every"),
         ("relu-rnn", {"embedding": -1}, "a whole number from 0 on"),
         ("relu-rnn", {"layers": 0}, "a whole number from 1 on"),

@@ -329,6 +329,7 @@ def test_after_a_heat_the_better_quarter_goes_on_as_if_it_had_been_alone() -> No
         ({"heat": -1}, "'heat' has -1"),
         ({"seeds": 0}, "'seeds' has 0: give whole numbers from 1 on"),
         ({"seconds": {"anbn": 0}}, "'seconds' has 0: give positive numbers"),
+        ({"seconds": {"anbn": 10**400}}, "'seconds' has 1000+: give positive numbers"),
         ({"seconds": {"xor": 3}}, "Unknown name 'xor' in the setting 'seconds'"),
         ({"rows": ["PCNN, merged"]}, "'merged' lacks 'alphabet'"),
         (

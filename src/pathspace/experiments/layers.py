@@ -51,16 +51,3 @@ def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
 def plain_values(settings: DataclassInstance) -> dict[str, Any]:
     """Return settings as plain values for JSON, which can be laid over the defaults again."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(settings).items()}
-
-
-def check_several(name: str, values: Collection[Any]) -> None:
-    """Raise a `ConfigurationError` unless a list holds something, and nothing twice."""
-    listed = list(values)
-    if not listed or any(value in listed[:place] for place, value in enumerate(listed)):
-        raise ConfigurationError(f"The setting {name!r} is {listed!r}: give at least one, each once.")
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise a `ConfigurationError` unless a setting, or one of its values, is a whole number, `least` at least."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"The setting {name!r} has {value!r}: give whole numbers from {least} on.")

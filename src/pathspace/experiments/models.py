@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pathspace.experiments.checks import is_real, is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import check_options, keyword_options
 from pathspace.experiments.transformer import Transformer
@@ -306,19 +306,13 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
                 )
             continue
         if option == "start_limit":
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise ConfigurationError(
-                    f"The option {option!r} of the model {name!r} is {value!r}: give a positive number."
-                )
-            continue
-        if option in PROBABILITIES:
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-                raise ConfigurationError(
-                    f"The option {option!r} of the model {name!r} is {value!r}: give a probability in [0, 1)."
-                )
-            continue
-        least = 0 if option in MAY_BE_ZERO and name not in OF_STREAMS else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            good, expected = is_real(value) and value > 0, "a positive number"
+        elif option in PROBABILITIES:
+            good, expected = is_real(value) and 0 <= value < 1, "a probability in [0, 1)"
+        else:
+            least = 0 if option in MAY_BE_ZERO and name not in OF_STREAMS else 1
+            good, expected = is_whole(value, least), f"a whole number from {least} on"
+        if not good:
             raise ConfigurationError(
-                f"The option {option!r} of the model {name!r} is {value!r}: give a whole number from {least} on."
+                f"The option {option!r} of the model {name!r} is {value!r}: give {expected}."
             )

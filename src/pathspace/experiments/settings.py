@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pathspace.experiments import models, tasks
+from pathspace.experiments.checks import is_real, is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, method
@@ -317,7 +317,7 @@ def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str)
 
 
 def _exceeds(value: Any, other: Any) -> bool:
-    return _is_whole(value, 0) and _is_whole(other, 0) and value > other
+    return is_whole(value, 0) and is_whole(other, 0) and value > other
 
 
 def check_setting(name: str, value: Any, option: str = "") -> None:
@@ -342,24 +342,16 @@ def _wrong(name: str, value: Any, expected: str, option: str = "") -> Configurat
     return ConfigurationError(f"The {where} is {shown!r}: give {expected}.")
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _whole(least: int) -> _Requirement:
-    return lambda value: _is_whole(value, least), f"a whole number from {least} on"
+    return lambda value: is_whole(value, least), f"a whole number from {least} on"
 
 
 def _real(good: Callable[[float], bool], expected: str) -> _Requirement:
-    return lambda value: _is_real(value) and good(value), expected
+    return lambda value: is_real(value) and good(value), expected
 
 
 def _reals(good: Callable[[float], bool], expected: str) -> _Requirement:
-    return lambda values: len(values) > 0 and all(_is_real(one) and good(one) for one in values), expected
+    return lambda values: len(values) > 0 and all(is_real(one) and good(one) for one in values), expected
 
 
 def _is_text(value: Any) -> bool:

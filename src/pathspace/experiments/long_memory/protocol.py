@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pathspace.experiments.checks import check_several
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, check_several, laid_over
+from pathspace.experiments.layers import Layer, laid_over
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.problems import PROBLEMS
 from pathspace.experiments.settings import LARGEST, check_setting

@@ -22,6 +22,7 @@ from rich import box
 from rich.table import Table as RichTable
 from torch import nn
 
+from pathspace.experiments.checks import is_whole
 from pathspace.experiments.compare import Comparison
 from pathspace.experiments.engine import initial_state, steps_per_epoch
 from pathspace.experiments.errors import ConfigurationError
@@ -77,7 +78,7 @@ def study(
         ConfigurationError: A number is impossible.
     """
     for name, value in (("rounds", rounds), ("steps", steps)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value, 1):
             raise ConfigurationError(
                 f"The option {name!r} of the study is {value!r}: give a whole number from 1 on."
             )

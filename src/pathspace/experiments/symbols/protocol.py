@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pathspace.experiments.checks import check_whole, is_real
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, check_whole, laid_over
+from pathspace.experiments.layers import Layer, laid_over
 
 TEXTS = ("alphabet", "music", "anbn")
 LENGTHS = {"alphabet": "lines", "music": "bars", "anbn": "blocks"}  # what a text's length counts
@@ -166,5 +166,5 @@ def _check_names(
 
 
 def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not is_real(value) or not value > 0:
         raise ConfigurationError(f"The setting {name!r} has {value!r}: give positive numbers.")

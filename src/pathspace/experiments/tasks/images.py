@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pathspace.experiments.checks import is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.tasks import image_files, mnist
 from pathspace.experiments.tasks.task import Split, Task, classification, expect_whole
@@ -60,7 +61,7 @@ def build(
     expect_whole("images", 1, train_size=train_size, validation_size=validation_size, test_size=test_size)
     images, labels = _load(data, "train", data_dir)
     side = images.shape[-1]
-    if not isinstance(pool, int) or isinstance(pool, bool) or pool < 1 or side % pool:
+    if not is_whole(pool, 1) or side % pool:
         raise ConfigurationError(
             f"The option 'pool' of the task 'images' is {pool!r}: give a divisor of {side}, the width of an image."
         )

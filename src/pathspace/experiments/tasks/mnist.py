@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.experiments.checks import is_whole
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.corpora import data_folder
 from pathspace.experiments.tasks.idx import read_idx
@@ -68,11 +69,11 @@ def build(
         ConfigurationError: `steps` times `pool` does not divide 784, the sizes exceed the training set, or there
             is no data.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1 or PIXELS % steps:
+    if not is_whole(steps, 1) or PIXELS % steps:
         raise ConfigurationError(
             f"The option 'steps' of the task 'mnist' is {steps!r}: give a divisor of {PIXELS}, such as 28."
         )
-    if not isinstance(pool, int) or isinstance(pool, bool) or pool < 1 or PIXELS // steps % pool:
+    if not is_whole(pool, 1) or PIXELS // steps % pool:
         raise ConfigurationError(
             f"The option 'pool' of the task 'mnist' is {pool!r}: give a divisor of {PIXELS // steps}, the number of "
             "pixels in a step."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pathspace.experiments.checks import is_whole
 from pathspace.experiments.errors import ConfigurationError
 
 NOT_COUNTED = -100  # what cross_entropy ignores
@@ -78,7 +79,7 @@ class Task:
 def expect_whole(task: str, least: int, **options: object) -> None:
     """Raise a `ConfigurationError` unless options of a task are whole numbers, `least` at least."""
     for name, value in options.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value, least):
             raise ConfigurationError(
                 f"The option {name!r} of the task {task!r} is {value!r}: give a whole number from {least} on."
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pathspace.experiments.checks import check_several, check_whole, is_real
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import Layer, check_several, check_whole, laid_over
+from pathspace.experiments.layers import Layer, laid_over
 
 # name -> options of `pathspace.sequences.PCNN`
 STEPS: dict[str, dict[str, Any]] = {
@@ -55,11 +56,7 @@ class Protocol:
         numbers = (("lines", 1), ("length", 10), ("units", 1), ("passes", 1), ("every", 1), ("data_seed", 0))
         for name, least in numbers:
             check_whole(name, getattr(self, name), least)
-        if (
-            not isinstance(self.passed, int | float)
-            or isinstance(self.passed, bool)
-            or not 0 < self.passed <= 1
-        ):
+        if not is_real(self.passed) or not 0 < self.passed <= 1:
             raise ConfigurationError(f"The setting 'passed' is {self.passed!r}: give a share in (0, 1].")
 
 
