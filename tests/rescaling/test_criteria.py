@@ -240,7 +240,7 @@ def test_a_feed_forward_network_has_one_member_of_equal_ranges(name):
     torch.manual_seed(3)
     network = scrambled(build().double(), torch.randn(*shape, dtype=torch.float64))
     ones = torch.ones(network.num_classes, dtype=torch.float64)
-    gap = range_gap(rounded_edges(network, ones), Scales.of(network, ones.device))
+    gap = range_gap(rounded_edges(network, ones), Scales(network.num_classes, network.monomials))
     first = agreement(gap, torch.zeros_like(ones))
     for seed in range(5):
         start = 5 * torch.randn(len(ones), dtype=torch.float64, generator=generator(seed))
@@ -411,6 +411,24 @@ def test_all_of_the_strength_on_the_values_is_possible_everywhere(case):
             balance(network, example, "activations", alpha=1.0)
         return
     assert balance(network, example, "activations", alpha=1.0).isfinite().all()
+
+
+def test_twenty_layers_agree_after_hundreds_of_steps_and_not_thousands(monkeypatch):
+    monkeypatch.setattr("pathspace.rescaling.criteria.SWEEPS", 600)
+    torch.manual_seed(0)
+    network = scrambled(mlp(*[4] * 21, 3).double(), torch.zeros(1, 4, dtype=torch.float64))
+    ps.rescaling.balance_(network, criterion="range")
+    ones = torch.ones(network.num_classes, dtype=torch.float64)
+    gap = range_gap(rounded_edges(network, ones), Scales(network.num_classes, network.monomials))
+    assert float(gap(ones.log()).abs().max()) < 1e-8
+
+
+def test_the_search_takes_one_label_for_each_channel_of_a_convolution():
+    network = ps.trace(
+        nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3)), torch.zeros(1, 3, 8, 8)
+    )
+    _, edges = rounded_edges(network, torch.ones(5, dtype=torch.float64))
+    assert (edges.log.shape, edges.target.numel(), edges.source.numel()) == ((4, 5, 1, 1), 4, 5)
 
 
 def test_a_search_that_does_not_end_says_so(monkeypatch):

@@ -171,7 +171,8 @@ def _factors(
     factors = balancing_factors(network)
     if criterion == "path":
         return factors
-    edges, scales = rounded_edges(network, factors), Scales.of(network, factors.device)
+    edges = rounded_edges(network, factors)
+    scales = Scales(network.num_classes, network.monomials.to(factors.device))
     if criterion == "range":
         return factors * agreement(range_gap(edges, scales), torch.zeros_like(factors))
     # Of the member at hand, and of the balanced one: multiplied by a power of two, not a bit of them changes.
