@@ -275,24 +275,29 @@ def test_several_heads_in_one_call_are_those_written_out(options, weights):
 @pytest.mark.parametrize(
     ("large", "counted"), [(-math.inf, 0), (-1e9, 1), (torch.finfo(torch.float32).min, 1)]
 )
-def test_a_mask_that_is_added_by_hand_keeps_the_path_norm_finite(large, counted):
+@pytest.mark.parametrize("where", ["constant", "buffer", "part of a buffer"])
+def test_a_mask_that_is_added_by_hand_keeps_the_path_norm_finite(large, counted, where):
     """Reference code of Llama adds it to the scores; the square of an infinity drowned all paths."""
 
     class Causal(nn.Module):
-        def __init__(self, fill):
+        def __init__(self):
             super().__init__()
-            self.query, self.key, self.fill = nn.Linear(3, 4), nn.Linear(3, 4), fill
+            self.query, self.key, self.fill = nn.Linear(3, 4), nn.Linear(3, 4), 0.0
+            self.register_buffer("mask", torch.zeros(2 * STEPS, 2 * STEPS))
 
         def forward(self, x):
             scores = self.query(x) @ self.key(x).transpose(1, 2)
-            return (scores + torch.full((STEPS, STEPS), self.fill).triu(1)).softmax(-1) @ x
+            mask = torch.full((STEPS, STEPS), self.fill).triu(1) if where == "constant" else self.mask
+            return (scores + mask[:STEPS, :STEPS]).softmax(-1) @ x
 
     torch.manual_seed(0)
-    model = Causal(0.0)
+    model = Causal()
     plain = ps.paths.squared_path_norm(ps.trace(model, normal(1, STEPS, 3)))
     model.fill = large
+    model.mask = torch.full((2 * STEPS if where.startswith("part") else STEPS,) * 2, large).triu(1)
     network = ps.trace(model, normal(1, STEPS, 3))
     assert network.num_classes == 4
+    assert all(kappa.isfinite().all() for kappa in ps.paths.kappa(network).values())
     added = counted * STEPS * (STEPS - 1) / 2  # ones from the bias node
     assert ps.paths.squared_path_norm(network).item() == pytest.approx(plain.item() + added)
 

@@ -139,15 +139,15 @@ class Tape:
         self, squared: Mapping[str, Tensor], live: Callable[[str], Tensor], like: Tensor
     ) -> dict[int, Tensor]:
         """The values of the leaves, in the type and on the device of ``like``."""
-        one = torch.ones((), dtype=like.dtype, device=like.device)
         slots: dict[int, Tensor] = {}
         for leaf in self.leaves:
             if leaf.kind == "parameter" and leaf.name in squared:
                 slots[leaf.slot] = squared[leaf.name]
             elif leaf.kind == "input":
-                slots[leaf.slot] = one.expand(leaf.shape)
+                slots[leaf.slot] = torch.ones((), dtype=like.dtype, device=like.device).expand(leaf.shape)
             else:
                 data = live(leaf.name) if leaf.data is None else leaf.data
+                data = data.masked_fill(data.isinf(), 0) if leaf.kind == "buffer" else data  # that of a mask
                 slots[leaf.slot] = data.to(dtype=like.dtype, device=like.device).square()
         return slots
 

@@ -106,13 +106,12 @@ def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1, out: Any = None
         labels = add_bias(recorder, bias, other.labels.expand(torch.broadcast_shapes(a.shape, b.shape)))
     else:
         labels = recorder.scales.unify(a.labels, b.labels)
-    weight = float(alpha) ** 2
-    weights = (weight, 1.0) if recorder.name == "rsub" else (1.0, weight)  # rsub(x, y) = y - alpha x
+    reverse, weight = recorder.name == "rsub", float(alpha) ** 2  # rsub(x, y) = y - alpha x
+    fixed = [value.kind == "buffer" for value in (a, b)]
 
     def squared(u: Tensor, v: Tensor) -> Tensor:
-        if weight == 1:
-            return u + v
-        return weights[0] * u + v if weights[1] == 1 else u + weights[1] * v
+        u, v = (t.masked_fill(t >= _LARGE**2, 1.0) if of else t for t, of in zip((u, v), fixed, strict=True))
+        return torch.add(v, u, alpha=weight) if reverse else torch.add(u, v, alpha=weight)
 
     return finish(recorder, squared, (x, y), (a, b), labels)
 
