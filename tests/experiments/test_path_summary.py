@@ -242,10 +242,10 @@ def test_multipliers_beyond_all_numbers_are_null(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(
         "from torch import nn\n"
         "def long():\n"
-        "    layers = [layer for _ in range(120) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())]\n"
+        "    layers = [layer for _ in range(60) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())]\n"
         "    model = nn.Sequential(*layers, nn.Linear(2, 2))\n"
         "    for p in model.parameters():\n"
-        "        p.data.fill_(0.02)\n"
+        "        p.data.fill_(0.0004)\n"
         "    return model\n"
     )
     result = call(f"{tmp_path}/deep.py:long", "--input", "2", "--json")
