@@ -357,6 +357,18 @@ def test_model_is_left_alone_and_the_copy_is_an_ordinary_module():
     assert normal.float().eval()(x.float()).dtype == torch.float32
 
 
+def test_every_layer_of_the_copy_has_hooks_of_its_own():
+    model, x = mlp(3, 5, 2), torch.zeros(9, 3, dtype=torch.float64)
+    kept = model[0].register_full_backward_pre_hook(lambda *_: None)
+    normal = ps.nn.ddp_normalize(model, ps.trace(model, x))
+    assert list(normal[0]._backward_pre_hooks) == [kept.id]
+    normal[0].register_forward_hook(lambda *_: None)
+    normal[2].register_full_backward_pre_hook(lambda *_: None)
+    assert not model[0]._forward_hooks
+    assert not normal[2]._forward_hooks
+    assert not model[2]._backward_pre_hooks
+
+
 def test_half_precision_regions_compute_in_the_parameters_type():
     model, x = mlp(3, 5, 2).float(), torch.randn(9, 3)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, x))

@@ -64,10 +64,12 @@ def assemble(
     roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
     classes, number, monomials = _numbered(roots[roots > WILD], products)
 
+    final = scales.representatives()
+    final = torch.where(final.abs() < len(number), final, FIXED)
+    final = number[final.abs()] * final.sign()
+
     def renumber(labels: Tensor) -> Tensor:
-        small = scales.resolve(without_repeats(labels))
-        small = torch.where(small.abs() < len(number), small, FIXED)
-        return (number[small.abs()] * small.sign()).expand(labels.shape)
+        return final[without_repeats(labels)].expand(labels.shape)
 
     edges = {
         name: EdgeLabels(renumber(t), renumber(s), any(use.bias for use in recorder.uses.of[name]))

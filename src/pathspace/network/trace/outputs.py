@@ -90,16 +90,12 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
 def _in_words(result: Any, values: list[Value | None]) -> str:
     if not values:
         return (
-            f"it returns a {type(result).__name__} without tensors"
-            if result is not None
-            else "it returns None"
+            "it returns None" if result is None else f"it returns a {type(result).__name__} without tensors"
         )
     names = [v.name for v in values if v is not None and v.kind == "parameter"]
-    return (
-        f"it returns the parameter '{names[0]}' itself"
-        if names
-        else "all are constants, or functions of inputs"
-    )
+    if names:
+        return f"it returns the parameter '{names[0]}' itself"
+    return "all are constants, or functions of inputs"
 
 
 def _carried(recorder: Recorder, before: Kept, now: Kept) -> list[Value]:

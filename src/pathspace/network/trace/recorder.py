@@ -63,9 +63,7 @@ class Recorder:
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
         self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
-        self.packed: dict[
-            int, Any
-        ] = {}  # packed sequences, by the id of their batch sizes (see rules.packed)
+        self.packed: dict[int, Any] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
         self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
         self._running: list[tuple[str, Callable[..., Any]]] = []  # operations, the innermost last

@@ -43,9 +43,7 @@ class Scales:
         self._detours = 0  # labels to look up before all point to their representatives; 0 if they do
         self._firsts: list[int] = []  # first variable of each batch of fresh ones
         self._origins: list[str] = []  # where that batch was made
-        self._equations: list[
-            Tensor
-        ] = []  # columns v, a, b: v is the scale of a product, those of its factors
+        self._equations: list[Tensor] = []  # columns v, a, b: the scales of a product and of its factors
         self._products: dict[bytes, Tensor] = {}  # by factors: a loop multiplies the same ones at every step
 
     def fresh(self, count: int, origin: str) -> Tensor:
@@ -72,15 +70,17 @@ class Scales:
         if self._detours:
             while not torch.equal(further := self._older[result], result):
                 result = further
-            self._detours = max(0, self._detours - result.numel())
-            if not self._detours:
-                self._shorten()
+            self._detours -= result.numel()
+            if self._detours <= 0:
+                self.representatives()
         return result if small is labels else result.expand(labels.shape)
 
-    def _shorten(self) -> None:
-        """Point all variables to their representatives."""
+    def representatives(self) -> Tensor:
+        """Those of all variables and, from the end, of their inverses; the variables point to them from now on."""
         while not torch.equal(further := self._older[self._older], self._older):
             self._older = further
+        self._detours = 0
+        return self._older
 
     def _point(self, labels: Tensor, to: Tensor) -> None:
         variables = labels.abs()

@@ -39,8 +39,7 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
         else:
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
     memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
-    memo |= _optimizers_of(model)
-    shadow = copy.deepcopy(model, memo)
+    shadow = copy.deepcopy(model, memo | _optimizers_of(model) | _empty_hooks_of(model))
     for module in shadow.modules():
         if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
             module.eval()
@@ -70,6 +69,12 @@ def _optimizers_of(model: nn.Module) -> dict[int, Any]:
     return {id(value): value for value in held if isinstance(value, torch.optim.Optimizer)}
 
 
+def _empty_hooks_of(model: nn.Module) -> dict[int, Any]:
+    """Dictionaries of hooks without any, made anew, by identity: deepcopy would take apart each, eleven a module."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return {id(value): OrderedDict() for value in held if type(value) is OrderedDict and not value}
+
+
 def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
     """A deep copy of a model, with what hooks made left to be made anew.
 
@@ -77,8 +82,8 @@ def copy_of(model: Model, memo: dict[int, Any] | None = None) -> Model:
         model: any module; it is not changed.
         memo: what stands for parts of it in the copy, by their identity.
     """
-    created: dict[int, Any] = {id(t): t.detach() for t in made_by_hooks(model)}
-    return copy.deepcopy(model, created if memo is None else created | memo)
+    created = {id(t): t.detach() for t in made_by_hooks(model)}
+    return copy.deepcopy(model, created | _empty_hooks_of(model) | (memo or {}))
 
 
 def evaluation_form_of(model: Model, memo: dict[int, Any] | None = None) -> Model:

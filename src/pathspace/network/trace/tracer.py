@@ -238,10 +238,8 @@ class _Plan:
             before, kept = dict(shadow.named_parameters()), kept_by(shadow)
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, before, shadow)
-            all_returned = result
-            if self.output is not None:
-                result = self.output(result)
-        outputs, places, slots, cuts = outputs_of(recorder, result, all_returned, shadow, kept)
+            picked = result if self.output is None else self.output(result)
+        outputs, places, slots, cuts = outputs_of(recorder, picked, result, shadow, kept)
         owned = {id(p) for name in self.outside for p in self.model.get_submodule(name).parameters()}
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
@@ -341,9 +339,8 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
 
 
 def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    numpy = sys.modules.get("numpy.random")
-    generators = [random.getstate, *([numpy.get_state] if numpy else [])]
-    drawn = [pickle.dumps(state()) for state in generators]
+    of_numpy = getattr(sys.modules.get("numpy.random"), "get_state", tuple)
+    drawn = random.getstate(), pickle.dumps(of_numpy())
     try:
         result = shadow(*args, **kwargs)
     except RuntimeError as error:
@@ -351,7 +348,7 @@ def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: d
             advice = "Write the result into a new tensor"
             recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
         raise
-    if [pickle.dumps(state()) for state in generators] != drawn:
+    if (random.getstate(), pickle.dumps(of_numpy())) != drawn:
         reason = "the forward pass draws numbers in Python, on which its steps may depend, so it has no single graph"
         advice = "Trace it in evaluation form (model.eval()) if only training draws, or multiply by torch.rand(()) > p"
         recorder.refuse(reason, advice, operation="random")
