@@ -234,6 +234,17 @@ REFUSED = {
         Model(packed, r=nn.RNN(3, 4, nonlinearity="relu", batch_first=True)), normal(2, 3, 3), "lengths.*argument",
     ),
     "bag by offsets": (bag("sum"), (tokens(6), torch.tensor([0, 2])), "'embedding_bag' in module 'e'.*offsets.*row"),
+    "a layer in vmap": (
+        Model(lambda m, x: torch.vmap(m.b)(x), b=mlp()), normal(2, 3),
+        r"'linear' in module 'b.*vmap.*whole batch.*outside",
+    ),
+    "an operation in vmap": (
+        Model(lambda m, x: torch.vmap(torch.relu)(m.b(x)), b=mlp()), normal(2, 3), "'relu'.*inside torch.func.*vmap",
+    ),
+    "a gradient as a value": (
+        Model(lambda m, x: torch.func.grad(lambda t: m.b(t).sum())(x), b=mlp()), normal(2, 3),
+        "torch.func.*grad.*outside",
+    ),
     "weight norm": (
         nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2)), normal(2, 3),
         r"module '0\.parametrizations.*computes 'weight' from other.*remove_parametrizations.*outside=\['0'\]",
@@ -255,6 +266,18 @@ def test_refuses_with_the_place_and_what_to_do(name):
     model = copy.deepcopy(model).double()
     with pytest.raises(ps.UntraceableError, match=message):
         ps.trace(model, inputs, strict=True)
+
+
+def test_vmap_of_constants_and_outside_is_no_obstacle():
+    def causal(m, x):
+        places = torch.arange(3)
+        mask = torch.vmap(torch.vmap(lambda i, j: i >= j, (None, 0)), (0, None))(places, places)
+        return m.b(m.i(x).relu() * mask.any(0))
+
+    model = Model(
+        causal, i=nn.Linear(2, 3), b=Model(lambda m, x: torch.vmap(m.o)(x), o=nn.Linear(3, 2))
+    ).double()
+    assert set(ps.trace(model, normal(4, 2), outside="b").parameters) == {"i.weight", "i.bias"}
 
 
 def test_a_parametrized_module_may_stay_outside():

@@ -165,9 +165,7 @@ class Path:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Path:
         copied = memo[id(self)] = type(self).__new__(type(self))
-        copied.__dict__.update(
-            {name: self._copied(name, value, memo) for name, value in self.__dict__.items()}
-        )
+        copied.__dict__.update({n: self._copied(n, value, memo) for n, value in self.__dict__.items()})
         return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:

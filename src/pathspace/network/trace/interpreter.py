@@ -86,7 +86,10 @@ class Interpreter(TorchFunctionMode):
         traced = [recorder.lookup(t) for t in tensors]
         values = [v for v in traced if v is not None]
         recorder.read.update((id(t), t) for t in tensors)
-        if len(values) < len(tensors) and any(t.requires_grad for t in tensors if recorder.lookup(t) is None):
+        unknown = [t for t, v in zip(tensors, traced, strict=True) if v is None]
+        if any(t.is_meta for t in unknown) and torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore
+            recorder.refuse(*_TRANSFORMED)
+        if any(t.requires_grad for t in unknown):
             recorder.refuse(*_UNREGISTERED)
         if not values:
             return self._constant(args, kwargs)
@@ -315,6 +318,10 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return getattr(torch.empty(0), name)(*rest, **kwargs)
 
 
+_TRANSFORMED = (
+    "it runs inside torch.func (vmap, grad, jvp), whose tensors tracing does not see",
+    "Write it out for the whole batch, or leave the module that calls torch.func outside",
+)
 _UNREGISTERED = (
     "it uses a parameter that model.parameters() does not list",
     "Keep layers as attributes or in nn.ModuleList and nn.ModuleDict, parameters in nn.ParameterList, and use them "

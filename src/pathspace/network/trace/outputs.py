@@ -44,9 +44,7 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     for tensor in tensors_in(result):
         value = recorder.lookup(tensor)
         if value is None and tensor.is_meta:
-            raise UntraceableError(
-                "output", "", "a returned tensor was made by code that tracing does not see"
-            )
+            raise UntraceableError("output", "", "a returned tensor was made by code that tracing cannot see")
         values.append(value)
     of_units = [v for v in values if v is not None and v.kind in ("hidden", "tail")]
     counted = [o for o in _reached(recorder, _slots(values)) if o.cut is not None]

@@ -269,9 +269,7 @@ def _placed(one: Network, two: Network) -> Network:
 
 def _no_batch(which: str, used: WrongBatchDimension, needed: str) -> UntraceableError:
     reason = f"{which} be the batch: {used} needs {needed} otherwise"
-    advice = (
-        "Say which one holds the batch with batch_dim=, or batch_dim=None if the input is a single example"
-    )
+    advice = "Say which one is the batch with batch_dim=, or batch_dim=None if the input is a single example"
     return UntraceableError("batch", "", reason, advice)
 
 
@@ -359,7 +357,5 @@ def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: n
     """Refuse a forward pass that gave a module another parameter."""
     for name, parameter in shadow.named_parameters():
         if before.get(name) is not parameter:
-            reason = (
-                f"the forward pass puts another parameter in the place of '{name}', which no optimizer sees"
-            )
+            reason = f"the forward pass replaces the parameter '{name}' by another, which no optimizer sees"
             recorder.refuse(reason, "Make parameters where the module is built", operation="nn.Parameter")
