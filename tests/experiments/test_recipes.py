@@ -109,7 +109,7 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
         "    paper: P16, Table 2 and Fig. 3: the addition problem",
         "    small         0.1  docs/results/adding.md",
         "    paper-100       2  docs/results/adding.md",
-        "    paper-400       6  not run",
+        "    paper-400       6  docs/results/adding.md (3 of 8 tuning runs, 1 of 6 runs)",
     ]
     text = "\n".join(lines)
     assert all(f"{name}: " in text for name in recipe_names())
