@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from pathspace.sequences.evaluation import code_length
 from pathspace.sequences.folds import fold_of
 from pathspace.sequences.graph import Graph
 from pathspace.sequences.parameters import start
@@ -28,6 +29,19 @@ def test_memory_grows_with_the_states_and_the_predictions_alone():
     slope = (peaks[1] - peaks[0]) / 8000 / 8
     assert slope < 6 * (N + A)
     assert slope < N**2 / 4
+
+
+def test_scoring_a_text_takes_its_states_and_no_prediction_of_every_symbol():
+    N, A, T = 4, 100, 100_000
+    rng = np.random.default_rng(0)
+    corpus = Corpus.of([rng.integers(0, A, T)], A)
+    model = start("pcnn", "tanh", Graph.full(N), corpus, rng)
+    code_length(model, corpus)
+    tracemalloc.start()
+    code_length(model, corpus)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * T * (N + 1 + 8)
 
 
 @pytest.mark.parametrize("line", [b"10:22 GET /index.html 200\n", "10:22 GET /käse.html 200\n"])

@@ -43,10 +43,8 @@ def code_length(model: Parameters, corpus: Corpus, buffers: Buffers | None = Non
         corpus: the text.
         buffers: memory to use.
     """
-    buffers = buffers or Buffers()
     a = predicting(activities(model, corpus, buffers), corpus)
-    pi = buffers.array("pi", len(corpus.expected), corpus.A)
-    seen = np.exp(output.predictions(a, model.w, corpus.expected, pi))
+    seen = np.exp(output.log_seen(a, model.w, corpus.expected))
     begin = np.repeat(corpus.bounds[:-1], np.diff(corpus.bounds))
     t = (np.arange(len(corpus.x)) - begin)[corpus.chi]
     return float(-np.log2(mix_with_uniform(seen, t, corpus.A)).sum())

@@ -86,6 +86,16 @@ def _add_seen(a, x, W):
             row[i] += active[i]
 
 
+def log_seen(a: Array, w: Array, x: Integers) -> Array:
+    """Return log pi_t(x_t) (P,) as `predictions` does, with one block of pi at a time in memory."""
+    size, found = _block(w.shape[1]), np.empty(len(a))
+    pi = np.empty((size, w.shape[1]))
+    for begin in range(0, len(a), size):
+        part = slice(begin, begin + size)
+        found[part] = predictions(a[part], w, x[part], pi[: len(a[part])])
+    return found
+
+
 def writing_gradient(a: Array, pi: Array, x: Integers) -> Array:
     """Return W[i, y] = sum over the predicted t of a_i^t ([x_t = y] - pi_t(y)), (N+1, A)."""
     W = np.zeros((pi.shape[1], a.shape[1]))
