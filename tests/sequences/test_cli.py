@@ -670,6 +670,14 @@ def test_a_compressor_that_tells_nothing_of_a_few_symbols_is_left_out():
     assert all(bits >= 0 for bits in baseline_bits(b"e", b"caf\xe9 log line\n" * 60).values())
 
 
+def test_no_baseline_needs_fewer_bits_than_none(run, tmp_path):
+    (tmp_path / "long").write_bytes(b"caf\xe9 log line\n" * 60)
+    (tmp_path / "short").write_bytes(b"e")
+    bits = json.loads(run("baseline", "long", "short", "--json").stdout)["bits"]
+    assert "bzip2" in bits
+    assert all(value > 0 for value in bits.values())
+
+
 def test_half_a_surrogate_pair_is_written_as_its_code(run):
     PCNN(units=3, passes=2).fit("\udce9" * 20).save("m")
     assert run("sample", "m", "--length", 2).stdout == r"\udce9\udce9"

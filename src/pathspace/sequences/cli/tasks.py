@@ -64,6 +64,9 @@ def baseline(
 ) -> None:
     """Score a file by bzip2, xz, context tree weighting and a hidden Markov model, after a training file.
 
+    Where a file is so short that what a compressor makes of both is no longer than of the first alone, that row is left
+    out.
+
     \b
     Examples:
       pathspace sequence baseline log.txt other.txt
@@ -79,7 +82,9 @@ def baseline(
         rows: dict[str, float] = {}
         for name in baselines.COMPRESSORS:
             rows[name] = baselines.compressed_bits(name, text)
-            rows[f"{name} after training"] = baselines.compressed_bits(name, text, seen)
+            after = baselines.compressed_bits(name, text, seen)
+            if after > 0:  # files of whole blocks may get no longer, or shorter, by a few symbols
+                rows[f"{name} after training"] = after
         rows["context trees after training"] = baselines.context_tree_bits(x, len(alphabet), depth, before)
         if states:
             hidden = baselines.HiddenMarkov(states, iterations).fit(before, len(alphabet))
