@@ -289,6 +289,16 @@ def test_operations_that_do_not_know_such_a_weight_are_cut(name):
     assert all(bool(torch.isfinite(k).all()) for k in ps.paths.kappa(network).values())
 
 
+@pytest.mark.parametrize("name", ["embedding", "recurrent"])
+def test_on_data_such_a_weight_is_to_be_left_outside_of_a_cut(name):
+    layer, weight, x = ELSEWHERE[name]
+    model = Tokens(parametrizations.weight_norm(copy.deepcopy(layer), weight))
+    with pytest.raises(ps.network.UnmatchedForwardError, match=r"enters a cut.*outside=\['") as refused:
+        ps.paths.data_dependent_kappa(ps.trace(model, x), x)
+    named = str(refused.value).split("outside=['")[1].split("']")[0]
+    assert ps.paths.data_dependent_kappa(ps.trace(model, x, outside=[named]), x)
+
+
 OTHERS = {
     "orthogonal": parametrizations.orthogonal,
     "spectral": parametrizations.spectral_norm,

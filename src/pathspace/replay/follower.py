@@ -245,7 +245,11 @@ class Follower(Matched, TorchFunctionMode):
             )
         missing = [s for s in self.program.nodes if s in self.live and (s,) not in self.nodes]
         if missing:
-            raise UnmatchedForwardError(f"the forward pass did not show the values of {len(missing)} nodes")
+            call = next(call for call in self.program.operations if missing[0] in call.results)
+            raise UnmatchedForwardError(
+                f"'{call.name}' in '{call.module}' makes a weight that enters a cut, and what it adds there is that of "
+                f"no example: leave it to the plain rule with outside=['{call.module}']"
+            )
         self.check_written()
         for slot, tensor in zip(self.program.outputs, returned, strict=True):
             if slot is not None:

@@ -291,8 +291,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             kept = state.get(key)
             if not isinstance(kept, Tensor):
                 continue
-            gauge = key.startswith("gauge")
-            fits = _spreads(kept.shape, matrix) if gauge else tuple(kept.shape) in moments
+            spreads = kept.dim() == 2 and all(n in (1, m) for n, m in zip(kept.shape, matrix, strict=True))
+            fits = spreads if key.startswith("gauge") else tuple(kept.shape) in moments
             if not fits:
                 raise ValueError(
                     f"the state of parameter {index} has a '{key}' of shape {tuple(kept.shape)}, which does not fit "
@@ -332,11 +332,6 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
         return None
     with torch.enable_grad():
         return closure()
-
-
-def _spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
-    """Whether a tensor of one shape can be expanded to another one of as many dimensions."""
-    return len(shape) == len(over) and all(a in (1, b) for a, b in zip(shape, over, strict=True))
 
 
 def _is_of_elements(key: str, value: Any) -> bool:
