@@ -331,7 +331,7 @@ REPLACED = {
     ),
     "another parameter": (
         lambda m, h: setattr(m.step, "weight", nn.Parameter(torch.zeros(4, 4, **DOUBLE), requires_grad=False)),
-        r"another parameter in the place of 'step\.weight'",
+        r"replaces the parameter 'step\.weight' by another",
     ),
     "strides": (lambda m, h: h.as_strided_((h.shape[0], 4), (0, 1)), "as_strided_"),
     "storage": (lambda m, h: h.untyped_storage().fill_(0), "untyped_storage"),
