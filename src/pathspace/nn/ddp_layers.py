@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pathspace.nn.ddp_function import Normalized, Product, Rule, normalized_apart, squared_gamma
@@ -85,7 +86,7 @@ class _DDPNormalized(_Base):
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
         """The autograd function on a batch ``[n, in, ...]``."""
-        func = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined] - takes operations alone
+        func = peek_interpreter_stack()  # takes operations alone
         if self._sample is not None or func is not None:
             last = len(x) if self._sample is None else self._last(len(x))
             return normalized_apart(x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule, last)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback  # type: ignore[attr-defined]
+from torch._C._functorch import peek_interpreter_stack
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
@@ -289,7 +290,7 @@ def _looked_at() -> str | None:
         return "a torch function mode looks at operations"
     if torch._C._len_torch_dispatch_stack():
         return "a dispatch mode looks at operations"
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+    if peek_interpreter_stack() is not None:
         return "torch.func transforms operations"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"

@@ -245,7 +245,9 @@ class Follower(Matched, TorchFunctionMode):
             )
         missing = [s for s in self.program.nodes if s in self.live and (s,) not in self.nodes]
         if missing:
-            call = next(call for call in self.program.operations if missing[0] in call.results)
+            call = next((call for call in self.program.operations if missing[0] in call.results), None)
+            if call is None or call.name != "_weight_norm":
+                raise UnmatchedForwardError(f"the forward pass did not show {len(missing)} nodes")
             raise UnmatchedForwardError(
                 f"'{call.name}' in '{call.module}' makes a weight that enters a cut, and what it adds there is that of "
                 f"no example: leave it to the plain rule with outside=['{call.module}']"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -87,7 +88,7 @@ class Interpreter(TorchFunctionMode):
         values = [v for v in traced if v is not None]
         recorder.read.update((id(t), t) for t in tensors)
         unknown = [t for t, v in zip(tensors, traced, strict=True) if v is None]
-        if any(t.is_meta for t in unknown) and torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore
+        if any(t.is_meta for t in unknown) and peek_interpreter_stack() is not None:
             recorder.refuse(*_TRANSFORMED)
         if any(t.requires_grad for t in unknown):
             recorder.refuse(*_UNREGISTERED)
