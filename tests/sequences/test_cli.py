@@ -8,6 +8,7 @@ import random
 import re
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -540,6 +541,23 @@ def test_only_the_symbols_after_a_mark(run, tmp_path):
     assert "bzip2" not in fit(run, tmp_path / "x", "--after", "=", "--share", "0.25").output
     assert "80 symbols" in run("bits", "m", "x", "--after", "=").output
     assert "one symbol" in run("bits", "m", "x", "--after", "==", status=2).output
+    assert "no symbol of x comes right after '?'" in run("bits", "m", "x", "--after", "?", status=2).output
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("01" * 40, "no symbol of x "),
+        ("=1" + "01" * 40, "of the last part"),
+        ("01" * 40 + "=1", "of the training part"),
+    ],
+)
+def test_a_mark_with_nothing_after_it_is_named(run, tmp_path, text, named):
+    (tmp_path / "x").write_text(text)
+    said = run("fit", "x", "-o", "m", "--after", "=", status=2).output
+    assert named in said
+    assert "comes right after '='" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize(("text", "most"), [("é=1\udce9", 10), (b"01=1", 4)])
@@ -547,7 +565,7 @@ def test_marks_take_few_bytes_a_symbol(text, most):
     text = text * 20_000
     mark = "=" if isinstance(text, bytes) else "\udce9"
     tracemalloc.start()
-    mask = mask_after(text, mark)
+    mask = mask_after(text, mark, Path("text"))
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert taken < most * len(text)

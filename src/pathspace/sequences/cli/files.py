@@ -97,8 +97,8 @@ def write(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def mask_after(text: Text, after: str | None) -> np.ndarray | None:
-    """Mark the symbols that come right after one symbol; None if none is named."""
+def mask_after(text: Text, after: str | None, path: Path) -> np.ndarray | None:
+    """Mark the symbols of a file that come right after one symbol; None if none is named, ValueError if none comes."""
     if after is None:
         return None
     mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
@@ -108,4 +108,7 @@ def mask_after(text: Text, after: str | None) -> np.ndarray | None:
         codes = np.frombuffer(text, np.uint8)
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    return np.concatenate([[False], codes[:-1] == ord(mark)])
+    mask = np.concatenate([[False], codes[:-1] == ord(mark)])
+    if not mask.any():
+        raise ValueError(f"no symbol of {path} comes right after {after!r}, which --after names")
+    return mask

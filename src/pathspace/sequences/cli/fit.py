@@ -280,15 +280,21 @@ def fit(
         held: Text | float | None = (share or None) if folds == 1 else None
         if validation is not None:
             held = read(validation, isinstance(training_text, str))
-        mask, held_mask = mask_after(training_text, after), None
+        mask, held_mask = mask_after(training_text, after, file), None
         counted, held_counted = len(training_text) if mask is None else int(mask.sum()), 0
-        if isinstance(held, str | bytes):
-            held_mask = mask_after(held, after)
+        if isinstance(held, str | bytes) and validation is not None:
+            held_mask = mask_after(held, after, validation)
             held_counted = len(held) if held_mask is None else int(held_mask.sum())
         elif held is not None:
             size = int(len(training_text) * held)
             held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
             counted -= held_counted
+            if mask is not None and size and not (counted and held_counted):
+                part = "training part" if held_counted else "last part, which is held out for validation,"
+                raise ValueError(
+                    f"no symbol of the {part} of {file} comes right after {after!r}, which --after names: give another "
+                    "--share or a --validation file"
+                )
         elif folds > 1:
             held_counted = counted
         known = None if alphabet is None else read(alphabet, isinstance(training_text, str))

@@ -68,7 +68,7 @@ def bits(model: ModelPath, file: InputPath, after: After = None, as_json: AsJson
     with errors():
         estimator = load(model)
         text = read_for(estimator, file)
-        mask = mask_after(text, after)
+        mask = mask_after(text, after, file)
         total = estimator.bits(text, mask)
     counted = len(text) if mask is None else int(mask.sum())
     total = max(0.0, total)
