@@ -2,8 +2,8 @@
 
     kappa = path + alpha data       (see ``paths.data.data_dependent``)
 
-The two terms are computed at the end of the model's own call, or by running the model once more on the batch that it
-saw (``DataTerms``); here they become kappa: averaged over draws and replicas, in a type that holds them, in the gauge.
+The two terms are computed by running the model once more on the batch that it saw (``DataTerms``); here they become
+kappa: averaged over draws and replicas, in a type that holds them, in the gauge.
 
 Letters: kappa as above, a the decay of the average of data.
 """
@@ -37,12 +37,11 @@ class DataDependent(DataTerms):
     Fisher information.
 
     The metric needs data: it remembers what the model was last called with while gradients were enabled, by a forward
-    pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. If it is due,
-    it is computed at the end of that call from its own graph; where that is not the evaluation form of the model
-    (dropout, BatchNorm in training) or cannot be followed (autocast, frozen parameters, ``outside=``, ``nn.RNN`` but
-    for a stack of it with a linear readout), the step runs the model's code once more, on a copy. With several calls
-    for one step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its
-    batches: use :meth:`observe`.
+    pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. A step for
+    which it is due runs the model's code once more on that batch, in evaluation form, on a copy; of linear layers with
+    ReLUs, and of ``nn.RNN`` with a linear readout, only up to the first layer. With several calls for one step, the
+    last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches: use
+    :meth:`observe`.
 
     Args:
         alpha: share of the data, in [0, 1].

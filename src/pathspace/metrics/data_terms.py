@@ -1,4 +1,4 @@
-"""Where the two terms of the data-dependent kappa come from: the model's own call, or a second one on the same batch.
+"""Where the two terms of the data-dependent kappa come from: one more pass over the batch that the model has seen.
 
 Letters: kappa = path + alpha data (see ``paths.data.data_dependent``).
 """
@@ -6,9 +6,7 @@ Letters: kappa = path + alpha data (see ``paths.data.data_dependent``).
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -18,6 +16,7 @@ from pathspace.metrics.checks import check_names, check_numbers
 from pathspace.metrics.path import Form, MetricOptions, Path
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
+from pathspace.paths.data.chain import Cell, Chain, chain_of
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import (
     EXACT_UNITS,
@@ -29,12 +28,10 @@ from pathspace.paths.data.data_dependent import (
     kappa_terms,
 )
 from pathspace.paths.data.edge_statistics import Sharing
-from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
-from pathspace.replay.arguments import Arguments, first_examples, how_many
-from pathspace.replay.chain import Cell, Chain, ChainPass, ChainWitness, chain_of
-from pathspace.replay.latest_batch import Found, LatestBatch, Short
-from pathspace.replay.matched import Summary
-from pathspace.replay.replay import Replay, replay
+from pathspace.paths.data.node_measure import Statistic, check_options
+from pathspace.replay.arguments import Arguments, first_examples
+from pathspace.replay.latest_batch import LatestBatch
+from pathspace.replay.replay import Replay, first_reading, replay
 
 AVERAGED = 0.9
 """The decay of the average over refreshes for random signs, if nothing else is asked for."""
@@ -52,15 +49,6 @@ class DataOptions(MetricOptions, total=False):
     examples: float | None
     watch: bool
     process_group: Any
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The terms of kappa computed while the model ran, and what they hold for."""
-
-    terms: KappaTerms
-    draws: int
-    versions: tuple[tuple[int, int], ...]
 
 
 class DataTerms(Path):
@@ -101,7 +89,7 @@ class DataTerms(Path):
         super().bind(network, names, form)
         if self._latest is None:
             self._chain = chain_of(network)
-            self._latest = self._watching(self, network, look=self._watch and self.alpha > 0)
+            self._latest = LatestBatch(network, look=self._watch and self.alpha > 0)
 
     @property
     def takes_parts(self) -> bool:
@@ -137,28 +125,13 @@ class DataTerms(Path):
             # of a model that has the optimizer as an attribute, and is copied up to here
             for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
                 vars(network.model)[hooks] = copy.deepcopy(vars(self.network.model)[hooks], memo)
-            return self._watching(memo[id(self)], network, look=value.looks)
+            return LatestBatch(network, look=value.looks)
         return super()._copied(name, value, memo)
-
-    # -- what looks at the model's calls ----------------------------------------------------------------------
-
-    def _watching(self, owner: DataTerms, network: Network, *, look: bool) -> LatestBatch:
-        """What looks at the calls of a model, for this metric or for a copy of it."""
-        short: Short | None = None
-        chain, summary = self._short_chain(), self._summary()
-        if chain is not None:
-            short = functools.partial(ChainWitness, network, chain, summary)
-        hooks = owner._is_wanted, owner._how_many, owner._prepare
-        return LatestBatch(network, *hooks, summary, short, look=look)
-
-    def _summary(self) -> Summary:
-        """What is wanted of the values of a node."""
-        return functools.partial(spread_of, statistic=self.statistic)
 
     def _short_chain(self) -> Chain | None:
         """The chain that the network is, if ``chain_terms`` finds what is wanted: random signs, no other products."""
         chain = self._chain
-        if chain is None:
+        if chain is None or len({p.dtype for p in self.network.parameters.values()}) > 1:
             return None
         units = self._units(chain.readout) * (chain.steps if chain.every else 1)
         if self.alpha < 1:
@@ -168,33 +141,6 @@ class DataTerms(Path):
 
     def _units(self, cell: Cell) -> int:
         return len(self.network.parameters[cell.weight])
-
-    def _is_wanted(self) -> bool:
-        """Whether the next step will need what the call that begins shows."""
-        # what a far network's own call shows belongs to another member than the step
-        names = self.state or self._forms
-        return any(map(self.is_due, names)) and not self._is_wide() and self._far() is None
-
-    def _how_many(self, count: int) -> int:
-        """How many of so many examples the metric looks at."""
-        return how_many(count, self.examples)
-
-    def _prepare(self, seen: Found) -> Prepared | None:
-        """Compute the terms from what the model's own call showed."""
-        names = [n for n in self._forms if self.network.parameters[n].requires_grad]
-        draws = self._draws(self.network.parameters)
-        if isinstance(seen, ChainPass) and self._short_chain() is None:
-            return None  # an option was changed
-        return Prepared(self._from_pass(seen, names, draws), draws, self._versions())
-
-    def _from_pass(self, seen: Found, names: Sequence[str], draws: int) -> KappaTerms:
-        if isinstance(seen, ChainPass):
-            return chain_terms(seen, self._request(draws), self._generator(draws), names, self._memory)
-        return self._from_replay(seen, names, draws)
-
-    def _versions(self) -> tuple[tuple[int, int], ...]:
-        """What changes when a parameter of the network does."""
-        return tuple((p._version, p.data_ptr()) for p in self.network.parameters.values())
 
     # -- the terms --------------------------------------------------------------------------------------------
 
@@ -208,22 +154,17 @@ class DataTerms(Path):
         return first_examples(self.network, self._batches.inputs, self.examples)
 
     def _terms(self, names: Sequence[str], draws: int) -> KappaTerms:
-        """The terms of kappa, from the model's own call if that showed them; they may be overwritten."""
-        prepared, self._batches.prepared = self._batches.prepared, None
-        near = self.near_parameters()
-        if (
-            near is None
-            and isinstance(prepared, Prepared)
-            and (prepared.draws, prepared.versions) == (draws, self._versions())
-            and all(name in prepared.terms.data for name in names)
-        ):
-            return prepared.terms
-        seen, chain = replay(self.network, self._batch(), parameters=near), self._short_chain()
-        short = None if chain is None else ChainPass.of(seen, chain, self._summary())
-        return self._from_pass(seen if short is None else short, names, draws)
+        """The terms of kappa; they may be overwritten."""
+        near, chain = self.near_parameters(), self._short_chain()
+        if chain is not None:
+            reading = first_reading(self.network, self._batch(), chain.layers[0].weight, near)
+            x = None if reading is None else chain.entered(reading)
+            if reading is not None and x is not None:
+                request, generator = self._request(draws), self._generator(draws)
+                return chain_terms(chain, x, reading.leaves, request, generator, names, self._memory)
+        return self._from_replay(replay(self.network, self._batch(), parameters=near), names, draws)
 
     def _in_float64(self, names: Sequence[str], draws: int) -> KappaTerms:
-        self._batches.prepared = None
         return self._from_replay(
             in_float64(self.network, self._batch(), self.near_parameters()), names, draws, {}
         )

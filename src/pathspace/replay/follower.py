@@ -167,13 +167,6 @@ class Follower(Matched, TorchFunctionMode):
                 )
             self._leaves_as(slot, tensor)
 
-    def end_at_cut(self, name: str, tensors: list[Tensor], result: Any) -> None:
-        """A cut in a pass that goes on with its gradients: nothing may come after it."""
-        if any(result is t for t in tensors):
-            raise UnmatchedForwardError(f"'{name}', where the network is cut, wrote into its argument")
-        self.enter_cut(name, tensors)
-        self._cut.update((id(t), t) for t in tensors_in((result,), {}))
-
     def cut(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, tensors: list[Tensor]
     ) -> Any:

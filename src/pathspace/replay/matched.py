@@ -29,9 +29,6 @@ UNGRADED = (
     "data does not show: give torch.utils.checkpoint use_reentrant=False, or run these parts with gradients"
 )
 
-Summary = Callable[[Tensor, int | None], Tensor]
-"""From a node's values and the dimension of the examples to what is wanted of them."""
-
 
 class Matched:
     """Nodes and uses of parameters met so far. Depends on data: *data*; on parameters only: *weight*.
@@ -42,7 +39,6 @@ class Matched:
         count: how many examples the data hold.
         differentiable: whether values of nodes may be differentiated.
         inputs: what the model is called with.
-        summary: what to keep of the values of a node; all of them if None.
     """
 
     def __init__(
@@ -52,11 +48,9 @@ class Matched:
         count: int,
         differentiable: bool,
         inputs: list[Any],
-        summary: Summary | None = None,
     ) -> None:
         super().__init__()
         self.program, self.count, self.differentiable = network.program, count, differentiable
-        self._summary = summary
         self.batch, self.outside = network.call.batch_dim, network.call.outside
         self.nodes: dict[Key, Node] = {}
         self.uses: list[Use] = []
@@ -244,12 +238,8 @@ class Matched:
                 "a node of the network has the same value for all examples, or an index or a reshape put them where "
                 "they are not found"
             )
-        value, result = tensor if self.differentiable else tensor.detach(), None
-        if self._summary is None:
-            value = value.clone()
-        else:
-            result = self._summary(value, batch)
-        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, result, merged)
+        value = (tensor if self.differentiable else tensor.detach()).clone()
+        self.nodes[key] = Node(value, get_gradient_edge(tensor), batch, merged)
 
 
 def _with_examples_apart(

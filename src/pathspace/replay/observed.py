@@ -23,8 +23,6 @@ class Node:
     value: Tensor  # as it was before its activation; part of the graph only in a differentiable replay
     edge: GradientEdge
     batch: int | None  # the dimension that holds the examples
-    # what was wanted of the values while they were there; they may be overwritten then
-    spread: Tensor | None = None
     merged: Merged | None = None  # how the tape has the dimensions around that of the examples
 
     def shape_of_one(self) -> torch.Size:

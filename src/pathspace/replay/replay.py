@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.eager import uncompiled
 from pathspace.network.network import Network, current_values
+from pathspace.network.rules import RULED
+from pathspace.network.trace.functions import METADATA, by_position, short_name, tensors_in
 from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
 from pathspace.replay.arguments import arguments_of, misfit
 from pathspace.replay.follower import Follower
@@ -71,6 +74,50 @@ def replay(
         UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
         ValueError: the inputs are of another form than the example that the network was traced with.
     """
+    with (
+        evaluation(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters) as form,
+        torch.enable_grad(),
+    ):
+        given = pytree.tree_leaves((form.args, form.kwargs))
+        mode = Follower(network, form.leaves, form.count, differentiable, given)
+        for name in mode.outside:
+            module = form.model.get_submodule(name)
+            module.forward = partial(mode.run_outside, with_hooks(module))
+        with mode:
+            returned = network.returned(form.model(*form.args, **form.kwargs))
+    mode.finish(returned)
+    return Replay(mode.nodes, mode.uses, form.leaves, form.count, mode.views)
+
+
+@dataclass
+class Evaluation:
+    """A copy of a model that is ready to run on a batch, in its evaluation form.
+
+    Attributes:
+        model: the copy.
+        args: what it is called with, copied.
+        kwargs: likewise.
+        leaves: its parameters, by name; they share the model's memory.
+        count: the number of examples n.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: dict[str, Tensor]
+    count: int
+
+
+@contextmanager
+def evaluation(
+    network: Network,
+    inputs: Any,
+    *,
+    differentiable: bool = False,
+    wide: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> Iterator[Evaluation]:
+    """The model in evaluation form, while it runs on a batch; arguments and errors are those of :func:`replay`."""
     current_values(network)
     args, kwargs, count = arguments_of(network, inputs)
     # copies: the model may write into them, and no graph may hold what was made in inference mode
@@ -78,24 +125,20 @@ def replay(
     if wide:
         args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
-    mode = Follower(network, leaves, count, differentiable, pytree.tree_leaves((args, kwargs)))
     devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
+    # what torch.compile wraps runs as plain Python
+    compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
     with (
         torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
-        torch.enable_grad(),
-        _running(shadow, mode),
+        uncompiled() if compiled else nullcontext(),
         _in_type(network, leaves),
-        mode,
     ):
         try:
-            result = shadow(*args, **kwargs)
+            yield Evaluation(shadow, args, kwargs, leaves, count)
         except (RuntimeError, TypeError, IndexError) as error:
             if why := misfit(network, inputs):
                 raise ValueError(f"{why} ({error})") from error
             raise
-        returned = network.returned(result)
-    mode.finish(returned)
-    return Replay(mode.nodes, mode.uses, leaves, count, mode.views)
 
 
 def doubled(tensor: Tensor) -> Tensor:
@@ -142,12 +185,67 @@ def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextMana
     )
 
 
-@contextmanager
-def _running(shadow: nn.Module, mode: Follower) -> Iterator[None]:
-    """Follow calls of modules left outside, and run what torch.compile wraps as plain Python."""
-    for name in mode.outside:
-        module = shadow.get_submodule(name)
-        module.forward = partial(mode.run_outside, with_hooks(module))
-    compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
-    with uncompiled() if compiled else nullcontext():
-        yield
+# -- up to a parameter ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reading:
+    """The operation that reads a parameter first.
+
+    Attributes:
+        name: what it is.
+        args: its arguments.
+        leaves: the parameters, by name; they share the model's memory.
+        count: the number of examples n.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    leaves: dict[str, Tensor]
+    count: int
+
+
+@torch.inference_mode(False)
+def first_reading(
+    network: Network, inputs: Any, parameter: str, parameters: Mapping[str, Tensor] | None = None
+) -> Reading | None:
+    """Run the model, in evaluation form, up to the first operation on a parameter; None if there is none.
+
+    Args:
+        network: a traced network.
+        inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose errors are raised.
+        parameter: name of the parameter.
+        parameters: values to run with instead of the model's own, by name.
+    """
+    with evaluation(network, inputs, parameters=parameters) as form, torch.no_grad():
+        mode = _Until(form.leaves[parameter])
+        try:
+            with mode:
+                form.model(*form.args, **form.kwargs)
+        except _Reached:
+            return Reading(*mode.reading, form.leaves, form.count)
+    return None
+
+
+class _Reached(BaseException):
+    """Ends a pass; the model's own code does not take it for an error of its own."""
+
+
+class _Until(TorchFunctionMode):
+    """Ends a pass at the operation that reads a tensor, before it runs."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+        self.reading: tuple[str, tuple[Any, ...]] = ("", ())
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, short_name(func)
+        if name not in METADATA and any(t is self._tensor for t in tensors_in(args, kwargs)):
+            if kwargs and name in RULED:
+                args, kwargs = by_position(args, kwargs)
+            self.reading = name, args
+            raise _Reached
+        return func(*args, **kwargs)

@@ -41,26 +41,8 @@ _NORMALIZATIONS = {
 NORMALIZATIONS = frozenset(_NORMALIZATIONS)
 
 
-def is_fixed_batch_norm(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether an operation is a BatchNorm in its evaluation form."""
-    if name != "batch_norm":
-        return False
-    arguments = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
-    return not arguments.get("training", False) and arguments.get("running_var") is not None
-
-
-def normalization(
-    follower: Matched,
-    name: str,
-    func: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    result: Tensor | None = None,
-) -> Tensor:
-    """Fixed edges to the normalized unit, then one edge gamma and a bias.
-
-    ``result`` is what the operation returned, in the evaluation form, if it ran already.
-    """
+def normalization(follower: Matched, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+    """Fixed edges to the normalized unit, then one edge gamma and a bias."""
     arguments = dict(zip(_NORMALIZATIONS[name], args, strict=False)) | kwargs
     call = follower.next(name)
     layer = follower.normalizations.get(call.results[0])
@@ -71,7 +53,7 @@ def normalization(
         shape = layer.place
     elif mean is not None and var is not None:
         eps = arguments.get("eps", _EPS)
-        normal = F.batch_norm(x if result is None else x.detach(), mean, var, None, None, False, 0.0, eps)
+        normal = F.batch_norm(x, mean, var, None, None, False, 0.0, eps)
         shape = (1, -1) + (1,) * (x.dim() - 2)
     else:  # on no path to an output
         created = func(*args, **kwargs)
@@ -82,8 +64,7 @@ def normalization(
         y = x if gamma is None else x * gamma.reshape(shape)
         return y if beta is None else y + beta.reshape(shape)
 
-    if result is None:
-        result = follower.exposed(affine(normal, weight, bias), call.batch)
+    result = follower.exposed(affine(normal, weight, bias), call.batch)
     weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
     if weights:
         place = call.batch

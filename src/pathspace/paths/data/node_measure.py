@@ -59,7 +59,7 @@ def check_options(alpha: float, statistic: str) -> None:
 
 def spread(node: Node, statistic: Statistic) -> Tensor:
     """stat_i[z^i] of a node's values, with one example in the batch dimension."""
-    return spread_of(node.value, node.batch, statistic) if node.spread is None else node.spread
+    return spread_of(node.value, node.batch, statistic)
 
 
 def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
