@@ -101,12 +101,6 @@ def misfit(network: Network, inputs: Any) -> str:
     )
 
 
-def how_many(size: int, count: float | None) -> int:
-    """How many of ``size`` examples ``count`` stands for: so many, or a share of them below 1; all if None."""
-    many = size if count is None else math.ceil(count * size) if count < 1 else int(count)
-    return min(size, many)
-
-
 def first_examples(network: Network, call: Arguments, count: float | None) -> Arguments:
     """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
     place = network.call.batch_dim
@@ -114,8 +108,8 @@ def first_examples(network: Network, call: Arguments, count: float | None) -> Ar
     if count is None or place is None or first is None or first.dim() <= place:
         return call
     size = first.shape[place]
-    many = how_many(size, count)
-    if size == many:
+    many = math.ceil(count * size) if count < 1 else int(count)
+    if many >= size:
         return call
 
     def shorter(t: Tensor) -> Tensor:

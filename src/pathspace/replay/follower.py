@@ -62,7 +62,7 @@ class Follower(Matched, TorchFunctionMode):
         if name in ("register_hook", "retain_grad"):  # on gradients: the user's own, and left out
             return RemovableHandle(OrderedDict())
         if kwargs and name in RULED:
-            args, kwargs = by_position(args, kwargs)
+            args, kwargs = by_position(name, args, kwargs)
         tensors = tensors_in(args, kwargs)
         depends = any(t.requires_grad for t in tensors)
         self.ungraded |= depends and not torch.is_grad_enabled()

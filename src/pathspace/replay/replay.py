@@ -245,7 +245,7 @@ class _Until(TorchFunctionMode):
         kwargs, name = kwargs or {}, short_name(func)
         if name not in METADATA and any(t is self._tensor for t in tensors_in(args, kwargs)):
             if kwargs and name in RULED:
-                args, kwargs = by_position(args, kwargs)
+                args, kwargs = by_position(name, args, kwargs)
             self.reading = name, args
             raise _Reached
         return func(*args, **kwargs)

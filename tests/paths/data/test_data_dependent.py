@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.testing import assert_close
 
@@ -951,3 +952,31 @@ def test_cross_products_of_a_part_are_those_of_its_examples(batch):
     ours = products(Seeded.of(found, seeds, None, part), "0.weight", "0.bias", "second_moment")
     theirs = products(Seeded.of(alone, few), "0.weight", "0.bias", "second_moment")
     assert_close(ours, theirs, **TIGHT)
+
+
+class ByName(nn.Module):
+    """Its layers are called with the names of torch's arguments, or through modules."""
+
+    def __init__(self, named):
+        super().__init__()
+        self.conv, self.out, self.named = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(48, 2), named
+
+    def forward(self, x):
+        if not self.named:
+            return self.out(torch.relu(self.conv(x)).flatten(1))
+        h = F.conv2d(bias=self.conv.bias, weight=self.conv.weight, input=x, padding=1).relu().flatten(1)
+        return F.linear(h, bias=self.out.bias, weight=self.out.weight)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_layers_may_be_called_with_the_names_of_arguments(statistic):
+    found = []
+    for named in (False, True):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model, x = ByName(named).double(), torch.randn(5, 2, 4, 4, dtype=torch.float64)
+        network = ps.trace(model, x)
+        kappa = ps.paths.data_dependent_kappa(network, x, statistic=statistic)
+        metric = ps.metrics.quasi_diagonal_metric(network, x)
+        found.append((kappa, metric.diagonal, metric.cross))
+    assert_close(found[0], found[1], rtol=0, atol=0)

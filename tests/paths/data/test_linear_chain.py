@@ -136,9 +136,14 @@ def _reading(model, x):
     return h
 
 
+def _by_name(model, x):
+    return F.linear(input=x - 0.5, weight=model.first.weight, bias=model.first.bias).relu()
+
+
 CHAINS = [
     _plain,
     _reading,
+    _by_name,
     lambda model, x: _plain(model, x.sub_(0.5)),
     lambda model, x: _plain(model, x.long().to(x.dtype)),
     lambda model, x: _plain(model, x.flip(1)[:, [0, 0, 1, 2, 3]]),

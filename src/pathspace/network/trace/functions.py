@@ -52,11 +52,19 @@ _IN_ORDER = (
 """Names of leading arguments in torch's signatures, in their order."""
 
 
-def by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+_LAYERS = frozenset(
+    ["linear", "embedding", *(f"conv{kind}{d}d" for kind in ("", "_transpose") for d in (1, 2, 3))]
+)
+
+
+def by_position(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of a function with those leading ones by position that were given by torch's names."""
     of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
     kwargs = {of_numpy.get(key, key): value for key, value in kwargs.items()}
-    leading = [key for key in _IN_ORDER if key in kwargs] if kwargs else []
+    order = (*_IN_ORDER, "weight", "bias") if name in _LAYERS else _IN_ORDER
+    leading = [key for key in order if key in kwargs]
     if not leading:
         return args, kwargs
     rest = {key: value for key, value in kwargs.items() if key not in leading}

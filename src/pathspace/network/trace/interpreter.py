@@ -80,7 +80,7 @@ class Interpreter(TorchFunctionMode):
         if name in METADATA:
             return func(*args, **kwargs)
         if kwargs and (name in RULED or name in SHAPED_FACTORIES):
-            args, kwargs = by_position(args, kwargs)
+            args, kwargs = by_position(name, args, kwargs)
         if kwargs.get("out") is not None:
             recorder.refuse("it writes its result into another tensor (out=)")
         tensors = tensors_in(args, kwargs)

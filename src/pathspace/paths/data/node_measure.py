@@ -20,7 +20,7 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened, widened
-from pathspace.replay.observed import Key, Node
+from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay
 from pathspace.squared.tape import Tap
 
@@ -57,11 +57,6 @@ def check_options(alpha: float, statistic: str) -> None:
         raise ValueError(f"statistic must be 'second_moment' or 'covariance', got {statistic!r}")
 
 
-def spread(node: Node, statistic: Statistic) -> Tensor:
-    """stat_i[z^i] of a node's values, with one example in the batch dimension."""
-    return spread_of(node.value, node.batch, statistic)
-
-
 def spread_of(z: Tensor, batch: int | None, statistic: Statistic) -> Tensor:
     """stat_i[z^i] over a dimension, which is kept; of values that all examples share, if there is none."""
     if batch is None:
@@ -87,7 +82,8 @@ def measure(
                 f"{tuple(path.shape)}: use inputs of the traced shape (but for the number of examples), or trace again"
             )
         # gamma_v^2 = alpha stat + (1 - alpha) sum_{u->v} w_uv^2 gamma_u^2
-        nodes[key] = alpha * spread(node, statistic).to(path.dtype).reshape(path.shape) + (1 - alpha) * path
+        stat = spread_of(node.value, node.batch, statistic)
+        nodes[key] = alpha * stat.to(path.dtype).reshape(path.shape) + (1 - alpha) * path
         return nodes[key]
 
     taps: list[Tap] = []
