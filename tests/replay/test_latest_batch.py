@@ -242,6 +242,16 @@ def test_calls_under_vmap_are_no_batches():
     optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_watched_model_may_be_traced_by_torch_jit():
+    model, x = plain()
+    optimizer = watched(model, x)
+    program = torch.jit.trace(model, x)  # by two calls that must have the same operations
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(program(x), model(x))
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
