@@ -277,6 +277,10 @@ MISTAKES = {
         lambda: step_on_meta("GSGD"),
         "on the meta device.*to_empty.*trace",
     ),
+    "a step by data without values": (
+        lambda: step_on_meta("DDPSGD"),
+        "on the meta device.*to_empty.*trace",
+    ),
     # --- batches
     "another way in training": (
         lambda: on_data(dropped),
