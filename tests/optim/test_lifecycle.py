@@ -335,6 +335,16 @@ def test_options_of_a_group_are_checked(name, option):
 
 
 @ALL
+def test_groups_that_take_the_place_of_others_are_obeyed(name):
+    model, optimizer = build(name)
+    before = train(model, optimizer)
+    optimizer.param_groups = [{**group, "lr": 0.0} for group in optimizer.param_groups]
+    after = train(model, optimizer, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0
+
+
+@ALL
 def test_several_numbers_are_no_rate(name):
     model, optimizer = build(name)
     with pytest.raises(TypeError, match=r"lr must be a number, got tensor\(\[0.1"):

@@ -174,7 +174,8 @@ class Invariant(MetricOptimizer):
     def _rule_at_work(self) -> Iterator[Optimizer]:
         """The rule, with its own coordinates in the groups."""
         assert self.rule is not None
-        for group in self.rule.param_groups:
+        self.rule.param_groups = self.param_groups  # whoever gave the optimizer other groups means the rule
+        for group in self.param_groups:
             group["params"] = self._shadows_of(group["params"])
         try:
             yield self.rule
@@ -406,11 +407,9 @@ class Invariant(MetricOptimizer):
     def _load(self, state_dict: dict[str, Any]) -> None:
         more = of_no_parameter(state_dict)
         state_dict = self._unpacked(state_dict)
-        ours: dict[int, dict[str, Any]] = {}
-        rules: dict[int, dict[str, Any]] = {}
-        for index, kept in state_dict["state"].items():
-            ours[index] = {k.removeprefix(_OURS): v for k, v in kept.items() if k.startswith(_OURS)}
-            rules[index] = {k: v for k, v in kept.items() if not k.startswith(_OURS)}
+        states = state_dict["state"].items()
+        ours = {i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states}
+        rules = {i: {k: v for k, v in s.items() if not k.startswith(_OURS)} for i, s in states}
         # a rule's own state without a metric's is that of another optimizer, in other coordinates
         begun = {i: ours[i] or kept for i, kept in rules.items() if ours[i] or kept.get("step") != 0}
         saved, parameters = self._check_loaded(state_dict, begun)
