@@ -391,6 +391,21 @@ def test_half_precision_models_train(rule):
     assert half.eval()(x.bfloat16()).dtype == torch.bfloat16
 
 
+def test_statistics_that_float16_does_not_hold_are_taken_in_a_type_that_does():
+    model, x = mlp(4, 8, 2).half(), 1e3 * torch.randn(64, 4).half()  # of squares of 1e6
+    normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=1.0, statistic="covariance")
+    w, b = (p.detach().double().requires_grad_() for p in model[0].parameters())
+    a = x.double() @ w.t()
+    expected = (a - a.mean(0) + b) / a.std(0, correction=0)
+    z, g = normal[0](x), torch.randn(64, 8).half()
+    torch.testing.assert_close(z.double(), expected, rtol=4e-3, atol=4e-3)
+    ours, exact = (
+        torch.autograd.grad(z, normal[0].weight, g)[0],
+        torch.autograd.grad(expected, w, g.double())[0],
+    )
+    torch.testing.assert_close(ours.double(), exact, rtol=4e-3, atol=4e-3 * exact.abs().max().item())
+
+
 def test_evaluation_does_not_track_and_batch_statistics_flow_gradients():
     model, x = mlp(3, 5, 2), torch.randn(9, 3, dtype=torch.float64)
     normal = ps.nn.ddp_normalize(model, ps.trace(model, x), alpha=0.5)

@@ -144,7 +144,6 @@ class Normalized(torch.autograd.Function):
         a = product(x, weight)
         if rule.needs_mean:  # the kernel of BatchNorm's training pass
             mean, variance = torch.batch_norm_update_stats(a, None, None, 0.0)
-            mean, variance = mean.to(a.dtype), variance.to(a.dtype)  # CUDA gives float32 for half precision
         else:
             mean = variance = a.new_zeros(a.shape[1])
         statistic = statistic_of(rule, mean, variance, bias)
@@ -183,7 +182,6 @@ class Normalized(torch.autograd.Function):
         _, dot, total = torch.ops.aten.native_batch_norm_backward(
             g, a, None, None, None, mean, torch.ones_like(mean), True, 0.0, [False, True, True]
         )
-        dot, total = dot.to(mean.dtype), total.to(mean.dtype)
         rest = torch.zeros_like(mean) if rule.centred else mean
         if bias is not None:
             rest = rest + bias

@@ -12,6 +12,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pathspace.nn.ddp_function import Normalized, Product, Rule, normalized_apart, squared_gamma
+from pathspace.squared.precision import widened
 
 if TYPE_CHECKING:
     _Base, _Convolution = nn.Module, nn.modules.conv._ConvNd
@@ -86,14 +87,16 @@ class _DDPNormalized(_Base):
 
     def _normalized(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor]:
         """The autograd function on a batch ``[n, in, ...]``."""
+        bias = None if self.bias is None else widened(self.bias)
+        # float16 holds no square of what is beyond 256
+        given = widened(x), widened(self.weight), bias, widened(self.ddp_measure), product, self.ddp_rule
         func = peek_interpreter_stack()  # takes operations alone
         if self._sample is not None or func is not None:
             last = len(x) if self._sample is None else self._last(len(x))
-            return normalized_apart(x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule, last)
-        z, mean, statistic = Normalized.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            x, self.weight, self.bias, self.ddp_measure, product, self.ddp_rule
-        )
-        return z, mean, statistic
+            z, mean, statistic = normalized_apart(*given, last)
+        else:
+            z, mean, statistic = Normalized.apply(*given)  # pyright: ignore[reportGeneralTypeIssues]
+        return z.to(x.dtype), mean, statistic
 
     def _last(self, n: int) -> int:
         """How many of n values belong to the examples that are measured."""
@@ -126,11 +129,11 @@ class _DDPNormalized(_Base):
         count.add_(1)
         weight = self.momentum if self.momentum is not None else count.to(mean.dtype).reciprocal()
         if self.running_mean is not None:
-            self.running_mean.lerp_(mean, weight)
+            self.running_mean.copy_(widened(self.running_mean).lerp(mean, weight))
         if self.running_statistic is not None:
             if not rule.second_moment:
                 statistic = statistic * (n / (n - 1))  # the unbiased variance
-            self.running_statistic.lerp_(statistic, weight)
+            self.running_statistic.copy_(widened(self.running_statistic).lerp(statistic, weight))
 
     def extra_repr(self) -> str:
         rule = self.ddp_rule
