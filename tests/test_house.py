@@ -82,7 +82,7 @@ def test_the_core_stays_within_its_budget():
     lines, compiled = (
         sum(len(p.read_text().splitlines()) for p in some) for some in (set(files) - set(kernels), kernels)
     )
-    assert lines < 23_775
+    assert lines < 23_858
     assert compiled < 808
 
 
@@ -96,7 +96,7 @@ class LastStep(torch.nn.Module):
         return self.out(self.rnn(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 8, 21), ("DDPSGD", 9, 28)])
+@pytest.mark.parametrize(("name", "between", "refresh"), [("PathSGD", 8, 21), ("DDPSGD", 9, 29)])
 def test_a_step_passes_few_files(name, between, refresh):
     """Whoever reads what becomes of a gradient opens these files: with every check, of a step and of a refresh."""
     model, entered = LastStep(), set()

@@ -38,10 +38,9 @@ class DataDependent(DataTerms):
 
     The metric needs data: it remembers what the model was last called with while gradients were enabled, by a forward
     pre-hook that only looks (:meth:`close` removes it), or takes the batch that :meth:`observe` is given. A step for
-    which it is due runs the model's code once more on that batch, in evaluation form, on a copy; of linear layers with
-    ReLUs, and of ``nn.RNN`` with a linear readout, only up to the first layer. With several calls for one step, the
-    last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches: use
-    :meth:`observe`.
+    which it is due runs the model's code once more on that batch, in evaluation form, on a copy. With several calls for
+    one step, the last one's batch counts. A model inside ``torch.compile`` or ``torch.func`` may not show its batches:
+    use :meth:`observe`.
 
     Args:
         alpha: share of the data, in [0, 1].

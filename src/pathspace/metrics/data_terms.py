@@ -6,6 +6,7 @@ Letters: kappa = path + alpha data (see ``paths.data.data_dependent``).
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -16,7 +17,6 @@ from pathspace.metrics.checks import check_names, check_numbers
 from pathspace.metrics.path import Form, MetricOptions, Path
 from pathspace.metrics.replicas import rank_and_size
 from pathspace.network import Network
-from pathspace.paths.data.chain import Cell, Chain, chain_of
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import (
     EXACT_UNITS,
@@ -28,10 +28,11 @@ from pathspace.paths.data.data_dependent import (
     kappa_terms,
 )
 from pathspace.paths.data.edge_statistics import Sharing
-from pathspace.paths.data.node_measure import Statistic, check_options
+from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
 from pathspace.replay.arguments import Arguments, first_examples
+from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
 from pathspace.replay.latest_batch import LatestBatch
-from pathspace.replay.replay import Replay, first_reading, replay
+from pathspace.replay.replay import Replay, replay
 
 AVERAGED = 0.9
 """The decay of the average over refreshes for random signs, if nothing else is asked for."""
@@ -131,7 +132,7 @@ class DataTerms(Path):
     def _short_chain(self) -> Chain | None:
         """The chain that the network is, if ``chain_terms`` finds what is wanted: random signs, no other products."""
         chain = self._chain
-        if chain is None or len({p.dtype for p in self.network.parameters.values()}) > 1:
+        if chain is None:
             return None
         units = self._units(chain.readout) * (chain.steps if chain.every else 1)
         if self.alpha < 1:
@@ -155,14 +156,13 @@ class DataTerms(Path):
 
     def _terms(self, names: Sequence[str], draws: int) -> KappaTerms:
         """The terms of kappa; they may be overwritten."""
-        near, chain = self.near_parameters(), self._short_chain()
+        batch, near, chain = self._batch(), self.near_parameters(), self._short_chain()
         if chain is not None:
-            reading = first_reading(self.network, self._batch(), chain.layers[0].weight, near)
-            x = None if reading is None else chain.entered(reading)
-            if reading is not None and x is not None:
-                request, generator = self._request(draws), self._generator(draws)
-                return chain_terms(chain, x, reading.leaves, request, generator, names, self._memory)
-        return self._from_replay(replay(self.network, self._batch(), parameters=near), names, draws)
+            summary = functools.partial(spread_of, statistic=self.statistic)
+            seen = chain_pass(self.network, chain, batch, summary, near)
+            if seen is not None:
+                return chain_terms(seen, self._request(draws), self._generator(draws), names, self._memory)
+        return self._from_replay(replay(self.network, batch, parameters=near), names, draws)
 
     def _in_float64(self, names: Sequence[str], draws: int) -> KappaTerms:
         return self._from_replay(

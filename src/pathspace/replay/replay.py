@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pathspace.network.eager import uncompiled
 from pathspace.network.network import Network, current_values
-from pathspace.network.rules import RULED
-from pathspace.network.trace.functions import METADATA, by_position, short_name, tensors_in
 from pathspace.network.trace.shadow import evaluation_form_of, with_hooks
 from pathspace.replay.arguments import arguments_of, misfit
 from pathspace.replay.follower import Follower
@@ -183,69 +180,3 @@ def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextMana
         if all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
         else AtLeast(widest)
     )
-
-
-# -- up to a parameter ---------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Reading:
-    """The operation that reads a parameter first.
-
-    Attributes:
-        name: what it is.
-        args: its arguments.
-        leaves: the parameters, by name; they share the model's memory.
-        count: the number of examples n.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    leaves: dict[str, Tensor]
-    count: int
-
-
-@torch.inference_mode(False)
-def first_reading(
-    network: Network, inputs: Any, parameter: str, parameters: Mapping[str, Tensor] | None = None
-) -> Reading | None:
-    """Run the model, in evaluation form, up to the first operation on a parameter; None if there is none.
-
-    Args:
-        network: a traced network.
-        inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose errors are raised.
-        parameter: name of the parameter.
-        parameters: values to run with instead of the model's own, by name.
-    """
-    with evaluation(network, inputs, parameters=parameters) as form, torch.no_grad():
-        mode = _Until(form.leaves[parameter])
-        try:
-            with mode:
-                form.model(*form.args, **form.kwargs)
-        except _Reached:
-            return Reading(*mode.reading, form.leaves, form.count)
-    return None
-
-
-class _Reached(BaseException):
-    """Ends a pass; the model's own code does not take it for an error of its own."""
-
-
-class _Until(TorchFunctionMode):
-    """Ends a pass at the operation that reads a tensor, before it runs."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self._tensor = tensor
-        self.reading: tuple[str, tuple[Any, ...]] = ("", ())
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs, name = kwargs or {}, short_name(func)
-        if name not in METADATA and any(t is self._tensor for t in tensors_in(args, kwargs)):
-            if kwargs and name in RULED:
-                args, kwargs = by_position(name, args, kwargs)
-            self.reading = name, args
-            raise _Reached
-        return func(*args, **kwargs)

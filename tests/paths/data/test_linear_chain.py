@@ -1,5 +1,7 @@
 """Chains of linear maps and ReLUs: the short way to the data-dependent kappa gives what the general one gives."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,11 +10,11 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, half, traced
-from pathspace.paths.data import chain_terms as module
-from pathspace.paths.data.chain import chain_of
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import Request, kappa_terms
-from pathspace.replay.replay import first_reading, replay
+from pathspace.paths.data.node_measure import spread_of
+from pathspace.replay.chain import ChainWitness, chain_of, chain_pass
+from pathspace.replay.replay import replay
 
 
 def chain(bias=True):
@@ -22,12 +24,14 @@ def chain(bias=True):
         return nn.Sequential(nn.Flatten(), *layers).double()
 
 
-def terms_of(network, x, request, names=None):
-    """What the short way gives, by the signs of one generator."""
-    form = chain_of(network)
-    reading = first_reading(network, x, form.layers[0].weight)
-    entering, names = form.entered(reading), names or list(network.parameters)
-    return chain_terms(form, entering, reading.leaves, request, torch.Generator().manual_seed(3), names, {})
+def followed(model, network, x, statistic="second_moment"):
+    summary = functools.partial(spread_of, statistic=statistic)
+    with ChainWitness(network, chain_of(network), summary, network.parameters, len(x)) as witness:
+        result = model(x)
+    return witness.finish(result)
+
+
+NAMES = list(dict(chain().named_parameters()))
 
 
 def inputs(count):
@@ -43,7 +47,8 @@ def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, shar
     model, x = chain(bias), inputs(count)
     network = ps.trace(model, x)
     request, names = Request(alpha, statistic, sharing, "signs", part=part), list(network.parameters)
-    ours = terms_of(network, x, request)
+    seen = followed(model, network, x, statistic)
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert ours.path.keys() == theirs.path.keys()
     for name in names:
@@ -52,19 +57,17 @@ def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, shar
         assert_close(ours.kappa(name, zero, 1.0), theirs.kappa(name, zero, 1.0), rtol=1e-12, atol=0)
 
 
-def test_a_wrong_mask_is_seen(monkeypatch):
+def test_a_wrong_mask_is_seen():
     """A planted fault: gradients that pass through closed units."""
-    network, x, run = ps.trace(chain(), inputs(7)), inputs(7), module._run
-    request, found = Request(0.5, "second_moment", "parameters", "signs"), []
-
-    def all_open(*args):
-        seen = run(*args)
-        seen.states = [h.abs() + 1 for h in seen.states]
-        return seen
-
-    for fault in (run, all_open):
-        monkeypatch.setattr(module, "_run", fault)
-        found.append(terms_of(network, x, request, ["1.bias"]).data["1.bias"])
+    model, x = chain(), inputs(7)
+    network = ps.trace(model, x)
+    request, seen = Request(0.5, "second_moment", "parameters", "signs"), followed(model, network, x)
+    found = []
+    for open_units in (False, True):
+        if open_units:
+            seen.states = [h.abs() + 1 for h in seen.states]
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), NAMES, {})
+        found.append(terms.data["1.bias"])
     assert not torch.allclose(*found)
 
 
@@ -107,57 +110,96 @@ class Hand(nn.Module):
         self.first, self.last, self.between = nn.Linear(5, 4), nn.Linear(4, 3), between
 
     def forward(self, x):
-        return self.last(self.between(self, x))
+        h = F.relu(self.first(x))
+        return self.last(self.between(self, x, h))
 
 
-def _plain(model, x):
-    return F.relu(model.first(x))
+def _nothing(*given):
+    return given[2]
 
 
-def _added_to(model, x):
-    return _plain(model, x) + 0
-
-
-def _detached(model, x):
-    return _plain(model, x).detach()
-
-
-def _in_place(model, x):
-    h = _plain(model, x)
+def _in_place(_, x, h):
     with torch.no_grad():
         h.mul_(2)
     return h
 
 
-def _reading(model, x):
-    h = _plain(model, x)
-    assert h.shape[0] == len(x)
-    x.mean()
+def _without_gradients(model, x, h):
+    with torch.no_grad():
+        return F.relu(model.first(x))
+
+
+def _input_overwritten(_, x, h):
+    x.zero_()
     return h
 
 
-def _by_name(model, x):
-    return F.linear(input=x - 0.5, weight=model.first.weight, bias=model.first.bias).relu()
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda *_: _[2] + 0,
+        lambda *_: _[2].detach(),
+        lambda *_: torch.zeros_like(_[2]),
+        _in_place,
+        _without_gradients,
+        _input_overwritten,
+    ],
+)
+def test_a_pass_that_does_more_is_not_taken_for_the_chain(between):
+    model = Hand(_nothing).double()
+    x = inputs(4).flatten(1)
+    network = ps.trace(model, x)
+    assert followed(model, network, x) is not None
+    model.between = between
+    assert followed(model, network, x) is None
 
 
-CHAINS = [
-    _plain,
-    _reading,
-    _by_name,
-    lambda model, x: _plain(model, x.sub_(0.5)),
-    lambda model, x: _plain(model, x.long().to(x.dtype)),
-    lambda model, x: _plain(model, x.flip(1)[:, [0, 0, 1, 2, 3]]),
-    lambda model, x: _plain(model, F.normalize(x)),
-]
-OTHERS = [_added_to, _detached, _in_place]
+def test_reading_and_unrelated_operations_do_not_matter():
+    def between(_, x, h):
+        assert h.shape[0] == len(x)
+        x.mean()
+        return h
+
+    model, x = Hand(between).double(), inputs(4).flatten(1)
+    assert followed(model, ps.trace(model, x), x) is not None
 
 
-@pytest.mark.parametrize("between", [*CHAINS, *OTHERS])
-def test_what_else_a_model_does_is_seen_or_makes_it_no_chain(between):
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: x,
+        lambda x: x.sub_(0.5),
+        lambda x: x.long().to(x.dtype),
+        lambda x: x.flip(1)[:, [0, 0, 1, 2, 3]],
+        lambda x: F.normalize(x),
+    ],
+)
+def test_what_is_done_to_inputs_is_seen(before):
+    class Prepared(Hand):
+        def forward(self, x):
+            return self.last(F.relu(self.first(before(x))))
+
     x = 3 * inputs(4).flatten(1)
-    network = ps.trace(Hand(between).double(), x)
-    assert (chain_of(network) is not None) == (between in CHAINS)
-    if between in CHAINS:
-        request = Request(0.5, "covariance", "parameters", "signs")
-        theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
-        assert_close(terms_of(network, x, request).data, theirs.data, rtol=1e-12, atol=1e-15)
+    network = ps.trace(Prepared(None).double(), x)
+    request, names = Request(0.5, "covariance", "parameters", "signs"), list(network.parameters)
+    seen = chain_pass(network, chain_of(network), x, functools.partial(spread_of, statistic="covariance"))
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    assert_close(ours.data, theirs.data, rtol=1e-12, atol=1e-15)
+
+
+def test_passes_end_as_the_model_ends_them():
+    """Nothing of a pass is left over: it is not broken off."""
+    running = []
+
+    class Counts(Hand):
+        def forward(self, x):
+            running.append(self)
+            result = self.last(F.relu(self.first(x)))
+            running.pop()
+            return result
+
+    x = inputs(4).flatten(1)
+    network = ps.trace(Counts(None).double(), x)
+    assert chain_pass(network, chain_of(network), x, lambda z, _: z) is not None
+    assert not running

@@ -8,10 +8,10 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import ZOO, half, traced
 from pathspace.paths.data import chain_terms as module
-from pathspace.paths.data.chain import chain_of
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import Request, kappa_terms
-from pathspace.replay.replay import first_reading, replay
+from pathspace.replay.chain import ChainWitness, chain_of, chain_pass
+from pathspace.replay.replay import replay
 
 
 class Reader(nn.Module):
@@ -47,12 +47,14 @@ def made(read, count, steps, **options):
     return model, x, ps.trace(model, x, batch_dim=0 if options.get("batch_first") else 1)
 
 
-def terms_of(network, x, request, names=None):
-    """What the short way gives, by the signs of one generator."""
-    chain = chain_of(network)
-    reading = first_reading(network, x, chain.layers[0].weight)
-    entering, names = chain.entered(reading), names or list(network.parameters)
-    return chain_terms(chain, entering, reading.leaves, request, torch.Generator().manual_seed(3), names, {})
+def unasked(values, batch):
+    raise AssertionError("the values of recurrent layers do not show while they run")
+
+
+def followed(model, network, x, count):
+    with ChainWitness(network, chain_of(network), unasked, network.parameters, count) as witness:
+        result = model(x)
+    return witness.finish(result)
 
 
 FORMS = [
@@ -72,9 +74,10 @@ SIZES = [(0.5, 7, 6), (1.0, 7, 6), (0.3, 70, 3), (0.5, 1, 2), (0.5, 4, 1)]  # al
 )
 def test_both_terms_are_those_of_any_network(form, sharing, statistic, sizes):
     (read, options), (alpha, count, steps) = form, sizes
-    _, x, network = made(read, count, steps, **options)
+    model, x, network = made(read, count, steps, **options)
     request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
-    ours = terms_of(network, x, request)
+    seen = followed(model, network, x, count)
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
@@ -89,34 +92,33 @@ def test_nodes_whose_weight_is_below_all_numbers_have_no_signs_drawn():
     with torch.no_grad():
         model.rnn.weight_hh_l0.mul_(1e-6)
     request, names = Request(0.5, "second_moment", "parameters", "signs"), list(network.parameters)
-    ours = terms_of(network, x, request)
+    ours = chain_terms(followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names, {})
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=0)
 
 
 def test_examples_are_taken_a_few_at_a_time(monkeypatch):
-    _, x, network = made(every, 6, 3)
-    found = []
+    model, x, network = made(every, 6, 3)
+    seen, found = followed(model, network, x, 6), []
     for chunk in (2**19, 50):
         monkeypatch.setattr(module, "CHUNK", chunk)
-        found.append(terms_of(network, x, Request(0.5, "covariance", "parameters", "signs")).data)
+        request = Request(0.5, "covariance", "parameters", "signs")
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters), {})
+        found.append(terms.data)
     assert_close(*found, rtol=1e-13, atol=1e-16)
 
 
-def test_a_wrong_gate_is_seen(monkeypatch):
+def test_a_wrong_gate_is_seen():
     """A planted fault: gradients that pass through closed units."""
-    _, x, network = made(every, 6, 3)
-    request, found, run = Request(1.0, "second_moment", "parameters", "signs"), [], module._run
-
-    def all_open(*args):
-        seen = run(*args)
-        seen.states = [h.abs() + 1 for h in seen.states]
-        return seen
-
-    for fault in (run, all_open):
-        monkeypatch.setattr(module, "_run", fault)
-        found.append(terms_of(network, x, request, ["rnn.bias_ih_l0"]).data["rnn.bias_ih_l0"])
+    model, x, network = made(every, 6, 3)
+    seen, found = followed(model, network, x, 6), []
+    for open_units in (False, True):
+        if open_units:
+            seen.states = [h.abs() + 1 for h in seen.states]
+        request = Request(1.0, "second_moment", "parameters", "signs")
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"], {})
+        found.append(terms.data["rnn.bias_ih_l0"])
     assert not torch.allclose(*found)
 
 
@@ -152,13 +154,12 @@ def test_what_is_read_is_told_apart():
     assert chain_of(made(lambda _, last: last.sum(0), 3, 4)[2]) is None
 
 
-def test_what_is_done_to_inputs_is_seen():
+def test_movements_of_what_enters_belong_to_it():
     model, x, _ = made(last_of_first, 3, 4, batch_first=True)
     whole = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (4, 4)), model)
     network = ps.trace(whole, x)
-    chain = chain_of(network)
-    entering = chain.entered(first_reading(network, x, chain.layers[0].weight))
-    assert torch.equal(entering, x.transpose(0, 1))
+    seen = followed(whole, network, x, 3)
+    assert torch.equal(seen.x, x.transpose(0, 1))
 
 
 class Hand(nn.Module):
@@ -206,6 +207,11 @@ def _input_overwritten(model, x):
     return h
 
 
+def _without_gradients(model, x):
+    with torch.no_grad():
+        return model.rnn(x)[0][-1]
+
+
 def _twice(model, x):
     model.rnn(x)
     return model.rnn(x)[0][-1]
@@ -213,6 +219,37 @@ def _twice(model, x):
 
 def _fewer_steps(model, x):
     return model.rnn(x[1:])[0][-1]
+
+
+def _fewer_examples(model, x):
+    return model.rnn(x[:, 1:])[0][-1]
+
+
+OTHER = [_from_a_state, _another_step, _scaled, _detached, _in_place, _input_overwritten, _without_gradients]
+
+
+@pytest.mark.parametrize("between", [*OTHER, _twice, _fewer_steps, _fewer_examples])
+def test_a_pass_that_does_more_is_not_taken_for_it(between):
+    model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model, x, batch_dim=1)
+    assert followed(model, network, x, 4) is not None
+    model.between = between
+    assert followed(model, network, x, 4) is None
+
+
+def test_dropout_between_layers_is_none_of_it():
+    model, x = Hand(_plain, layers=2).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model.eval(), x, batch_dim=1)
+    assert followed(model, network, x, 4) is not None
+    assert followed(model.train(), network, x, 4) is None
+
+
+def test_other_weights_are_none_of_it():
+    model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
+    network = ps.trace(model, x, batch_dim=1)
+    with ChainWitness(network, chain_of(network), unasked, network.parameters, 4) as witness:
+        result = torch.func.functional_call(model, {n: p * 1 for n, p in model.named_parameters()}, (x,))
+    assert witness.finish(result) is None
 
 
 def _rounded(model, x):
@@ -223,39 +260,23 @@ def _centred(model, x):
     return model.rnn(x.sub_(x.mean(0)))[0][-1]
 
 
-CHAINS = [_plain, _input_overwritten, _fewer_steps, _rounded, _centred]
-OTHERS = [_from_a_state, _another_step, _scaled, _detached, _in_place, _twice]
-
-
-@pytest.mark.parametrize("between", [*CHAINS, *OTHERS])
-def test_what_else_a_model_does_is_seen_or_makes_it_no_chain(between):
+@pytest.mark.parametrize("between", [_plain, _fewer_steps, _rounded, _centred])
+def test_what_is_done_to_inputs_is_seen(between):
     x = 3 * torch.randn(6, 4, 4, dtype=torch.float64)
     network = ps.trace(Hand(between).double(), x, batch_dim=1)
-    assert (chain_of(network) is not None) == (between in CHAINS)
-    if between in CHAINS:
-        request = Request(0.5, "covariance", "parameters", "signs")
-        theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
-        assert_close(terms_of(network, x, request).data, theirs.data, rtol=1e-12, atol=1e-15)
+    request, names = Request(0.5, "covariance", "parameters", "signs"), list(network.parameters)
+    seen = chain_pass(network, chain_of(network), x, unasked)
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
+    assert_close(ours.data, theirs.data, rtol=1e-12, atol=1e-15)
 
 
-def test_dropout_between_layers_is_left_out():
-    model, x = Hand(_plain, layers=2).double(), torch.randn(6, 4, 4, dtype=torch.float64)
-    network = ps.trace(model.eval(), x, batch_dim=1)
-    request = Request(0.5, "covariance", "parameters", "signs")
-    found = [terms_of(network, x, request).data for _ in (model.train(), model.eval())]
-    assert_close(*found, rtol=0, atol=0)
+def test_a_state_that_is_given_with_the_data_is_left_to_a_replay():
+    class Given(Hand):
+        def forward(self, x, h):
+            return self.out(self.rnn(x, h)[0][-1])
 
-
-def test_a_model_that_reads_another_way_than_it_was_traced_is_left_to_a_replay():
-    model, x = Hand(_plain).double(), torch.randn(6, 4, 4, dtype=torch.float64)
-    network = ps.trace(model, x, batch_dim=1)
-    chain = chain_of(network)
-    for between, given in (
-        (_fewer_steps, x),
-        (lambda model, x: model.rnn(x[:, 1:])[0][-1], x),
-        (_plain, x[1:]),
-    ):
-        model.between = between
-        assert chain.entered(first_reading(network, given, "rnn.weight_ih_l0")) is None
-    model.between = lambda _, x: x[0, :, :1].expand(4, 5)
-    assert first_reading(network, x, "rnn.weight_ih_l0") is None
+    x, h = torch.randn(6, 4, 4, dtype=torch.float64), torch.zeros(1, 4, 5, dtype=torch.float64)
+    network = ps.trace(Given(None).double(), (x, h), batch_dim=1)
+    assert chain_pass(network, chain_of(network), (x, h), unasked) is not None
+    assert chain_pass(network, chain_of(network), (x, h + 1), unasked) is None

@@ -20,63 +20,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
-from pathspace.paths.data.chain import Chain
 from pathspace.paths.data.data_dependent import KappaTerms, Request
 from pathspace.paths.data.edge_statistics import CHUNK, of_pairs
 from pathspace.paths.data.node_measure import spread_of
 from pathspace.paths.data.signs import random_pairs, random_part, seed_rows, size_of_part
+from pathspace.replay.chain import ChainPass
 from pathspace.squared.squares import Outer, memory_for
 
 Memory = dict[str, Tensor]
 
 
-@dataclass
-class _Pass:
-    """A forward pass of a chain on data.
-
-    Attributes:
-        chain: what ran.
-        leaves: the parameters, by name.
-        x: what entered, ``[T, n, D]``.
-        states: h^l of all layers but the readout, ``[T, n, H]``.
-        spreads: stat of their values z^l, ``[1, H]``; of recurrent ones nothing, as it is found from the states.
-    """
-
-    chain: Chain
-    leaves: dict[str, Tensor]
-    x: Tensor
-    states: list[Tensor] = field(default_factory=list)
-    spreads: list[Tensor] = field(default_factory=list)
-
-
 def chain_terms(
-    chain: Chain,
-    x: Tensor,
-    leaves: dict[str, Tensor],
-    request: Request,
-    generator: torch.Generator,
-    names: Sequence[str],
-    memory: Memory,
+    seen: ChainPass, request: Request, generator: torch.Generator, names: Sequence[str], memory: Memory
 ) -> KappaTerms:
     """:func:`pathspace.paths.data.data_dependent.kappa_terms` with random signs, for a chain.
 
     Args:
-        chain: the network.
-        x: what enters its first layer, ``[T, n, D]``.
-        leaves: the parameters, by name.
+        seen: a forward pass on data.
         request: what is wanted; no products of two parameters.
         generator: draws the signs.
         names: the parameters to return.
         memory: memory kept by the caller from one call to the next, which may overwrite what was returned.
     """
     with torch.inference_mode(False), torch.no_grad():
-        seen = _run(chain, x, leaves, request)
         path, psi = _paths(seen, request, memory)
         seeds, chosen = _seeds(seen, psi, request, generator, memory)
         x, *states = (
@@ -88,26 +59,12 @@ def chain_terms(
     return KappaTerms(paths, {name: data[name] for name in names}, {}, {}, True)
 
 
-def _run(chain: Chain, x: Tensor, leaves: dict[str, Tensor], request: Request) -> _Pass:
-    """The forward pass."""
-    seen, h = _Pass(chain, leaves, x), x
-    for cell in chain.cells:
-        weights = [leaves[name] for name in cell.parameters]
-        if cell.recurrent:
-            start = h.new_zeros(1, h.shape[1], len(weights[0]))
-            h = torch.rnn_relu(h, start, weights, bool(cell.biases), 1, 0.0, False, False, False)[0]
-        else:
-            z = linear(h[0], *weights)
-            seen.spreads.append(spread_of(z, 0, request.statistic))
-            h = z.relu_()[None]
-        seen.states.append(h)
-    return seen
-
-
 # -- the share of the paths ---------------------------------------------------------------------------------------
 
 
-def _paths(seen: _Pass, request: Request, memory: Memory) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
+def _paths(
+    seen: ChainPass, request: Request, memory: Memory
+) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
     """The share of the paths, and psi of all layers, ``[T, units]``; at alpha = 1 psi of the readout alone."""
     chain, leaves, rest = seen.chain, seen.leaves, 1 - request.alpha
     out = leaves[chain.readout.weight]
@@ -144,7 +101,7 @@ def _paths(seen: _Pass, request: Request, memory: Memory) -> tuple[dict[str, Ten
     return path, psi
 
 
-def _spread(seen: _Pass, layer: int, request: Request, memory: Memory) -> Tensor:
+def _spread(seen: ChainPass, layer: int, request: Request, memory: Memory) -> Tensor:
     """Stat of the values z of a layer, ``[T, H]``."""
     cell = seen.chain.cells[layer]
     if cell.recurrent is None:
@@ -173,7 +130,7 @@ def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
 
 
 def _seeds(
-    seen: _Pass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
+    seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; and the numbers of their examples."""
     flat, places = torch.cat([row.reshape(-1) for row in psi]), None
@@ -183,7 +140,7 @@ def _seeds(
         used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
         places = torch.cat(used).nonzero().squeeze(1)
     seeds, chosen = _seeds_of_rows(
-        flat if places is None else flat[places], seen.x.shape[1], request, generator, memory
+        flat if places is None else flat[places], seen.count, request, generator, memory
     )
     if places is not None:
         spread = seeds.new_zeros(len(seeds), len(flat))
@@ -221,7 +178,7 @@ def _examples(h: Tensor, chosen: Tensor | None, memory: Memory, name: str) -> Te
 
 
 def _pulled_back(
-    seen: _Pass, seeds: list[Tensor | None], states: list[Tensor], memory: Memory
+    seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor], memory: Memory
 ) -> list[Tensor]:
     """Deltas of all layers and of the readout, ``[T, m, units]``."""
     chain, leaves = seen.chain, seen.leaves
@@ -264,7 +221,7 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
 
 
 def _data(
-    seen: _Pass, deltas: list[Tensor], entering: list[Tensor], request: Request, memory: Memory
+    seen: ChainPass, deltas: list[Tensor], entering: list[Tensor], request: Request, memory: Memory
 ) -> dict[str, Tensor]:
     """The data term of all parameters."""
     data: dict[str, Tensor] = {}
