@@ -375,4 +375,6 @@ def test_compiled_models_train():
     compiled = torch.compile(model, backend="eager")
     compiled(x).square().mean().backward()
     optimizer.observe(x)
+    before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
+    assert all(bool((p != q).any()) for p, q in zip(model.parameters(), before, strict=True))

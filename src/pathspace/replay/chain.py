@@ -377,12 +377,8 @@ class ChainWitness(TorchFunctionMode):
 
     def _looked_at(self, values: Tensor) -> Tensor:
         """Values ``[T, n, units]``."""
-        values = values.detach()
-        if self._chain.time_dim is None:
-            values = values.unsqueeze(0)
-        elif self._chain.time_dim == 1:
-            values = values.transpose(0, 1)
-        return values
+        values, place = values.detach(), self._chain.time_dim
+        return values.unsqueeze(0) if place is None else values.transpose(0, place)
 
 
 def _states_below(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -980,3 +980,19 @@ def test_layers_may_be_called_with_the_names_of_arguments(statistic):
         metric = ps.metrics.quasi_diagonal_metric(network, x)
         found.append((kappa, metric.diagonal, metric.cross))
     assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("steps", [4, 6])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "emit": "all"}, {"num_layers": 2}], ids=str)
+def test_another_number_of_steps_is_refused(options, steps):
+    """Fewer of them went unseen: the steps that were missing counted by their paths alone."""
+    model = Recurrent(hidden=6, batch_first=True, **options).double()
+    x = torch.randn(3, steps, 2, dtype=torch.float64)
+    network = ps.trace(model, torch.zeros(1, 5, 2, dtype=torch.float64))
+    for estimator in ("signs", "exact"):
+        with pytest.raises(ValueError, match=r"number of steps|for one example"):
+            ps.paths.data_dependent_kappa(network, x, estimator=estimator)
+    optimizer = ps.optim.DDPSGD(model.parameters(), network, lr=0.1, estimator="signs")
+    model(x).sum().backward()
+    with pytest.raises(ValueError, match=r"number of steps|for one example"):
+        optimizer.step()

@@ -71,10 +71,12 @@ def measure(
 ) -> Measure:
     """gamma^2 of all nodes, differentiable in the squared parameters and in the values on data."""
     nodes: dict[Key, Tensor] = {}
+    missing: list[Key] = []  # later steps of recurrent layers whose first one ran
 
     def mix(key: Key, path: Tensor) -> Tensor:
         node = replayed.nodes.get(key)
         if node is None:
+            missing.extend([key] if len(key) == 3 and (*key[:2], 0) in replayed.nodes else [])
             return path
         if len(key) == 1 and node.shape_on_tape() != path.shape:
             raise ValueError(
@@ -88,7 +90,7 @@ def measure(
 
     taps: list[Tap] = []
     net = network.tape.run(squared, network.live, taps=taps, mix=mix)[0]
-    if len(nodes) != len(replayed.nodes):
+    if missing or len(nodes) != len(replayed.nodes):
         raise ValueError(
             "the inputs have another number of steps than the traced ones: use inputs of the traced shape (but for the "
             "number of examples), or trace again"
