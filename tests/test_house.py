@@ -118,3 +118,9 @@ def test_a_step_passes_few_files(name, between, refresh):
         counts.append(len(entered))
     assert counts[-1] <= between
     assert counts[-2] <= refresh
+    said = " ".join((Path(__file__).parents[1] / "docs" / "architecture.md").read_text().split())
+    between_and_with_one = {
+        "PathSGD": f"a step enters {between} files of the library between two refreshes and {refresh} with one",
+        "DDPSGD": f"`DDPSGD` {between} and {refresh} (`tests",
+    }
+    assert between_and_with_one[name] in said
