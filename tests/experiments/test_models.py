@@ -101,11 +101,34 @@ def test_the_orthogonal_start_is_orthogonal_for_every_gate() -> None:
         assert bool(parameter.any()) is ("bias" not in key)
 
 
+def test_gates_of_the_chrono_start_stay_open_for_up_to_its_memory() -> None:
+    model = build_model("lstm", 2, 3, {"hidden": 500, "layers": 2, "start": "chrono", "memory": 30})
+    parameters = dict(model.named_parameters())
+    for layer in range(2):
+        of_input, of_forget, cell, output = parameters[f"rnn.bias_ih_l{layer}"].split(500)
+        torch.testing.assert_close(of_input, -of_forget)
+        # a state is multiplied by the sigmoid of the forget bias: that of log(t - 1) is 1 - 1/t
+        steps = 1 / (1 - of_forget.sigmoid())
+        assert 2 <= steps.min() < 3
+        assert 29 < steps.max() <= 30.001
+        assert steps.mean().item() == pytest.approx(16, rel=0.1)
+        assert not cell.any()
+        assert not output.any()
+        assert not parameters[f"rnn.bias_hh_l{layer}"].any()
+        assert parameters[f"rnn.weight_hh_l{layer}"].abs().max() <= 500**-0.5
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
+        (
+            "lstm",
+            {"start": "chrono", "memory": 1},
+            "'memory' of the model 'lstm' is 1: give a whole number from 2",
+        ),
+        ("relu-rnn", {"start": "chrono"}, "choose from default, identity, identity-recurrent, uniform"),
         ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
-        ("lstm", {"start": "identity"}, "choose from default, orthogonal, uniform"),
+        ("lstm", {"start": "identity"}, "choose from default, orthogonal, chrono, uniform"),
         ("tanh-rnn", {"start": "identity"}, "choose from default, uniform"),
         ("mlp", {"start": "uniform"}, "Unknown option 'start'"),
         ("relu-rnn", {"start": "zero"}, "choose from default, identity, identity-recurrent, uniform"),

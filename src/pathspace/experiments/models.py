@@ -24,12 +24,12 @@ CHOICES = {
 STARTS = {  # of the models that have the option
     "relu-rnn": ("default", "identity", "identity-recurrent", "uniform"),
     "tanh-rnn": ("default", "uniform"),
-    "lstm": ("default", "orthogonal", "uniform"),
+    "lstm": ("default", "orthogonal", "chrono", "uniform"),
 }
 PROBABILITIES = (
     "dropout", "embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout", "weight_drop"
 )  # fmt: skip
-MAY_BE_ZERO = ("embedding",)
+LEAST = {"embedding": 0, "memory": 2}  # the others are 1 at least
 IDENTITY_DEVIATION = 0.001
 
 
@@ -70,10 +70,14 @@ class Recurrent(Reader):
         output: Whether the last step is read or every one.
         start: A name in `STARTS`. `"default"`: PyTorch's initialisation. `"uniform"`: U[-r, r] for weights, zero for
             biases. `"orthogonal"`: every recurrent matrix of a gate orthogonal, biases zero, the rest as PyTorch
-            initialises it. `"identity"`: the identity for recurrent weights, zero for biases and N(0, 0.001^2) for all
-            others: the IRNN of Q. Le, N. Jaitly and G. Hinton (2015). `"identity-recurrent"`: the identity and zero
-            biases, and input and output weights as PyTorch initialises them.
+            initialises it. `"chrono"`: forget gates stay open for up to T = `memory` steps, with biases log U[1, T-1],
+            and input gates have their negatives; other recurrent biases zero, the rest as PyTorch initialises it: C.
+            Tallec and Y. Ollivier (2018), Can recurrent neural networks warp time? `"identity"`: the identity for
+            recurrent weights, zero for biases and N(0, 0.001^2) for all others: the IRNN of Q. Le, N. Jaitly and G.
+            Hinton (2015). `"identity-recurrent"`: the identity and zero biases, and input and output weights as PyTorch
+            initialises them.
         start_limit: r of the uniform start.
+        memory: T of the chrono start, the longest dependency that is expected, in steps.
     """
 
     def __init__(
@@ -87,11 +91,15 @@ class Recurrent(Reader):
         output: Literal["last", "every"] = "last",
         start: str = "default",
         start_limit: float = 0.1,
+        memory: int = 100,
     ) -> None:
         super().__init__(input_size, embedding, output)
         self.rnn = self.recurrent(self.width, hidden, layers)
         self.readout = nn.Linear(hidden, output_size)
-        self._start_at(start, start_limit)
+        if start == "chrono":
+            _open_gates_(self.rnn, memory)
+        else:
+            self._start_at(start, start_limit)
 
     def recurrent(self, size: int, hidden: int, layers: int) -> nn.RNNBase:
         """Return the recurrent layers, batch first."""
@@ -117,6 +125,18 @@ class Recurrent(Reader):
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
         states, _ = self.rnn(self.vectors(inputs))
         return self.readout(states if self.output == "every" else states[:, -1])
+
+
+@torch.no_grad()
+def _open_gates_(lstm: nn.RNNBase, memory: int) -> None:
+    """The chrono start."""
+    for name, parameter in lstm.named_parameters():
+        if "bias" in name:
+            parameter.zero_()
+        if "bias_ih" in name:  # torch's order of gates: input, forget, cell, output
+            of_input, of_forget, *_ = parameter.chunk(4)
+            of_forget.uniform_(1, memory - 1).log_()
+            of_input.copy_(-of_forget)
 
 
 class ReluRNN(Recurrent):
@@ -310,7 +330,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
         elif option in PROBABILITIES:
             good, expected = is_real(value) and 0 <= value < 1, "a probability in [0, 1)"
         else:
-            least = 0 if option in MAY_BE_ZERO and name not in OF_STREAMS else 1
+            least = 1 if name in OF_STREAMS else LEAST.get(option, 1)
             good, expected = is_whole(value, least), f"a whole number from {least} on"
         if not good:
             raise ConfigurationError(

@@ -155,7 +155,7 @@ class Settings:
         chosen = method(name)
         model, common = chosen.model or self.model, dict(self.model_options)
         if model != self.model:
-            kept = set(options_of(model)) - {"start", "start_limit"}
+            kept = set(options_of(model)) - {"start", "start_limit", "memory"}
             common = {option: value for option, value in common.items() if option in kept}
         return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
 
