@@ -147,13 +147,15 @@ def run_with_shift(make, shift, steps=12):
             ),
             True,
         ),
+        (lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.02, normalization="none"), True),
+        (lambda p, n: ps.optim.QuasiDiagonal(p, n, lr=0.02, damping=0.0), False),  # a mean of kappa is not
         (
             lambda p, n: ps.optim.DDPSGD(p, n, lr=0.02, alpha=1.0, normalization="none", estimator="exact"),
             False,
         ),
         (lambda p, n: ps.optim.PathSGD(p, n, lr=0.02), False),
     ],
-    ids=["quasi-diagonal", "quasi-diagonal by signs", "diagonal", "paths"],
+    ids=["quasi-diagonal", "quasi-diagonal by signs", "by default", "normalized", "diagonal", "paths"],
 )
 def test_shifts_of_the_input_do_not_matter(make, invariant):
     shift = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)

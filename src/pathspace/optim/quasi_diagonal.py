@@ -34,8 +34,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
 
     For the weights i into a unit and its bias 0, in linear, convolutional and recurrent layers; other parameters, and
     units without a bias, take :class:`DDPSGD`'s rule. M_ii = kappa_i and M_0i are those of
-    :func:`pathspace.metrics.quasi_diagonal_metric`. With alpha = 1 and without damping the run does not change when a
-    constant is added to an input, or to the activity of a unit, and its effect taken out of the biases.
+    :func:`pathspace.metrics.quasi_diagonal_metric`. With alpha = 1 and ``normalization="none"`` a run does not change
+    when a constant is added to an input, or to the activity of a unit, and its effect taken out of the biases.
 
     Where the data comes from is explained at :class:`pathspace.metrics.DataDependent`; parameters that do not belong to
     the network take d = g.
@@ -51,8 +51,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         path_decay: lambda; adds lambda kappa1 p to the gradient, as :class:`PathSGD`.
         options: ``clip_norm`` (of sqrt(g^T d)), ``maximize``, and those of :class:`pathspace.metrics.DataDependent`
             but ``power`` and ``sharing``. c is one number for all parameters, the mean of theirs, as the rule mixes
-            them; damping is added to the diagonal, which keeps the invariance under rescaling, and gives up a little
-            of that under shifts.
+            them; damping is added to the diagonal. Both keep the invariance under rescaling, and give up that under
+            shifts.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.

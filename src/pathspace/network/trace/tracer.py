@@ -79,8 +79,8 @@ def trace(
 
     Raises:
         UntraceableError: what an operation does cannot be followed exactly (it writes where tracing does not see it,
-            hands values to Python, mixes the examples of a batch), or ``strict`` is set and it has no rule; the message
-            names it, its module and the reason.
+            hands values to Python, reorders the examples of a batch), or ``strict`` is set and it has no rule; the
+            message names it, its module and the reason.
         ValueError: the model has no parameters, something in ``outside`` is no module of it, a name in ``states`` no
             argument, ``batch_dim`` no dimension, or a parameter has not been initialised or is not of a real type.
 
