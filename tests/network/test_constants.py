@@ -4,6 +4,8 @@ The oracle lists every path of the network, with its weights and its fixed facto
 gamma_net^2 = sum over paths of the squared product, and kappa its derivative in the squared weights.
 """
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -222,6 +224,17 @@ def test_what_is_computed_from_buffers_is_as_it_was_when_traced():
     model = Model(lambda m, h: h * m.b.mul_(2).sqrt(), b=nn.Buffer(torch.full((4,), 2.0, **DOUBLE)))
     with pytest.raises(ps.UntraceableError, match=r"sqrt|mul"):
         ps.trace(model, torch.randn(2, 3, **DOUBLE), strict=True)
+    assert torch.equal(model.b, torch.full((4,), 2.0, **DOUBLE))
+
+
+@pytest.mark.parametrize("change", [
+    lambda b: functional.hardtanh(b, 0, 1, inplace=True), lambda b: functional.dropout(b, 0.5, True, True),
+    lambda b: b.__ipow__(2),
+])  # fmt: skip
+def test_a_forward_pass_that_changes_a_buffer_changes_none_when_it_is_traced(change):
+    model = Model(lambda m, h: h * change(m.b), b=nn.Buffer(torch.full((4,), 2.0, **DOUBLE)))
+    with suppress(ps.UntraceableError):
+        ps.trace(model, torch.randn(2, 3, **DOUBLE))
     assert torch.equal(model.b, torch.full((4,), 2.0, **DOUBLE))
 
 

@@ -308,7 +308,7 @@ def test_a_part_outside_whose_form_depends_on_values_is_refused(function):
 
 @pytest.mark.parametrize("change", [
     lambda h: h.mul_(2), lambda h: h.sigmoid_(), lambda h: h[:, :2].add_(1), lambda h: h.__setitem__(0, 0.0),
-    lambda h: functional.elu(h, inplace=True),
+    lambda h: functional.elu(h, inplace=True), lambda h: h.__ipow__(2),
 ])  # fmt: skip
 def test_a_part_outside_that_changes_what_enters_it_is_refused(change):
     def changing(m, h):

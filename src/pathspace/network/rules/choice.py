@@ -73,7 +73,8 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     if any(recorder.lookup(t) is None and bool(torch.isnan(t).any()) for t in tensors):
         recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
     a, b = (recorder.as_units(t if recorder.lookup(t) is not None else counted(t)) for t in tensors)
-    operands = tuple(t for t in both if isinstance(t, Tensor))
+    # first what masked_fill_ writes into
+    operands = tuple(t for t in reversed(both) if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     if gate is None:
         mask = condition.detach().to("cpu", copy=True)
@@ -93,8 +94,7 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
 
 def masked_fill(recorder: Recorder, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Some elements replaced by a number."""
-    out = where(recorder, mask, value, input)
-    return recorder.write(input, out) if recorder.name.endswith("_") else out
+    return where(recorder, mask, value, input)
 
 
 def pool_with_indices(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.trace.functions import CLAMPS
+from pathspace.network.trace.functions import CLAMPS, changes
 from pathspace.network.trace.reasons import BOUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED, WILD
@@ -21,12 +21,6 @@ from pathspace.network.trace.values import Value, apart, common_kind
 
 # where ``inplace`` stands after the input; after p, training
 _INPLACE_ARGUMENT = {"relu": 0, "leaky_relu": 1, "rrelu": 3}
-IN_PLACE = frozenset(
-    [
-        *("add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "neg_"),
-        *("index_add_", "scatter_add_", "scatter_reduce_", "pow_", "__ipow__", "square_"),
-    ]
-)
 
 
 def number(value: Any) -> Tensor:
@@ -139,7 +133,7 @@ def finish(
     kind: str | None = None,
     form: Any = None,
 ) -> Tensor:
-    """Emit the result of an operation on two operands, in place where its name says so."""
+    """Emit the result of an operation on two operands, into the first one where its name says so."""
     batch = None
     for value in values:
         if value.batch is not None and value.kind != "parameter":
@@ -163,7 +157,7 @@ def finish(
         parameter=parameter,
         form=form,
     )
-    return recorder.write(operands[0], out) if recorder.name in IN_PLACE else out
+    return recorder.write(operands[0], out) if changes(recorder.name) else out
 
 
 _LARGE = 1e4  # with -1e4, -1e9 or torch.finfo(dtype).min people hide elements from a maximum or a softmax

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from pathspace.network.rules.boundary import cut_inside
-from pathspace.network.rules.elementwise import IN_PLACE, finish, number
+from pathspace.network.rules.elementwise import finish, number
+from pathspace.network.trace.functions import changes
 from pathspace.network.trace.lattice import DEGREE
 from pathspace.network.trace.reasons import BOUNDED, GATED, OF_PARAMETERS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
@@ -43,7 +44,7 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
     if a is None or b is None:
         traced, constant = (x, y) if a is not None else (y, x)
         constant = constant if isinstance(constant, Tensor) else number(constant)
-        weighs = recorder.value(traced).kind == "parameter" and recorder.name not in IN_PLACE
+        weighs = recorder.value(traced).kind == "parameter" and not changes(recorder.name)
         # a gain at the start of a recurrence
         if weighs and constant.dim() and not bool(constant.any()):
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)

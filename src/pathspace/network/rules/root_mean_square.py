@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pathspace.network.rules import movement
 from pathspace.network.rules.normalization import normalized
+from pathspace.network.trace.functions import changes
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Statistic, Value
 
@@ -102,5 +103,4 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
         recorder.wrong_batch()
     tensor = args[1] if turned else args[0]
     created = normalized(recorder, tensor, x, x.shape, statistic.over)
-    in_place = name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
-    return recorder.write(args[0], created) if in_place else created
+    return recorder.write(args[0], created) if changes(name) else created

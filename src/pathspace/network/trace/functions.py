@@ -134,8 +134,13 @@ UNSEEN = frozenset(
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
 """What returns a tensor of its first argument's shape, but wants more than one value to take statistics of."""
 
-AUGMENTED = frozenset(["__iadd__", "__imul__", "__isub__", "__itruediv__"])
-"""Augmented assignments that write into their first operand."""
+_ASSIGNMENTS = frozenset(["__iadd__", "__imul__", "__ipow__", "__isub__", "__itruediv__", "__setitem__"])
+
+
+def changes(name: str) -> bool:
+    """Whether a function writes into its first argument, as its name says."""
+    return name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__"))
+
 
 CLAMPS = frozenset(
     f"{kind}{end}" for kind in ("clamp", "clamp_min", "clamp_max", "clip") for end in ("", "_")

@@ -25,7 +25,6 @@ from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
 from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.functions import (
-    AUGMENTED,
     CHECKS,
     ENDINGS,
     METADATA,
@@ -35,6 +34,7 @@ from pathspace.network.trace.functions import (
     READS,
     SHAPED_FACTORIES,
     by_position,
+    changes,
     fits,
     says_meta,
     short_name,
@@ -240,7 +240,7 @@ class Interpreter(TorchFunctionMode):
     def _of_buffers(self, args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
         real = self.recorder.real
-        if self._writes():
+        if changes(self.recorder.name):
             if args:
                 real.pop(id(args[0]), None)
             return None
@@ -249,15 +249,10 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: real.get(id(t), t), (args, kwargs))
         return self._constant(args, kwargs)
 
-    def _writes(self) -> bool:
-        """Whether the function that is running changes its first argument."""
-        name = self.recorder.name
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
-
     def _check_destination(self, args: tuple[Any, ...]) -> None:
         """Refuse writing into a parameter, or into a constant in ways that would leave the traced value unknown."""
         recorder = self.recorder
-        if not self._writes() or not isinstance(args[0], Tensor):
+        if not changes(recorder.name) or not isinstance(args[0], Tensor):
             return
         if recorder.lookup(args[0]) is not None:
             recorder.check_write(args[0])
@@ -270,8 +265,9 @@ class Interpreter(TorchFunctionMode):
 
     def _check_written_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse that a module left outside changes an activation that entered it; a ReLU in place does no harm."""
-        harmless = self.recorder.name.rstrip("_") in ("relu", "leaky_relu")
-        if harmless or not (self._writes() or kwargs.get("inplace")):
+        name = self.recorder.name
+        harmless = name.rstrip("_") in ("relu", "leaky_relu")
+        if harmless or not (changes(name) or kwargs.get("inplace")):
             return
         target = args[0] if args else kwargs.get("input")
         if not isinstance(target, Tensor):

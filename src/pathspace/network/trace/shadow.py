@@ -46,7 +46,8 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     for tensor, kind, name, data in leaves:
         recorder.add_leaf(tensor, kind, name)
         if kind == "buffer" and not data.is_meta:
-            recorder.real[id(tensor)] = data.detach().cpu()
+            # a copy, as the model may write into it: relu(self.buffer, inplace=True)
+            recorder.real[id(tensor)] = data.detach().to("cpu", copy=True)
     return shadow, parameters
 
 

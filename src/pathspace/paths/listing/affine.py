@@ -20,7 +20,6 @@ from pathspace.network.errors import UntraceableError
 from pathspace.paths.listing.probing import Reads, reads, reads_of_each
 
 _AGREES = 1e-9
-_WRITES = frozenset(["__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"])
 NOT_WRITTEN = "Paths of this network cannot be written down; its path norm and kappa can"
 
 
@@ -88,11 +87,6 @@ def split(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The parts of a vector that some tensors of those shapes were made into."""
     parts = vector.split([t.numel() for t in like])
     return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
-
-
-def changes(name: str) -> bool:
-    """Whether a torch function writes into its first argument."""
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 @dataclass(frozen=True)
