@@ -80,6 +80,13 @@ def an_element_is_replaced_while_a_view_waits(m, x):
     return m.out(seen.flatten(1).relu())
 
 
+def a_part_is_replaced_by_what_has_a_dimension_of_one_before_it(m, x):
+    h = m.a(x).view(-1, 2, 2)
+    seen = h.view(-1, 4)
+    h[:, 1] = m.b(x)[None, :, :2]
+    return m.out(seen.relu())
+
+
 def a_relu_in_place_of_a_view(m, x):
     h = m.a(x)
     h[:, :2].relu_()
@@ -105,6 +112,7 @@ FOLLOWED = [
     (a_view_of_a_view_is_scaled, (2, 3)), (steps_are_added_to, (2, 3, 3)), (steps_are_assigned, (2, 3, 3)),
     (an_element_is_replaced_while_a_view_waits, (2, 3)), (a_relu_in_place_of_a_view, (2, 3)),
     (a_copy_is_not_changed, (2, 3)), (a_reshaped_tensor_is_changed_and_its_origin_is_not_read, (2, 3)),
+    (a_part_is_replaced_by_what_has_a_dimension_of_one_before_it, (2, 3)),
 ]  # fmt: skip
 
 

@@ -188,7 +188,7 @@ class Recorder:
         owner, like = memory.owner, self.scales.resolve(memory.owner.labels)
         for elements, new in memory.pending:
             labels = like.reshape(-1).clone()
-            labels[elements.reshape(-1)] = self.scales.resolve(new.labels).expand(elements.shape).reshape(-1)
+            labels[elements] = self.scales.resolve(new.labels)
             like = labels.reshape(owner.shape)
             kind = common_kind((owner, new))
             created = Value(self.new_slot(), like, kind, batch=owner.batch, examples=owner.examples)

@@ -168,11 +168,10 @@ def common_kind(values: Sequence[Value]) -> str:
 
 def put(elements: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The function that replaces some elements of a tensor."""
-    places = elements.reshape(-1)
 
     def replaced(old: Tensor, new: Tensor) -> Tensor:
         result = old.reshape(-1).clone()
-        result[places.to(old.device)] = new.expand(elements.shape).reshape(-1)
+        result[elements.to(old.device)] = new
         return result.reshape(old.shape)
 
     return replaced
