@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.network import Network, arguments_in, batch_in
-from pathspace.network.trace.functions import PLAIN
-from pathspace.squared.precision import widened
+from pathspace.network.trace.functions import PLAIN, tensors_in
 
 
 @dataclass(frozen=True)
@@ -60,24 +59,22 @@ def examples_in(network: Network, tensors: Sequence[Tensor]) -> int:
     return shape[place]
 
 
-def arguments_of(network: Network, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-    """The model's arguments, detached, and the number of examples."""
-    call = network.call
-    exactly = (inputs.args, inputs.kwargs) if isinstance(inputs, Arguments) else None
-    inputs = inputs if exactly is None else exactly
-    tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor)]
+def arguments_of(
+    network: Network, inputs: Any, cast: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+    """The model's arguments in the type that ``cast`` gives them, and the number of examples."""
+    args, kwargs = (inputs.args, inputs.kwargs) if isinstance(inputs, Arguments) else arguments_in(inputs)
+    tensors = tensors_in(args, kwargs)
     if not tensors:
         raise ValueError("the inputs hold no tensor: give what the model is called with")
-    if call.states:
+    if network.call.states:
         raise UnmatchedForwardError(
             "the network was traced with a carried hidden state (states=...), which depends on earlier data; "
             "quantities that depend on data are not defined for it"
         )
     count = examples_in(network, tensors)
-    inner = pytree.tree_map_only(Tensor, lambda t: widened(t.detach()), inputs)
-    if exactly is not None:
-        return *inner, count
-    return *arguments_in(inner), count
+    # copies: the model may write into them, and no graph may hold what was made in inference mode
+    return *mapped(lambda t: cast(t.detach()).clone(), args, kwargs), count
 
 
 def misfit(network: Network, inputs: Any) -> str:
@@ -104,7 +101,7 @@ def misfit(network: Network, inputs: Any) -> str:
 def first_examples(network: Network, call: Arguments, count: float | None) -> Arguments:
     """The arguments for the first ``count`` examples of a batch, or a share of them below 1; all if None."""
     place = network.call.batch_dim
-    first = next((t for t in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, Tensor)), None)
+    first = next(iter(tensors_in(call.args, call.kwargs)), None)
     if count is None or place is None or first is None or first.dim() <= place:
         return call
     size = first.shape[place]
@@ -116,4 +113,4 @@ def first_examples(network: Network, call: Arguments, count: float | None) -> Ar
         result = batch_in(t, first, place)
         return t if result is None else t.narrow(result, 0, many)
 
-    return Arguments(*pytree.tree_map_only(Tensor, shorter, (call.args, call.kwargs)))
+    return Arguments(*mapped(shorter, call.args, call.kwargs))

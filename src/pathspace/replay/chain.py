@@ -222,7 +222,6 @@ def _is_read_at_every_step(
 # -- what a pass of one shows -------------------------------------------------------------------------------------
 
 
-@torch.inference_mode(False)
 def chain_pass(
     network: Network,
     chain: Chain,
@@ -239,7 +238,7 @@ def chain_pass(
         summary: what is wanted of the values z^l.
         parameters: values to run with instead of the model's own, by name.
     """
-    with evaluation(network, inputs, parameters=parameters) as form, torch.enable_grad():
+    with evaluation(network, inputs, parameters=parameters) as form:
         with ChainWitness(network, chain, summary, form.leaves, form.count) as witness:
             result = form.model(*form.args, **form.kwargs)
         return witness.finish(result)

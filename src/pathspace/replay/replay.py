@@ -45,7 +45,6 @@ class Replay:
     views: set[int]
 
 
-@torch.inference_mode(False)
 def replay(
     network: Network,
     inputs: Any,
@@ -71,10 +70,7 @@ def replay(
         UnmatchedForwardError: the forward pass is not the traced one, or cannot be followed on data.
         ValueError: the inputs are of another form than the example that the network was traced with.
     """
-    with (
-        evaluation(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters) as form,
-        torch.enable_grad(),
-    ):
+    with evaluation(network, inputs, differentiable=differentiable, wide=wide, parameters=parameters) as form:
         given = pytree.tree_leaves((form.args, form.kwargs))
         mode = Follower(network, form.leaves, form.count, differentiable, given)
         for name in mode.outside:
@@ -82,7 +78,7 @@ def replay(
             module.forward = partial(mode.run_outside, with_hooks(module))
         with mode:
             returned = network.returned(form.model(*form.args, **form.kwargs))
-    mode.finish(returned)
+        mode.finish(returned)
     return Replay(mode.nodes, mode.uses, form.leaves, form.count, mode.views)
 
 
@@ -115,27 +111,25 @@ def evaluation(
     parameters: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Evaluation]:
     """The model in evaluation form, while it runs on a batch; arguments and errors are those of :func:`replay`."""
-    current_values(network)
-    args, kwargs, count = arguments_of(network, inputs)
-    # copies: the model may write into them, and no graph may hold what was made in inference mode
-    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-    if wide:
-        args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
-    shadow, leaves = _shadow(network, differentiable, doubled if wide else widened, parameters)
-    devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
-    # what torch.compile wraps runs as plain Python
-    compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
-    with (
-        torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
-        uncompiled() if compiled else nullcontext(),
-        _in_type(network, leaves),
-    ):
-        try:
-            yield Evaluation(shadow, args, kwargs, leaves, count)
-        except (RuntimeError, TypeError, IndexError) as error:
-            if why := misfit(network, inputs):
-                raise ValueError(f"{why} ({error})") from error
-            raise
+    with torch.inference_mode(False), torch.enable_grad():
+        current_values(network)
+        cast = doubled if wide else widened
+        args, kwargs, count = arguments_of(network, inputs, cast)
+        shadow, leaves = _shadow(network, differentiable, cast, parameters)
+        devices = sorted({p.device.index for p in leaves.values() if p.device.type == "cuda"})
+        # what torch.compile wraps runs as plain Python
+        compiled = any(hasattr(module, "_orig_mod") for module in shadow.modules())
+        with (
+            torch.random.fork_rng(devices=devices),  # the model may draw numbers of its own
+            uncompiled() if compiled else nullcontext(),
+            _in_type(network, leaves),
+        ):
+            try:
+                yield Evaluation(shadow, args, kwargs, leaves, count)
+            except (RuntimeError, TypeError, IndexError) as error:
+                if why := misfit(network, inputs):
+                    raise ValueError(f"{why} ({error})") from error
+                raise
 
 
 def doubled(tensor: Tensor) -> Tensor:
@@ -157,8 +151,7 @@ def _shadow(
     for parameter in network.model.parameters():
         inside = id(parameter) in names
         value = parameter if values is None or not inside else values[names[id(parameter)]]
-        with torch.enable_grad():
-            p = cast(value)  # in the graph of a parameter of half precision
+        p = cast(value)  # in the graph of a parameter of half precision
         if not (differentiable and inside and parameter.requires_grad and value is parameter):
             p = nn.Parameter(p.detach(), requires_grad=id(parameter) not in outside)
         memo[id(parameter)] = p
