@@ -77,8 +77,8 @@ def test_labels_of_large_weights_take_little_memory():
     for name in ("0.weight", "3.weight"):
         for labels in (network.edges[name].target, network.edges[name].source):
             assert labels.untyped_storage().nbytes() <= 64 * 8
-    for node in network.nodes:
-        assert node.labels.untyped_storage().nbytes() <= 64 * 8
+    for labels in network.nodes.values():
+        assert labels.untyped_storage().nbytes() <= 64 * 8
 
 
 def test_a_merge_goes_through_the_labels_that_it_is_given(monkeypatch):

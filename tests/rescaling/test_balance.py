@@ -333,7 +333,7 @@ def test_recurrence_in_time_alone_is_balanced():
     """As much enters a unit as leaves it, though the read-out sees it at all steps at once, as at positions."""
     torch.manual_seed(0)
     network = ps.trace(Loop().double(), torch.zeros(1, 5, 2, dtype=torch.float64))
-    assert any(node.labels.numel() > node.labels.unique().numel() for node in network.nodes)
+    assert any(labels.numel() > labels.unique().numel() for labels in network.nodes.values())
     ps.rescaling.balance_(network)
     mass = node_mass(network)
     assert mass.even is None

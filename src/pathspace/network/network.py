@@ -27,14 +27,6 @@ _RESCALINGS: WeakKeyDictionary[nn.Module, Counter[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class NodeLabels:
-    """Values of units in the squared network: a slot of the tape and the class label of each of its elements."""
-
-    slot: int
-    labels: Tensor
-
-
-@dataclass(frozen=True)
 class Call:
     """How the model was called while it was traced: enough to call it again on data of the same form.
 
@@ -83,7 +75,7 @@ class Network:
         monomials: where activations are multiplied, products of scales: row k has the labels of the factors of label
             1 + C + k, the k-th beyond the C classes; int64 ``[K, n]``, padded with zeros.
         tape: the squared network.
-        nodes: unit values on the tape, for measures of a unit class as a whole.
+        nodes: unit values on the tape, for measures of a unit class as a whole: slot -> class label of each element.
         returned: from what the model returns to the tensors in it that rescaling leaves alone.
         call: how the model was called.
         program: the forward pass that was traced, for what depends on data.
@@ -97,7 +89,7 @@ class Network:
     class_names: tuple[str, ...] = field(repr=False)
     monomials: Tensor = field(repr=False)
     tape: Tape = field(repr=False)
-    nodes: tuple[NodeLabels, ...] = field(repr=False)
+    nodes: Mapping[int, Tensor] = field(repr=False)
     returned: Callable[[Any], list[Tensor]] = field(repr=False)
     call: Call = field(repr=False)
     program: Program = field(repr=False)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.network.network import Call, Network, NodeLabels
+from pathspace.network.network import Call, Network
 from pathspace.network.program import Program
 from pathspace.network.trace.lattice import Monomial
 from pathspace.network.trace.parameter_uses import written_out
@@ -87,7 +87,7 @@ def assemble(
         class_names=names,
         monomials=monomials,
         tape=tape,
-        nodes=_nodes(recorder, renumber, tape.filled, len(names)) if single else (),
+        nodes=_nodes(recorder, renumber, tape.filled, len(names)) if single else {},
         returned=returned,
         call=call,
         program=replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
@@ -158,9 +158,9 @@ def _edge_labels(recorder: Recorder, name: str, shape: torch.Size) -> tuple[Tens
 
 def _nodes(
     recorder: Recorder, renumber: Callable[[Tensor], Tensor], live: Set[int], num_classes: int
-) -> tuple[NodeLabels, ...]:
+) -> Mapping[int, Tensor]:
     """Values of units after their ReLU; for classes without one, the values of linear maps; else of anything."""
-    nodes: dict[int, NodeLabels] = {}
+    nodes: dict[int, Tensor] = {}
     covered = torch.zeros(num_classes + 1, dtype=torch.bool)
     # units of recurrent layers have their mass from these (see ``paths.kernel.node_mass``)
     recurrent = {slot for i in recorder.instructions if i.recurrent for slot in i.outputs}
@@ -179,10 +179,9 @@ def _nodes(
                 labels = torch.where(labels.abs() > num_classes, FIXED, labels)  # of a product of classes
                 missing = (labels != 0) & ~seen[labels.abs()]
                 if bool(missing.any()):
-                    kept = torch.where(missing, labels, 0).expand(value.shape)
-                    nodes[value.slot] = NodeLabels(value.slot, kept)
+                    nodes[value.slot] = torch.where(missing, labels, 0).expand(value.shape)
                     covered[labels.abs().unique()] = True
-    return tuple(nodes.values())
+    return MappingProxyType(nodes)
 
 
 def _before_activation(

@@ -139,12 +139,12 @@ def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Te
     with torch.enable_grad():
         q = {n: square.detach().requires_grad_() for n, square in q.items()}
         taps: list[Tap] = []
-        watched = [*(node.slot for node in network.nodes), *network.tape.outputs]
+        watched = [*network.nodes, *network.tape.outputs]
         tape = _with_means(network.tape) if network.tape.normalizations else network.tape
         total, values = tape.run(q, network.live, watched, taps)
         outputs = sum(value.numel() for value in values[len(network.nodes) :])
         # (labels, h, what has the gradient dG/dh)
-        masses = [(node.labels, h, h) for node, h in zip(network.nodes, values, strict=False)]
+        masses = [(labels, h, h) for labels, h in zip(network.nodes.values(), values, strict=False)]
         masses += [(network.edges[tap.recurrent].target.T, tap.states, tap.entering) for tap in taps]
         masses = [mass for mass in masses if mass[2].requires_grad]
         ends = [end for _, _, end in masses]
@@ -181,7 +181,7 @@ def _has_positions(network: Network) -> bool:
     """
     if any(instruction.recurrent for instruction in network.tape.instructions):
         return False
-    several = {node.slot for node in network.nodes if node.labels.numel() > node.labels.unique().numel()}
+    several = {slot for slot, labels in network.nodes.items() if labels.numel() > labels.unique().numel()}
     if not several:
         return False
     readers: defaultdict[int, list[Instruction]] = defaultdict(list)  # of a slot, through views of parameters
