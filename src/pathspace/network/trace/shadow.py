@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -25,17 +24,17 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     """A copy of the model without data, its parameters and floating-point buffers bound to leaves."""
     parameters = dict(model.named_parameters())
     memo: dict[int, Any] = {}
-    leaves: list[tuple[Tensor, str, str, Tensor]] = []
     for name, parameter in parameters.items():
         empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
-        memo[id(parameter)] = empty
-        leaves.append((empty, "parameter", name, parameter.detach()))
+        memo[id(parameter)] = recorder.add_leaf(empty, "parameter", name)
     for name, buffer in model.named_buffers():
         if buffer.layout is not torch.strided:  # a constant, which nothing traced may meet
             memo[id(buffer)] = buffer.detach().clone()
         elif buffer.is_floating_point() or buffer.is_meta:
-            memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-            leaves.append((memo[id(buffer)], "buffer", name, buffer))
+            empty = torch.empty_like(buffer, device="meta")
+            memo[id(buffer)] = recorder.add_leaf(empty, "buffer", name)
+            if not buffer.is_meta:  # a copy, as the model may write into it: relu(self.buffer, inplace=True)
+                recorder.real[id(empty)] = buffer.detach().to("cpu", copy=True)
         else:
             memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
     memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
@@ -43,11 +42,6 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     for module in shadow.modules():
         if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
             module.eval()
-    for tensor, kind, name, data in leaves:
-        recorder.add_leaf(tensor, kind, name)
-        if kind == "buffer" and not data.is_meta:
-            # a copy, as the model may write into it: relu(self.buffer, inplace=True)
-            recorder.real[id(tensor)] = data.detach().to("cpu", copy=True)
     return shadow, parameters
 
 
@@ -155,8 +149,7 @@ def with_hooks(module: nn.Module) -> Callable[..., Any]:
     return inner
 
 
-@contextmanager
-def running(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> Iterator[None]:
+def observe(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> None:
     """Let the recorder know which module is running, and run those left outside without a trace."""
     recorder = interpreter.recorder
     for name, module in shadow.named_modules():
@@ -172,4 +165,3 @@ def running(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> I
                 recorder.module_path.pop()
 
         module.forward = run
-    yield

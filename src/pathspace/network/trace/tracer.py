@@ -32,7 +32,7 @@ from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.outputs import kept_by, outputs_of
 from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.shadow import arguments_for, running, shadow_of
+from pathspace.network.trace.shadow import arguments_for, observe, shadow_of
 from pathspace.squared.parts import is_split
 
 
@@ -234,7 +234,8 @@ class _Plan:
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
-        with running(shadow, interpreter, self.outside), uncompiled(), torch.no_grad(), interpreter:
+        observe(shadow, interpreter, self.outside)
+        with uncompiled(), torch.no_grad(), interpreter:
             before, kept = dict(shadow.named_parameters()), kept_by(shadow)
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, before, shadow)
