@@ -37,6 +37,7 @@ PAIRS = {  # by name, and by position
     "sub": (lambda m, h, z: torch.sub(h, other=z, alpha=2), lambda m, h, z: h - 2 * z),
     "mul": (lambda m, h, z: torch.mul(h, other=z), lambda m, h, z: h * z),
     "mul by a parameter": (lambda m, h, z: torch.mul(input=h, other=m.v), lambda m, h, z: h * m.v),
+    "mul into nothing": (lambda m, h, z: torch.mul(h, z, out=None), lambda m, h, z: h * z),
     "div": (lambda m, h, z: torch.div(input=h, other=2), lambda m, h, z: h / 2),
     "maximum": (lambda m, h, z: torch.maximum(h, other=z), lambda m, h, z: torch.maximum(h, z)),
     "max": (
@@ -58,6 +59,7 @@ PAIRS = {  # by name, and by position
         lambda m, h, z: product(h, z),
     ),
     "addmm": (lambda m, h, z: torch.addmm(m.v, mat1=h, mat2=m.w), lambda m, h, z: m.v + h @ m.w),
+    "addmm into nothing": (lambda m, h, z: torch.addmm(m.v, h, m.w, out=None), lambda m, h, z: m.v + h @ m.w),
     "addmm of activations": (lambda m, h, z: torch.addmm(z, h, m.w), lambda m, h, z: z + h @ m.w),
     "addmm with factors": (
         lambda m, h, z: torch.addmm(m.v, h, m.w, beta=2, alpha=0.5),

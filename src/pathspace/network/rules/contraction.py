@@ -249,10 +249,7 @@ def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     args = (equation, *tensors)
     if len(tensors) == 1:  # a constant one beside it
         given, arrow, result = equation.partition("->")
-        if not arrow:
-            result = "".join(sorted(c for c in set(given) if c.isalpha() and given.count(c) == 1))
-            result = "..." + result if "..." in given else result
-        tensors, equation = [*tensors, torch.ones(())], f"{given},->{result}"
+        tensors, equation = [*tensors, torch.ones(())], f"{given},{arrow}{result}"
     x, y = tensors
     return contract(recorder, args, x, y, einsum_form(equation, x.shape, y.shape))
 
@@ -263,9 +260,8 @@ _SEVERAL = (
 )
 
 
-def tensordot(recorder: Recorder, a: Tensor, b: Tensor, dims: Any = 2, out: Any = None) -> Tensor:
+def tensordot(recorder: Recorder, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """A sum of products over some dimensions."""
-    del out
     return contract(recorder, (a, b, dims), a, b, tensordot_form(a.shape, b.shape, dims))
 
 

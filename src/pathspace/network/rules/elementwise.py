@@ -88,9 +88,8 @@ def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
     return homogeneous(recorder, input)
 
 
-def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Tensor:
+def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
     """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
-    del out
     terms = [t if isinstance(t, Tensor) else number(t) for t in (x, y)]
     a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in terms)
     if a.kind == b.kind == "parameter":

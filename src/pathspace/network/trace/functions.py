@@ -60,9 +60,9 @@ _LAYERS = frozenset(
 def by_position(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a function with those leading ones by position that were given by torch's names."""
+    """Arguments of a function with those leading ones by position that were given by torch's names; no ``out=None``."""
     of_numpy = {"axis": "dim", "keepdims": "keepdim"}  # which torch takes, too
-    kwargs = {of_numpy.get(key, key): value for key, value in kwargs.items()}
+    kwargs = {of_numpy.get(k, k): value for k, value in kwargs.items() if k != "out" or value is not None}
     order = (*_IN_ORDER, "weight", "bias") if name in _LAYERS else _IN_ORDER
     leading = [key for key in order if key in kwargs]
     if not leading:

@@ -34,11 +34,11 @@ def solved(equations: Iterable[Sequence[int]]) -> dict[int, Monomial]:
     Returns:
         The variables that are no generators, as monomials of generators.
     """
-    rows = [_collected([(v, 1), (a, -1), (b, -1)]) for v, a, b in equations]
+    rows = [_substituted([(b, -1), (a, -1), (v, 1)], {}) for v, a, b in equations]
     fixed: list[Monomial] = []
     while True:
         solved = _eliminated([*fixed, *rows])
-        result = {v: _substituted({v: 1}, solved) for v in solved}
+        result = {v: _substituted([(v, 1)], solved) for v in solved}
         high = [m for m in result.values() if sum(map(abs, m.values())) > DEGREE]
         if not high:
             return result
@@ -51,7 +51,7 @@ def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
     while rows:
         later = []
         for row in rows:
-            left = _substituted(row, solved)
+            left = _substituted(row.items(), solved)
             divisor = math.gcd(*left.values())
             single = [v for v, n in left.items() if abs(n) == divisor]
             if single:
@@ -65,23 +65,15 @@ def _eliminated(rows: list[Monomial]) -> dict[int, Monomial]:
     return solved
 
 
-def _substituted(monomial: Monomial, solved: dict[int, Monomial]) -> Monomial:
-    """The same in variables that are not eliminated."""
+def _substituted(powers: Iterable[tuple[int, int]], solved: dict[int, Monomial]) -> Monomial:
+    """The product of powers of labels, whose sign is that of an exponent, in variables that are not eliminated."""
     result: Monomial = {}
-    left = list(monomial.items())
+    left = list(powers)
     while left:
-        v, n = left.pop()
+        label, n = left.pop()
+        v, n = abs(label), n if label > 0 else -n
         if v in solved:
             left += [(u, n * m) for u, m in solved[v].items()]
         else:
             result[v] = result.get(v, 0) + n
-    return {v: n for v, n in result.items() if n}
-
-
-def _collected(powers: Iterable[tuple[int, int]]) -> Monomial:
-    """The product of powers of labels, whose sign is that of an exponent."""
-    result: Monomial = {}
-    for label, n in powers:
-        v = abs(label)
-        result[v] = result.get(v, 0) + (n if label > 0 else -n)
     return {v: n for v, n in result.items() if n}
