@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.linear import require_parameter
+from pathspace.network.rules.linear import map_units, require_parameter
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 
@@ -32,11 +33,8 @@ def embedding(
     if tokens.kind not in ("input", "buffer"):
         recorder.no_rule("the rows it looks up depend on activations")
     rows, width = table.shape
-    target = recorder.uses.earlier_target(table, torch.full((rows,), FIXED), target_dim=1)
-    if target is None:
-        target = recorder.scales.fresh(width, recorder.where())
-    recorder.uses.add(table, target.reshape(1, -1), torch.full((rows, 1), FIXED), target_dim=1)
-    labels = recorder.scales.resolve(target).expand(*tokens.shape, width)
+    turned = replace(table, labels=table.labels.t())
+    labels = map_units(recorder, turned, width, torch.full((rows,), FIXED)).expand(*tokens.shape, width)
 
     def squared(_: Tensor, q: Tensor) -> Tensor:
         return q.sum(0).expand(labels.shape)

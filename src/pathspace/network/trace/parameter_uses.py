@@ -101,13 +101,13 @@ class ParameterUses:
             one_of_them[flat] = self.scales.resolve(wide)
             self.scales.unify(wide, one_of_them[flat])
 
-    def earlier_target(self, parameter: Value, source: Tensor, target_dim: int = 0) -> Tensor | None:
+    def earlier_target(self, parameter: Value, source: Tensor) -> Tensor | None:
         """The target labels of an earlier use of the same matrix on units of the same scales, if there was one.
 
         It lets a loop of many steps find its labels at once instead of making and merging new ones at every step.
         """
         shape, index = self.shapes[parameter.name], parameter.labels
-        column = _dimension_of(index, target_dim, shape)
+        column = _dimension_of(index, 0, shape)
         if (order := _as_it_is(index, shape)) is not None:
             index = _permuted(index, order)
         for old in self.of.get(parameter.name, []):
