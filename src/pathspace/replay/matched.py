@@ -15,7 +15,7 @@ from pathspace.network.program import Merged, Operation, Place
 from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Key, Node, Use
 
-_OUT_OF_PLACE = {
+OUT_OF_PLACE = {
     "add_": torch.add,
     "__iadd__": torch.add,
     "sub_": torch.sub,
@@ -131,10 +131,8 @@ class Matched:
                 "gradients at the layer are lost; write it out of place"
             )
 
-    def batch_of(self, tensor: Tensor, traced: Place, one: torch.Size | None) -> int | None:
-        """The batch dimension; that of a constant made for all examples is the inputs' own, of size 1 for ``one``."""
-        if isinstance(traced, Merged):
-            return None
+    def batch_of(self, tensor: Tensor, traced: Place, one: torch.Size | None) -> Place:
+        """Where a tensor has the examples; a constant made for all of them where inputs do, of size 1 for ``one``."""
         place = self.batch if traced is None else None
         if place is None or tensor.dim() <= place or (one is not None and one[place] != 1):
             return traced
@@ -160,13 +158,13 @@ class Matched:
         places: dict[int, Place] = {}
         for t, traced, one in zip(tensors, call.arguments, call.shapes[:-1], strict=True):
             if not self.is_weight(t):
-                places[id(t)] = traced if isinstance(traced, Merged) else self.batch_of(t, traced, one)
+                places[id(t)] = self.batch_of(t, traced, one)
             elif isinstance(call.batch, Merged) and t.shape != one:
                 raise UnmatchedForwardError(
                     f"'{name}' in '{call.module}' takes a parameter that was repeated for the examples, which lie in "
                     "one dimension with something else; let it broadcast before that reshape"
                 )
-        use = self.add_use(call, name, _OUT_OF_PLACE.get(name, func), args, kwargs, weights, result, places)
+        use = self.add_use(call, name, OUT_OF_PLACE.get(name, func), args, kwargs, weights, result, places)
         if use.batch is None and self.batch is not None:
             raise UnmatchedForwardError(
                 f"'{name}' in '{call.module}' makes a value that is the same for all examples, or whose examples an "
@@ -185,12 +183,12 @@ class Matched:
         places: dict[int, Place],
     ) -> Use:
         """Likewise, given by id where the arguments that depend on data have their examples."""
-        merged = call.batch if isinstance(call.batch, Merged) else None
-        if merged is None:
-            batch = self.batch_of(result, call.batch, call.shapes[-1])
-            result = self._shown.get(id(result), (result, result))[1]
+        merged, batch = None, self.batch_of(result, call.batch, call.shapes[-1])
+        if isinstance(batch, Merged):
+            result = self.apart(result, f"the result of '{name}' in '{call.module}'")
+            merged, batch = batch, batch.dim + 1
         else:
-            result, batch = self.apart(result, f"the result of '{name}' in '{call.module}'"), merged.dim + 1
+            result = self._shown.get(id(result), (result, result))[1]
         batches: dict[int, int] = {}
         forms: list[Merged | None] = []
 
@@ -228,11 +226,9 @@ class Matched:
         if key in self.nodes or key[0] not in self.live:
             return
         labels = self.program.nodes.get(key[0]) if len(key) == 1 else None
-        merged = traced if isinstance(traced, Merged) else None
-        if merged is None:
-            batch = self.batch_of(tensor, traced, None if labels is None else labels.shape)
-        else:
-            tensor, batch = self.apart(tensor, "a node of the network"), merged.dim + 1
+        merged, batch = None, self.batch_of(tensor, traced, None if labels is None else labels.shape)
+        if isinstance(batch, Merged):
+            merged, tensor, batch = batch, self.apart(tensor, "a node of the network"), batch.dim + 1
         if batch is None and self.batch is not None:
             raise UnmatchedForwardError(
                 "a node of the network has the same value for all examples, or an index or a reshape put them where "

@@ -20,12 +20,12 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UnmatchedForwardError
 from pathspace.network.program import Merged, Place
-from pathspace.replay.matched import Matched
+from pathspace.replay.matched import OUT_OF_PLACE, Matched
 from pathspace.replay.observed import Key, Use
 from pathspace.squared.normalization import Normalization
 
 # into a tensor, and which argument is written
-_WRITES = {**dict.fromkeys(["add_", "__iadd__", "sub_", "__isub__", "mul_", "__imul__"], 1), "__setitem__": 2}
+_WRITES = {**dict.fromkeys(OUT_OF_PLACE, 1), "__setitem__": 2}
 _EMBEDDING_BAG = (
     *("offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
     *("per_sample_weights", "include_last_offset", "padding_idx"),
@@ -67,9 +67,7 @@ def normalization(follower: Matched, name: str, func: Callable[..., Any], args: 
     result = follower.exposed(affine(normal, weight, bias), call.batch)
     weights = [t for t in (weight, bias) if t is not None and follower.is_weight(t)]
     if weights:
-        place = call.batch
-        if not isinstance(place, Merged):
-            place = follower.batch_of(result, place, call.shapes[-1])
+        place = follower.batch_of(result, call.batch, call.shapes[-1])
         operands = (normal.detach(), weight, bias)
         follower.add_use(call, name, affine, operands, {}, weights, result, {id(operands[0]): place})
     follower.data[id(result)] = result
@@ -114,7 +112,7 @@ def written(follower: Matched, name: str, args: tuple[Any, ...]) -> tuple[Any, .
     batch = follower.batch_of(x, call.arguments[0], call.shapes[0]) if call.name == name else None
     index = args[1] if name == "__setitem__" else ...
     by_data = any(isinstance(i, Tensor) for i in pytree.tree_leaves(index))
-    if batch is None or by_data:
+    if not isinstance(batch, int) or by_data:
         return args  # refused when the operation is noted
 
     def spread(like: Tensor, w: Tensor) -> Tensor:
