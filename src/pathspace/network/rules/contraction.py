@@ -149,11 +149,8 @@ def _by_weights(recorder: Recorder, x: Value, w: Value, form: Form, dtype: torch
     common = [n for n in form.first if n in form.second]
     source = recorder.scales.unify_over(x.labels, tuple(form.first.index(n) for n in common))
     created = [n for n in form.second if n in form.out]
-    if bool((recorder.scales.resolve(source) == WILD).all()):  # W 0 = 0, whatever W is
-        target = torch.full([size[n] for n in created], WILD)
-    else:
-        units = torch.Size([size[n] for n in created])
-        target = recorder.scales.fresh(units.numel(), recorder.where()).reshape(units)
+    units = torch.Size([size[n] for n in created])
+    target = recorder.made_of(source, units.numel()).reshape(units)
     new = [d for d, n in enumerate(form.second) if n in form.out and n not in form.first]
     recorder.uses.add(
         w,

@@ -11,7 +11,6 @@ from torch import Tensor
 from pathspace.network.rules.elementwise import add_bias
 from pathspace.network.rules.linear import by_normed, require_parameter
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
 
 
@@ -66,8 +65,7 @@ def convolution(
 def _targets(
     recorder: Recorder, source: Tensor, count: int, w: Value, transposed: bool, groups: int
 ) -> Tensor:
-    zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
-    target = torch.full((count,), WILD) if zero else recorder.scales.fresh(count, recorder.where())
+    target = recorder.made_of(source, count)
     ones = [1] * (w.labels.dim() - 2)
     if transposed:  # weight [C_in, C_out / groups, ...]
         per_group = _for_each(target, groups, w.shape[0])

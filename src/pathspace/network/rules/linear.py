@@ -12,7 +12,6 @@ from torch import Tensor
 from pathspace.network.rules.contraction import Form, contract, matmul_form
 from pathspace.network.rules.elementwise import add, add_bias
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import WILD
 from pathspace.network.trace.values import Value
 
 
@@ -84,10 +83,9 @@ def map_units(
     recorder: Recorder, weight: Value, count: int, source: Tensor, *, vector: bool = False
 ) -> Tensor:
     """Labels of the ``count`` outputs of a weight ``[out, in]`` applied to units with labels ``source``."""
-    zero = bool((recorder.scales.resolve(source) == WILD).all())  # W 0 = 0, whatever W is
-    target = torch.full((count,), WILD) if zero else recorder.uses.earlier_target(weight, source)
+    target = recorder.uses.earlier_target(weight, source)
     if target is None:
-        target = recorder.scales.fresh(count, recorder.where())
+        target = recorder.made_of(source, count)
     column, row = target.reshape(-1, 1), source.reshape(1, -1)
     if vector:
         recorder.uses.add(weight, column.reshape(1), row.reshape(-1))

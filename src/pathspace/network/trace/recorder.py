@@ -266,6 +266,11 @@ class Recorder:
         units = self.emit(whole, [value], self.scales.resolve(created), name="parameter", dtype=tensor.dtype)
         return self.value(self.note_unit(units))
 
+    def made_of(self, source: Tensor, count: int) -> Tensor:
+        """Labels of units that weights make of others, which are new where anything enters: W 0 = 0, whatever W is."""
+        zero = bool((self.scales.resolve(source) == WILD).all())
+        return torch.full((count,), WILD) if zero else self.scales.fresh(count, self.where())
+
     def note_unit(self, tensor: Tensor) -> Tensor:
         """Remember that this tensor holds unit values (after a ReLU)."""
         self.unit_values.append(self.value(tensor))
