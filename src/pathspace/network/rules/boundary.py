@@ -75,7 +75,7 @@ def _here(recorder: Recorder, entering: tuple[bool, ...]) -> Cut:
 
 def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) -> tuple[Any, list[Tensor]]:
     """What a function returns where there are no values, and those of its arguments that it wrote into."""
-    args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
+    args, kwargs = with_sizes(args, kwargs)
     kwargs = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
     one = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
     # the batch sizes of packed sequences say what shape comes out

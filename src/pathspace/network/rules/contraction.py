@@ -108,7 +108,7 @@ def contract(recorder: Recorder, args: Any, x: Tensor, y: Tensor, form: Form) ->
     a, b = recorder.lookup(x), recorder.lookup(y)
     kinds = {v.kind for v in (a, b) if v is not None}
     if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(recorder.func, args, {}, [v for v in (a, b) if v is not None])
+        return recorder.preprocess(recorder.func, args, {})
     if kinds == {"hidden"} and a is not None and b is not None:
         return _by_activations(recorder, a, b, _apart(form, x.shape, y.shape), x.dtype)
     if kinds == {"parameter"} and a is not None and b is not None:

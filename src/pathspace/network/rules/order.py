@@ -25,7 +25,7 @@ def ordered(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Any
     """The values, in the order and the number that the function gives, and their indices."""
     x, name, func = recorder.as_units(input), recorder.name, recorder.func
     if x.kind == "input":
-        created = recorder.preprocess(func, (input, *args), kwargs, [x])
+        created = recorder.preprocess(func, (input, *args), kwargs)
         places = created if isinstance(created, Tensor) else created[1]
         if places.dim() == 1 and x.batch == 0:  # examples by their lengths, as for packed sequences
             recorder.bind(places, replace(recorder.value(places), batch=0, order=True))

@@ -51,7 +51,7 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
         return scaled(recorder, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
     if kinds <= {"input", "buffer"}:
-        return recorder.preprocess(recorder.func, (x, y), {}, [a, b])
+        return recorder.preprocess(recorder.func, (x, y), {})
     if "parameter" in kinds and kinds != {"parameter"}:
         weight, other = (a, b) if a.kind == "parameter" else (b, a)
         if other.kind == "buffer":

@@ -31,8 +31,8 @@ def compare(recorder: Recorder, input: Tensor, other: Any, **_: Any) -> Tensor:
 
 def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The sign of an activation, or whether it is finite: the same at every scale."""
-    value, others = recorder.value(input), map(recorder.lookup, tensors_in(args, kwargs))
-    if value.kind == "parameter" or any(v is not None for v in others):
+    value = recorder.value(input)
+    if value.kind == "parameter" or recorder.values_in(args, kwargs):
         recorder.no_rule("it takes the sign of a parameter, or mixes it with another traced tensor")
     return recorder.as_inputs(recorder.func, (input, *args), kwargs, value.batch)
 

@@ -34,9 +34,7 @@ def getitem(recorder: Recorder, x: Tensor, index: Any) -> Any:
             "its indices or sizes depend on the data, so the network has no single graph", advice
         )
     if value is None or value.kind in ("input", "buffer"):
-        return recorder.preprocess(
-            recorder.func, (x, index), {}, [v for v in (value, *indices) if v is not None]
-        )
+        return recorder.preprocess(recorder.func, (x, index), {})
     if value.kind == "parameter" and len(items) == 1 and x.dim() == 2:
         return recorder.apply("embedding", F.embedding, traced[0], x)
     dims = [d for d, i in enumerate(items) if any(i is t for t in traced)]
@@ -98,9 +96,7 @@ def index_select(recorder: Recorder, input: Tensor, dim: int, index: Tensor) -> 
     if of_index.kind not in ("input", "buffer"):
         recorder.no_rule("its indices depend on activations, so the network has no single graph")
     if value is None or value.kind in ("input", "buffer"):
-        return recorder.preprocess(
-            recorder.func, (input, dim, index), {}, [v for v in (value, of_index) if v is not None]
-        )
+        return recorder.preprocess(recorder.func, (input, dim, index), {})
     if value.kind == "parameter" and input.dim() == 2 and dim % 2 == 0:
         return recorder.apply("embedding", F.embedding, index, input)
     return picked_along(recorder, input, dim, of_index, index.shape)

@@ -33,7 +33,7 @@ def interpolate(
     if value.kind == "input":
         options = {"size": size, "scale_factor": scale_factor, "mode": mode, "align_corners": align_corners}
         options |= {"recompute_scale_factor": recompute_scale_factor, "antialias": antialias}
-        return recorder.preprocess(recorder.func, (input,), options, [value])
+        return recorder.preprocess(recorder.func, (input,), options)
     if mode == "area":
         shape = recorder.func(torch.empty(value.shape, device="meta"), size, scale_factor, mode).shape[2:]
         pool = f"adaptive_avg_pool{len(shape)}d"

@@ -169,16 +169,17 @@ ENDINGS = frozenset(
 """What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
 
 
-def with_sizes(arguments: Iterable[Any]) -> list[Any]:
+def with_sizes(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with sizes that are tensors among numbers, ``(n, torch.div(m, 2) - 1)``, as numbers."""
 
     def number(x: Any) -> Any:
         return int(x) if isinstance(x, Tensor) and x.dim() == 0 and not x.is_meta else x
 
-    return [
-        tuple(map(number, a)) if isinstance(a, (tuple, list)) and any(type(x) is int for x in a) else a
-        for a in arguments
-    ]
+    def sizes(a: Any) -> Any:
+        among = isinstance(a, (tuple, list)) and any(type(x) is int for x in a)
+        return tuple(map(number, a)) if among else a
+
+    return tuple(map(sizes, args)), {key: sizes(value) for key, value in kwargs.items()}
 
 
 def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -134,7 +134,7 @@ class Interpreter(TorchFunctionMode):
         if gates and (zeros := self._of_zeros(args)) is not None:
             return zeros  # a gate times the state that a recurrence begins with
         if of_inputs and name not in ON_INPUTS and name not in READS:
-            return recorder.preprocess(recorder.func, args, kwargs, values)
+            return recorder.preprocess(recorder.func, args, kwargs)
         real = self._of_buffers(args, kwargs) if kinds == {"buffer"} else None
         if real is not None and (name not in MOVEMENTS or (name == "to" and not real.is_floating_point())):
             return real
@@ -282,7 +282,7 @@ class Interpreter(TorchFunctionMode):
     def run_outside(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A module left to the plain rule: what enters it is an output of the network, what leaves it an input."""
         recorder = self.recorder
-        values = [v for t in tensors_in(args, kwargs) if (v := recorder.lookup(t)) is not None]
+        values = recorder.values_in(args, kwargs)
         batch = next((v.batch for v in values if v.batch is not None), None)
         entering = [v for v in values if v.kind == "hidden"]
         recorder.roots += [v.slot for v in values]

@@ -19,7 +19,7 @@ from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, Wr
 from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.examples import Examples
-from pathspace.network.trace.functions import says_meta, short_name, with_sizes, without_values
+from pathspace.network.trace.functions import says_meta, short_name, tensors_in, with_sizes, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import INPUTS_READ, OF_INPUTS, ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
@@ -92,6 +92,10 @@ class Recorder:
         if memory != _memory(tensor) and value.kind != "input":
             self._replaced(value, memory[0] == _memory(tensor)[0])
         return value if value.version == value.memory.version else self._after_writes(tensor, value)
+
+    def values_in(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Value]:
+        """Those of the tensors among arguments that have one, in their order."""
+        return [v for t in tensors_in(args, kwargs) if (v := self.lookup(t)) is not None]
 
     def all_values(self) -> Iterator[Value]:
         """Of all tensors, as they are now."""
@@ -305,9 +309,9 @@ class Recorder:
         """The function of the operation that is running."""
         return self._running[-1][1]
 
-    def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any, values: list[Value]) -> Any:
+    def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
-        batch = next((v.batch for v in values if v.batch is not None), None)
+        batch = next((v.batch for v in self.values_in(args, kwargs) if v.batch is not None), None)
         try:
             return self.as_inputs(func, args, kwargs, batch)
         except (NotImplementedError, TypeError) as error:
@@ -317,9 +321,9 @@ class Recorder:
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
-        traced = [self.lookup(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        batched = next((v for v in traced if v is not None and v.batch == batch), None)
-        args, kwargs = tuple(with_sizes(args)), dict(zip(kwargs, with_sizes(kwargs.values()), strict=True))
+        traced = self.values_in(args, kwargs)
+        batched = next((v for v in traced if v.batch == batch), None)
+        args, kwargs = with_sizes(args, kwargs)
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
         )
@@ -335,8 +339,8 @@ class Recorder:
             return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
 
         result = pytree.tree_map_only(Tensor, bind, result)
-        if self.origins or any(v is not None and v.kind == "hidden" for v in traced):
-            origin = Origin(tuple([v.slot for v in traced if v is not None]))
+        if self.origins or any(v.kind == "hidden" for v in traced):
+            origin = Origin(tuple([v.slot for v in traced]))
             created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
             self.origins.update((v.slot, origin) for v in created)
         return result
