@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import pathspace as ps
 from cases import BY_NAME, Recurrent
 from conformance import Entry, difference, power_of_two_factors, resumed, start
-from pathspace.metrics import data_terms
+from pathspace.metrics import data_dependent
 
 
 def made(options=None, **given):
@@ -39,8 +39,8 @@ def replays(monkeypatch):
         count.append(inputs)
         return original(network, inputs, **options)
 
-    original = data_terms.replay
-    monkeypatch.setattr(data_terms, "replay", counted)
+    original = data_dependent.replay
+    monkeypatch.setattr(data_dependent, "replay", counted)
     return count
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pathspace.metrics import DataDependent, Path
 from pathspace.metrics.checks import check_names
-from pathspace.metrics.data_terms import DataOptions
+from pathspace.metrics.data_dependent import DataOptions
 from pathspace.metrics.path import PathOptions
 
 
