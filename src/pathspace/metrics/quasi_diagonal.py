@@ -5,9 +5,14 @@
     M_0i  = alpha sum over nodes o of psi_o stat_n[dz_o/dw_i, dz_o/dw_0]      stat: mean product, or covariance
 
 Paths alone make no off-diagonal term. With alpha = 1 and the second moment this is the quasi-diagonal natural gradient
-of Ollivier (O13) for a Gaussian output.
+of Ollivier (O13, 2013/2015) for a Gaussian output. An optimizer keeps it as
 
-Letters: o node, n example, J_i = d(seeded values)/dw_i.
+    M'_ii = (f_i^2 M_ii + damping m) / c,   M'_0i = f_0 f_i M_0i / c
+
+m is the mean of f^2 M over the parameter, and c one number for all parameters, the mean of theirs, because the rule
+mixes them.
+
+Letters: o node, n example, J_i = d(seeded values)/dw_i, f gauge.
 """
 
 from __future__ import annotations
@@ -19,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.metrics.data_dependent import DataDependent
 from pathspace.network import Network
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.data.data_dependent import Estimator, Request, check_estimation, in_safe_type
 from pathspace.paths.data.node_measure import Statistic, check_options
+from pathspace.paths.kernel.safe_type import Surveyed
 from pathspace.replay.replay import Replay
 
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -125,10 +132,39 @@ def _enter_the_same(network: Network, weight: str, bias: str) -> bool:
     return units.shape == others.shape and bool((units == others).all() and (units != 0).all())
 
 
-def groups(bias_of: Mapping[str, str], names: Sequence[str]) -> dict[str, list[str]]:
-    """Bias -> the weights into its units, among some parameters."""
-    weights_of: dict[str, list[str]] = {}
-    for weight, bias in bias_of.items():
-        if weight in names and bias in names:
-            weights_of.setdefault(bias, []).append(weight)
-    return weights_of
+class DataDependentWithBias(DataDependent):
+    """The metric of :class:`pathspace.optim.QuasiDiagonal`; options as for :class:`DataDependent`, alpha > 0."""
+
+    pairs = staticmethod(biases)
+
+    def _refresh(self, names: list[str]) -> None:
+        """All of them, be there a gradient or not: M_0i of one time and M_00 of another make no metric."""
+        for state in self.state.values():
+            state.pop("bias", None)  # without kappa there are no products
+        super()._refresh([n for n in self.network.parameters if n in names or n in self.state])
+
+    def _paired(self, name: str, bias: str, cross: Tensor) -> dict[str, Any]:
+        if "gauge_rows" not in self.state.get(bias, {}):
+            return {}
+        balanced = self.gauge(name).times_(cross.clone(memory_format=torch.contiguous_format))
+        rows = self.gauge(bias).rows.to(cross.dtype)
+        flat = balanced.view(balanced.shape[0], -1).mul_(rows)
+        # a state cannot hold strings
+        return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
+
+    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        super()._set_normalizers(kappa, new)
+        sizes = [self.network.parameters[name].numel() for name in kappa.values]
+        states = [self.state[name] for name in kappa.values]
+        sums = (0 if s["empty"] else s["normalizer"] * n for s, n in zip(states, sizes, strict=True))
+        c = sum(sums) / max(1, sum(sizes))
+        for state in states:
+            state["normalizer"] = c or 1.0
+
+    def cross(self, name: str) -> tuple[str, Tensor] | None:
+        """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""
+        state = self.state[name]
+        if "bias" not in state:
+            return None
+        bias = list(self.network.parameters)[state["bias"]]
+        return bias, torch.div(state["cross"], state["normalizer"])

@@ -11,9 +11,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from pathspace.metrics.quasi_diagonal import groups
+from pathspace.metrics.quasi_diagonal import DataDependentWithBias
 from pathspace.metrics.solve import solve_diagonal, solve_quasi_diagonal
-from pathspace.metrics.with_bias import DataDependentWithBias
 from pathspace.network import Network
 from pathspace.optim.base.data_optimizer import DataOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
@@ -122,25 +121,28 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
     def _directions(self, gradients: dict[str, Tensor], diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
         """d' of every parameter of the network, in the balanced frame."""
         assert isinstance(self.metric, DataDependentWithBias)
-        crossed = {name: pair for name in gradients if (pair := self.metric.cross(name)) is not None}
-        bias_of = {name: bias for name, (bias, _) in crossed.items()}
+        crosses: dict[str, dict[str, Tensor]] = {}  # bias -> of the weights into its units
+        for name in gradients:
+            pair = self.metric.cross(name)
+            if pair is not None and pair[0] in gradients:
+                crosses.setdefault(pair[0], {})[name] = pair[1]
         directions: dict[str, Tensor] = {}
-        for bias, weights in groups(bias_of, list(gradients)).items():
+        for bias, crossed in crosses.items():
             rows, M_00 = gradients[bias].numel(), diagonal[bias].reshape(-1)
 
             def wide(tensors: list[Tensor], rows: int = rows, like: Tensor = M_00) -> Tensor:
                 return torch.cat([t.reshape(rows, -1).to(like.dtype) for t in tensors], 1)
 
             d, d_0 = solve_quasi_diagonal(
-                wide([gradients[w] for w in weights]),
+                wide([gradients[w] for w in crossed]),
                 gradients[bias].reshape(-1).to(M_00.dtype),
-                wide([diagonal[w] for w in weights]),
-                wide([crossed[w][1] for w in weights]),
+                wide([diagonal[w] for w in crossed]),
+                wide(list(crossed.values())),
                 M_00,
             )
             directions[bias] = d_0.view_as(gradients[bias])  # one number for all units has no dimension
-            parts = d.split([gradients[w].numel() // rows for w in weights], 1)
-            for w, part in zip(weights, parts, strict=True):
+            parts = d.split([gradients[w].numel() // rows for w in crossed], 1)
+            for w, part in zip(crossed, parts, strict=True):
                 directions[w] = part.reshape(gradients[w].shape)
         for name, g in gradients.items():
             if name not in directions:
