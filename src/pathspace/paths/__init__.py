@@ -13,9 +13,8 @@ from pathspace.paths.listing.listing import Paths, TooManyPathsError, enumerate_
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, activity, unroll
 from pathspace.paths.space.basis import basis_paths, basis_values
 from pathspace.paths.space.member import skeleton_signs, weights_from_values
-from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
+from pathspace.paths.space.reduction import ReductionGraph, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import Skeleton, skeleton
-from pathspace.paths.space.usage import used_edges
 
 __all__ = [
     "Activity",

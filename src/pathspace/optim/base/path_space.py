@@ -26,11 +26,10 @@ from pathspace.optim.rules.clipping import clip_factor
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
-from pathspace.paths.space.reduction import expect_own, reduction_graph
+from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
 from pathspace.paths.space.slots import Scratch
-from pathspace.paths.space.usage import used_edges
 
 Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group

@@ -31,8 +31,7 @@ from pathspace.network.network import arguments_in, current_values
 from pathspace.network.trace.shadow import evaluation_form_of
 from pathspace.paths.listing.listing import LIMIT, Paths, enumerate_paths
 from pathspace.paths.listing.unrolled import examples
-from pathspace.paths.space.reduction import expect_own, reduction_graph
-from pathspace.paths.space.usage import used_edges
+from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.squared.precision import AtLeast
 
 Output = Literal["gaussian", "softmax"]

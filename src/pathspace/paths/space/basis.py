@@ -21,9 +21,8 @@ from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network, expect_paths
 from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import cover
-from pathspace.paths.space.reduction import ReductionGraph, expect_own
+from pathspace.paths.space.reduction import ReductionGraph, expect_own, used_edges
 from pathspace.paths.space.skeleton import Skeleton
-from pathspace.paths.space.usage import used_edges
 
 
 @tables_on_the_cpu()

@@ -22,8 +22,8 @@ from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.space.basis import check_complete, checked
+from pathspace.paths.space.reduction import used_edges
 from pathspace.paths.space.skeleton import Skeleton
-from pathspace.paths.space.usage import used_edges
 
 
 @tables_on_the_cpu()

@@ -3,7 +3,8 @@
 A recurrent network unrolled over time, or a convolution over its positions, is a large graph with tied weights.
 What node-wise rescaling sees of it is small: one node per unit class and one edge per parameter element, a recurrent
 weight being an edge between two classes of one layer, or a self-loop. All nodes of fixed scale (inputs, bias node,
-outputs, and inner units whose scale is tied to 1) are one node here, number 0.
+outputs, and inner units whose scale is tied to 1) are one node here, number 0. Weights on no path from an input to an
+output have no gradient, and count in no dimension.
 
 Letters: c a unit class, node 1 + c; e an edge, numbered through all parameters in the network's order; w_e its weight.
 """
@@ -22,6 +23,9 @@ from torch import Tensor
 from pathspace.network import Edge, Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network
+from pathspace.network.precision import in_full_precision
+from pathspace.paths.kernel.kappa import squared_gradients
+from pathspace.squared.squares import dense
 
 FIXED = 0
 """The node of everything whose scale is 1: inputs, bias node, outputs."""
@@ -192,3 +196,37 @@ def reduction_graph(network: Network) -> ReductionGraph:
         class_names=network.class_names,
         monomials=network.monomials.cpu(),
     )
+
+
+@tables_on_the_cpu()
+@in_full_precision
+def used_edges(network: Network, graph: ReductionGraph | None = None) -> Tensor:
+    """Which weights are on a path from an input to an output, bool ``[E]``.
+
+    The backward direction of a bidirectional layer that is read at the last step, for example, takes a single step,
+    so its recurrent weights are on none.
+
+    Args:
+        network: a traced network.
+        graph: its reduction graph, if it is known already.
+
+    Returns:
+        The mask, in the order of :func:`reduction_graph`, on the CPU.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> rnn = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False)
+        >>> ps.paths.used_edges(ps.trace(rnn, torch.zeros(1, 1, 1)))  # one time step
+        tensor([ True, False])
+    """
+    graph = reduction_graph(network) if graph is None else graph
+    # kappa1 counts the paths through a weight, those without the weight's own factor, so ones keep all of them
+    same = {name: _small_weights(p) for name, p in network.parameters.items()}
+    paths = squared_gradients(network, same, list(same))
+    return graph.flatten({name: dense(value) for name, value in paths.items()}).cpu() > 0
+
+
+def _small_weights(parameter: Tensor) -> Tensor:
+    """Positive weights of about 1 / sqrt(inputs), so that sums over many paths stay finite."""
+    inputs = max(1, parameter[0].numel() if parameter.dim() else 1)
+    return torch.full(parameter.shape, inputs**-0.5, dtype=torch.float64, device=parameter.device)

@@ -28,8 +28,7 @@ from pathspace.network import Edge, Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.network import current_values
 from pathspace.paths.space.condensation import condensation, cover
-from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
-from pathspace.paths.space.usage import used_edges
+from pathspace.paths.space.reduction import ReductionGraph, reduction_graph, used_edges
 
 Rule = Literal["largest", "cyclic", "random"]
 RULES: tuple[Rule, ...] = ("largest", "cyclic", "random")
