@@ -39,13 +39,16 @@ ACCUMULATED = frozenset(["index_add", "index_add_", "scatter_add", "scatter_add_
 REDUCED = frozenset(["scatter_reduce", "scatter_reduce_"])
 
 
+Edges = tuple[Tensor, Tensor, Tensor]
+"""(o, i, g): elements of the result and of the operands, one after the other, and the gates between them."""
+
+
 @dataclass(frozen=True)
 class Gated:
     """A gated operation as a function of its operands."""
 
     operands: tuple[Tensor, ...]
-    edges: Callable[[], tuple[Tensor, Tensor, Tensor]]
-    """(o, i, g): elements of the result and of the operands, one after the other, and the gates between them."""
+    edges: Edges
 
 
 def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gated | None:
@@ -60,17 +63,15 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         return func(**{**kwargs, "input": value})
 
     if name in _UNARY or name in CLAMPS:
-        return Gated((x,), lambda: _slopes(on, x))
+        return Gated((x,), _slopes(on, x))
     if name in ORDERED and (name != "median" or len(args) > 1 or kwargs):
         dim = dimension(name, args[1:], {k: v for k, v in kwargs.items() if k != "input"})
-        return Gated(
-            (x,), lambda: _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum"))
-        )
+        return Gated((x,), _ordered(on, x, -1 if dim is None else dim, running=name.startswith("cum")))
     other = args[1] if len(args) > 1 else kwargs.get("other")
     if name in ("maximum", "max") and isinstance(other, Tensor):
-        return Gated((x, other), lambda: _larger(x, other))
+        return Gated((x, other), _larger(x, other))
     if name in ("minimum", "min") and isinstance(other, Tensor):
-        return Gated((x, other), lambda: _larger(-x, -other))
+        return Gated((x, other), _larger(-x, -other))
     if _POOLS.fullmatch(name) or "median" in name:
         sign = -1 if name in ("min", "amin") else 1  # the smallest is the largest of the negatives
 
@@ -78,7 +79,7 @@ def gated(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
             result = on(sign * value)
             return sign * (result if isinstance(result, Tensor) else result[0])
 
-        return Gated((x,), lambda: _windows(largest, sign * x))
+        return Gated((x,), _windows(largest, sign * x))
     return None
 
 
@@ -107,19 +108,23 @@ def gated_by_data(
         fill = [*args, kwargs.get("value")][2]
         return _chosen(args[1], fill, args[0])
     if name == "gather" and id(args[2]) in data:
-        return Gated((args[0],), lambda: _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
+        return Gated((args[0],), _picked(lambda h: func(h, *args[1:]), args[0], args[1], keep=True))
     if name == "__getitem__":
-        items = args[1] if isinstance(args[1], tuple) else (args[1],)
+        x, place = args
+        items = place if isinstance(place, tuple) else (place,)
         dims = [d for d, item in enumerate(items) if id(item) in data]
         if dims and sum(isinstance(item, Tensor) for item in items) > 1:
-            return Gated((args[0],), lambda: _picked(lambda h: h[args[1]], args[0], dims[0], keep=False))
+            return Gated((x,), _picked(lambda h: h[place], x, dims[0], keep=False))
         if dims:
-            return Gated((args[0],), lambda: _chosen_along(lambda h: h[args[1]], args[0], dims[0]))
+            return Gated((x,), _chosen_along(lambda h: h[place], x, dims[0]))
     if name == "index_select" and id(args[2]) in data:
-        return Gated((args[0],), lambda: _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
+        return Gated((args[0],), _chosen_along(lambda h: func(h, *args[1:]), args[0], args[1]))
     if name in ACCUMULATED and id(args[2]) in data:
-        source = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
-        return _added(name, list(args[:3]), source, kwargs)
+        base, dim, index = args[:3]
+        source: Any = args[3] if len(args) > 3 else kwargs.get("source", kwargs.get("src"))
+        add = torch.scatter_add if name.startswith("scatter") else torch.index_add
+        options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
+        return Gated((base, source), _added(lambda t, s: add(t, dim, index, s, **options), base, dim, source))
     if name in REDUCED:
         return _reduced(*args, given=id(args[2] if len(args) > 2 else kwargs["index"]) in data, **kwargs)
     leaves, form = pytree.tree_flatten((args, kwargs))
@@ -138,12 +143,10 @@ def gated_by_data(
 
     h, d = leaves[act], leaves[factor].detach().double()
     one = torch.ones_like(d)
-    return Gated((h,), lambda: _opened(lambda u: product(u, one), lambda u: product(u, d), h.numel()))
+    return Gated((h,), _opened(lambda u: product(u, one), lambda u: product(u, d), h.numel()))
 
 
-def _opened(
-    possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _opened(possible: Callable[[Tensor], Tensor], actual: Callable[[Tensor], Tensor], elements: int) -> Edges:
     """Edges of a linear map that data might open; the gate is what the data makes of them.
 
     Args:
@@ -157,9 +160,7 @@ def _opened(
     return o, i, (each(lambda unit: actual(unit).reshape(-1), units) / edges)[i, o]
 
 
-def _picked(
-    pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _picked(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int, *, keep: bool) -> Edges:
     """Edges from all that might be picked along a dimension; open is the one that is."""
     shape = pick(x).shape
     part = tuple(slice(None) if d == dim % x.dim() else slice(n) for d, n in enumerate(shape)) if keep else ()
@@ -170,7 +171,7 @@ def _picked(
     return _opened(any_of, lambda unit: pick(unit.reshape(x.shape)), x.numel())
 
 
-def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> Edges:
     """Edges from all along a dimension to each that is picked, in the same place of the other dimensions."""
     size = pick(x).numel() // max(1, x.numel() // x.shape[dim])
     after = x.shape[dim % x.dim() + 1 :].numel()
@@ -181,26 +182,24 @@ def _chosen_along(pick: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tupl
     return _opened(any_of, lambda unit: pick(unit.reshape(x.shape)), x.numel())
 
 
-def _added(name: str, items: list[Any], source: Any, kwargs: dict[str, Any]) -> Gated:
-    """Edges from every summand to all places along a dimension; open is the place that it is added to."""
-    base, dim, index = items
-    out_of_place = torch.scatter_add if name.startswith("scatter") else torch.index_add
-    options = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
+def _added(
+    add: Callable[[Tensor, Tensor], Tensor], base: Tensor, dim: int, source: Tensor, *, given: bool = True
+) -> Edges:
+    """Edges from every element, and from every summand to the place along a dimension that it is added to.
 
-    def edges() -> tuple[Tensor, Tensor, Tensor]:
-        zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
+    Where the places are ``given`` by data, there are edges to all of them, of which that one is open.
+    """
+    zero, n = torch.zeros(base.shape, dtype=torch.float64), base.numel()
 
-        def added(unit: Tensor) -> Tensor:
-            return out_of_place(zero, dim, index, unit.reshape(source.shape), **options)
+    def there(unit: Tensor) -> Tensor:
+        return add(zero, unit.reshape(source.shape))
 
-        def anywhere(unit: Tensor) -> Tensor:
-            return added(unit).sum(dim, keepdim=True).expand(base.shape)
+    def anywhere(unit: Tensor) -> Tensor:
+        return there(unit).sum(dim, keepdim=True).expand(base.shape)
 
-        o, i, opened = _opened(anywhere, added, source.numel())
-        direct, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
-        return torch.cat([direct, o]), torch.cat([direct, i + n]), torch.cat([one, opened])
-
-    return Gated((base, source), edges)
+    o, i, opened = _opened(anywhere if given else there, there, source.numel())
+    direct, one = torch.arange(n), torch.ones(n, dtype=torch.float64)
+    return torch.cat([direct, o]), torch.cat([direct, i + n]), torch.cat([one, opened])
 
 
 def _reduced(
@@ -220,35 +219,20 @@ def _reduced(
     """
     if reduce == "sum" and include_self and not given:
         return None
-
-    def edges() -> tuple[Tensor, Tensor, Tensor]:
-        zero, n = torch.zeros(input.shape, dtype=torch.float64), input.numel()
-
-        def added(unit: Tensor) -> Tensor:
-            return zero.scatter_add(dim, index, unit.reshape(src.shape))
-
-        def anywhere(unit: Tensor) -> Tensor:
-            return added(unit).sum(dim, keepdim=True).expand(input.shape)
-
-        o, i, there = _opened(anywhere if given else added, added, src.numel())
-        own = torch.ones(n, dtype=torch.float64)
-        if not include_self:
-            own = (added(torch.ones_like(src, dtype=torch.float64)) == 0).double().flatten()
-        o, i, meet = (
-            torch.cat([torch.arange(n), o]),
-            torch.cat([torch.arange(n), i + n]),
-            torch.cat([own, there]),
-        )
-        if reduce == "sum":
-            return o, i, meet
+    n = input.numel()
+    o, i, meet = _added(lambda t, s: t.scatter_add(dim, index, s), input, dim, src, given=given)
+    if not include_self:
+        ones = torch.ones(src.shape, dtype=torch.float64)
+        reached = torch.zeros(input.shape, dtype=torch.float64).scatter_add(dim, index, ones)
+        meet[:n] = (reached == 0).double().flatten()
+    if reduce != "sum":
         values = torch.cat([t.detach().double().flatten() for t in (input, src)])[i]
         values = torch.where(meet > 0, values if reduce == "amax" else -values, -torch.inf)
         largest = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, o, values, "amax")
         (winners,) = ((values == largest[o]) & (meet > 0)).nonzero(as_tuple=True)
         first = torch.full((n,), len(o)).scatter_reduce(0, o[winners], winners, "amin")
-        return o, i, torch.zeros_like(meet).index_fill(0, first[first < len(o)], 1.0)
-
-    return Gated((input, src), edges)
+        meet = torch.zeros_like(meet).index_fill(0, first[first < len(o)], 1.0)
+    return Gated((input, src), (o, i, meet))
 
 
 def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
@@ -263,12 +247,10 @@ def _chosen(condition: Tensor, x: Any, y: Any) -> Gated:
             parts.append(torch.stack([torch.arange(shape.numel()), members, gate]))
         before += t.numel()
     o, i, g = torch.cat(parts, 1)
-    return Gated(tuple(operands), lambda: (o.long(), i.long(), g))
+    return Gated(tuple(operands), (o.long(), i.long(), g))
 
 
-def _ordered(
-    function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _ordered(function: Callable[[Tensor], Any], x: Tensor, dim: int, *, running: bool) -> Edges:
     """Edges from all along a dimension, or from all up to a place; open is the one that stands there."""
     created = function(x.detach())
     places = torch.sort(x.detach(), 0)[1] if isinstance(created, Tensor) else created[1]
@@ -281,13 +263,13 @@ def _ordered(
     return _opened(any_of, lambda unit: unit.reshape(x.shape).gather(dim, places), x.numel())
 
 
-def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> Edges:
     y = function(x.detach().clone())
     place = torch.arange(x.numel())
     return place, place, torch.where(x != 0, y / torch.where(x != 0, x, 1.0), 0.0).flatten().detach()
 
 
-def _larger(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _larger(x: Tensor, y: Tensor) -> Edges:
     shape = torch.broadcast_shapes(x.shape, y.shape)
     place = torch.arange(shape.numel())
     first = torch.arange(x.numel()).reshape(x.shape).expand(shape).flatten()
@@ -296,7 +278,7 @@ def _larger(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat([place, place]), torch.cat([first, second]), torch.cat([wins, 1 - wins])
 
 
-def _windows(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _windows(function: Callable[[Tensor], Tensor], x: Tensor) -> Edges:
     def flat(v: Tensor) -> Tensor:
         return function(v.reshape(x.shape)).reshape(-1)
 

@@ -265,7 +265,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
     def _gated(self, gate: Gated, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """ReLU and its kin, and maxima."""
         sources = torch.cat([self._sources(t).flatten() for t in gate.operands])
-        o, i, opened = gate.edges()
+        o, i, opened = gate.edges
         result = func(*args, **kwargs)
         nodes = self._new_nodes((result if isinstance(result, Tensor) else result[0]).shape)
         numbers = torch.arange(self.num_gates, self.num_gates + len(o))
