@@ -12,8 +12,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import BY_NAME, call, in_turn, mlp, traced
-from pathspace.optim.rules.eigenbasis import eigenvectors, refined
-from pathspace.optim.rules.soap import SOAP
+from pathspace.optim.rules.soap import SOAP, eigenvectors, refined
 
 # in the published setting entries of rounding size take full steps, and two computations need not agree
 SAFE = {"lr": 0.01, "eps": 1e-2, "precondition_frequency": 2}

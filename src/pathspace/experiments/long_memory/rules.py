@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pathspace.optim.rules.eigenbasis import soap_direction
 from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.soap import soap_direction
 
 BETAS, SOAP_BETAS, EPS = (0.9, 0.999), (0.95, 0.95), 1e-8
 SOAP_FREQUENCY = 40  # as in `ps.optim.PathSOAP`

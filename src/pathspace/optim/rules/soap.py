@@ -1,7 +1,9 @@
-"""SOAP for matrices and AdamW for all other parameters, as one optimizer.
+"""SOAP for matrices, Adam in the eigenbasis of the averages of G G^T and G^T G, and AdamW for all other parameters.
 
 Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing Shampoo using
-Adam", 2024. Torch has no SOAP.
+Adam", 2024, with the conventions of the code that its authors published. Torch has no SOAP. Letters: G gradient, a
+matrix [n, m]; L and R the averages of G G^T and G^T G; Q_L and Q_R their eigenvectors in columns; M and V the moments,
+in the eigenbasis.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pathspace.optim.rules.eigenbasis import soap_direction
-from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.moments import adam_direction, in_type
+
+_SIDES = ("rows", "columns")
+_MATRICES = tuple(f"{kind}_{side}" for kind in ("gram", "basis") for side in _SIDES)
+_NOTHING = 2.0**-80  # beside the largest entry, far below what the products of float64 matrices still hold
 
 
 class SOAP(Optimizer):
@@ -74,3 +80,104 @@ class SOAP(Optimizer):
                     p.mul_(1 - lr * group["weight_decay"])
                 p.add_(direction, alpha=-lr)
         return loss
+
+
+def soap_direction(
+    G: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float, frequency: int, largest: int
+) -> Tensor:
+    """Take G into the averages and return the direction Q_L Adam(Q_L^T G Q_R) Q_R^T.
+
+    The first gradient only measures the basis and gets the direction 0: in its own eigenbasis it would be diagonal,
+    and Adam would magnify the rounding errors off the diagonal to the size of the rest.
+
+    Args:
+        G: gradient, ``[n, m]``; it is not kept.
+        state: where the averages are kept: ``gram_rows`` L, ``basis_rows`` Q_L, the same for columns, and Adam's.
+        betas: decay rates of the two moments; L and R decay with the second.
+        eps: added to the root of the second moment.
+        frequency: steps between two updates of the basis.
+        largest: sides longer than this keep the standard basis.
+
+    Returns:
+        A new tensor ``[n, m]``.
+    """
+    # Gradients through many steps of time leave digits lost near zero. They depend on the scales of the weights, and
+    # a basis of the directions that have had no gradient so far would turn on them.
+    G = torch.where(G.abs() < _NOTHING * G.abs().amax(), 0.0, G) if G.numel() else G
+    if "step" not in state:
+        for side, size in zip(_SIDES, G.shape, strict=True):
+            if size <= largest:
+                state[f"gram_{side}"] = G.new_zeros(size, size)
+        _average_(G, state, betas[1])
+        for side in (side for side in _SIDES if f"gram_{side}" in state):
+            state[f"basis_{side}"] = eigenvectors(state[f"gram_{side}"])
+        # the moments stand there from the beginning: tools that load a state ask a first step what it will hold
+        state["step"], state["exp_avg"], state["exp_avg_sq"] = 0, torch.zeros_like(G), torch.zeros_like(G)
+        return torch.zeros_like(G)
+    in_type(state, G.dtype, _MATRICES)
+    direction = from_basis(adam_direction(to_basis(G, state), state, betas, eps), state)
+    # after the step, so that a gradient never chooses the basis that it is seen in
+    _average_(G, state, betas[1])
+    if state["step"] % frequency == 0:
+        _turn_(state)
+    return direction
+
+
+def to_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
+    """Q_L^T G Q_R; a side without a basis stays as it is."""
+    if "basis_rows" in state:
+        G = state["basis_rows"].T @ G
+    return G @ state["basis_columns"] if "basis_columns" in state else G
+
+
+def from_basis(G: Tensor, state: dict[str, Any]) -> Tensor:
+    """Q_L G Q_R^T."""
+    if "basis_rows" in state:
+        G = state["basis_rows"] @ G
+    return G @ state["basis_columns"].T if "basis_columns" in state else G
+
+
+def eigenvectors(P: Tensor) -> Tensor:
+    """Orthonormal eigenvectors of a symmetric matrix in columns, the largest eigenvalue first."""
+    # what is wrong shows in the parameters; a basis is no place to fail
+    if not bool(torch.isfinite(P.sum())):
+        return torch.eye(P.shape[0], dtype=P.dtype, device=P.device)
+    return torch.linalg.eigh(_without_ties(P)).eigenvectors.flip(1).contiguous()
+
+
+def refined(P: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+    """One power iteration from the basis Q towards the eigenvectors of P, orthonormalised by QR (Algorithm 4).
+
+    Returns:
+        The new basis, and the order in which it continues the columns of Q: by decreasing q^T P q.
+    """
+    if not bool(torch.isfinite(P.sum())):
+        return Q, torch.arange(Q.shape[1], device=Q.device)
+    PQ = _without_ties(P) @ Q
+    order = torch.argsort((Q * PQ).sum(0), descending=True, stable=True)
+    return torch.linalg.qr(PQ[:, order]).Q, order
+
+
+def _without_ties(P: Tensor) -> Tensor:
+    """P with a faint slope on its diagonal: where eigenvalues are equal, rounding would choose the basis."""
+    n = P.shape[0]
+    slope = torch.linspace(1.0, 0.5, n, dtype=P.dtype, device=P.device)
+    return P + torch.diag(slope * (P.diagonal().mean() * 1e-6))
+
+
+def _average_(G: Tensor, state: dict[str, Any], beta: float) -> None:
+    """L = beta L + (1 - beta) G G^T and R = beta R + (1 - beta) G^T G."""
+    if "gram_rows" in state:
+        state["gram_rows"].lerp_(G @ G.T, 1 - beta)
+    if "gram_columns" in state:
+        state["gram_columns"].lerp_(G.T @ G, 1 - beta)
+
+
+def _turn_(state: dict[str, Any]) -> None:
+    """Refine the basis; M turns with it, V, which has no meaning beyond its basis, keeps its entries."""
+    M = from_basis(state["exp_avg"], state)
+    for dim, side in enumerate(_SIDES):
+        if f"gram_{side}" in state:
+            state[f"basis_{side}"], order = refined(state[f"gram_{side}"], state[f"basis_{side}"])
+            state["exp_avg_sq"] = state["exp_avg_sq"].index_select(dim, order)
+    state["exp_avg"] = to_basis(M, state)
