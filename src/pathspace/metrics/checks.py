@@ -11,6 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
+_NOT_NEGATIVE = ("lr", "momentum", "alpha", "eps", "weight_decay", "path_decay", "max_precondition_size")
+_COUNTS = ("precondition_frequency", "ns_steps")
+
+
+def checked(**options: Any) -> dict[str, Any]:
+    """Options that param groups may have, by the names that they have in all rules.
+
+    Raises:
+        TypeError: one is to be a number, and is none.
+        ValueError: one is out of its range.
+    """
+    check_not_negative(**{name: options[name] for name in _NOT_NEGATIVE if name in options})
+    check_counts(**{name: options[name] for name in _COUNTS if name in options})
+    if "betas" in options:
+        check_betas(options["betas"])
+    return options
+
 
 def check_names(owner: object, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse options that the class of an object does not have, beside those that its constructor names.

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from pathspace.metrics.checks import check_betas, check_names, check_not_negative
+from pathspace.metrics.checks import check_names, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
@@ -63,9 +63,7 @@ class GAdam(PathSpaceOptimizer):
         amsgrad: bool = False,
         **options: Unpack[PathSpaceOptions],
     ) -> None:
-        check_betas(betas)
-        check_not_negative(eps=eps)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults = checked(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         check_names(self, options, PathSpaceOptions.__annotations__)
         super().__init__(params, network, defaults, **options)
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_names, check_not_negative
+from pathspace.metrics.checks import check_names, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.path_space import PathSpaceOptimizer, PathSpaceOptions
@@ -86,10 +86,9 @@ class GSGD(PathSpaceOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[PathSpaceOptions],
     ) -> None:
-        check_not_negative(momentum=momentum)
+        defaults = checked(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
-        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         check_names(self, options, PathSpaceOptions.__annotations__)
         super().__init__(params, network, defaults, **options)
 

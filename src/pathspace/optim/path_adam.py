@@ -11,7 +11,7 @@ from typing import Unpack
 from torch.optim import AdamW
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_betas, check_not_negative
+from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
@@ -69,16 +69,10 @@ class PathAdam(Invariant):
         amsgrad: bool = False,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_betas(betas)
-        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         super().__init__(
             params,
             network,
             AdamW,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
+            **checked(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad),
             **with_metric(self, options, Path),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_betas, check_not_negative
+from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
@@ -71,9 +71,7 @@ class PathGradientAdam(MetricOptimizer):
         amsgrad: bool = False,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_betas(betas)
-        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults = checked(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         super().__init__(params, network, defaults, **with_metric(self, options, Path, normalization="none"))
 
     def _advance(self, steps: list[Descent]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_betas, check_counts, check_not_negative, check_numbers
+from pathspace.metrics.checks import check_numbers, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
@@ -81,9 +81,6 @@ class PathMuon(Invariant):
         use_muon: bool = True,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_betas(betas)
-        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
-        check_counts(ns_steps=ns_steps)
         _check(momentum, use_muon)
         if adjust_lr not in ("match_rms_adamw", "original"):
             raise ValueError(f"adjust_lr must be 'match_rms_adamw' or 'original', got {adjust_lr!r}")
@@ -91,15 +88,17 @@ class PathMuon(Invariant):
             params,
             network,
             MuonAdamW,
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            betas=betas,
-            eps=eps,
-            adjust_lr=adjust_lr,
-            ns_steps=ns_steps,
-            use_muon=use_muon,
+            **checked(
+                lr=lr,
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                betas=betas,
+                eps=eps,
+                adjust_lr=adjust_lr,
+                ns_steps=ns_steps,
+                use_muon=use_muon,
+            ),
             **with_metric(self, options, Path),
         )
 

@@ -11,7 +11,7 @@ from typing import Unpack
 from torch.optim import RMSprop
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_not_negative
+from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
@@ -62,14 +62,10 @@ class PathRMSprop(Invariant):
         momentum: float = 0.0,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_not_negative(lr=lr, alpha=alpha, eps=eps, momentum=momentum)
         super().__init__(
             params,
             network,
             RMSprop,
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            momentum=momentum,
+            **checked(lr=lr, alpha=alpha, eps=eps, momentum=momentum),
             **with_metric(self, options, Path),
         )

@@ -11,7 +11,7 @@ from typing import Unpack
 import torch
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_bounds, check_not_negative
+from pathspace.metrics.checks import check_bounds, checked
 from pathspace.network import Network
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
@@ -80,18 +80,13 @@ class PathSGD(MetricOptimizer):
         clip_step: float | None = None,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay, path_decay=path_decay)
+        defaults = checked(
+            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, path_decay=path_decay
+        )
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum > 0")
         check_bounds(clip_step=clip_step)
         self.clip_step = clip_step
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "path_decay": path_decay,
-        }
         super().__init__(params, network, defaults, **with_metric(self, options, Path))
 
     def _advance(self, steps: list[Descent]) -> None:

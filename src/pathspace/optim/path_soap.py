@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from pathspace.metrics import Path
-from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
+from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
@@ -76,20 +76,17 @@ class PathSOAP(Invariant):
         max_precondition_size: int = 4096,
         **options: Unpack[SharedOptions],
     ) -> None:
-        check_betas(betas)
-        check_not_negative(
-            lr=lr, eps=eps, weight_decay=weight_decay, max_precondition_size=max_precondition_size
-        )
-        check_counts(precondition_frequency=precondition_frequency)
         super().__init__(
             params,
             network,
             SOAP,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            precondition_frequency=precondition_frequency,
-            max_precondition_size=max_precondition_size,
+            **checked(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                precondition_frequency=precondition_frequency,
+                max_precondition_size=max_precondition_size,
+            ),
             **with_metric(self, options, Path),
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo  # of torch.compiler.disable, without its imports
 
-from pathspace.metrics.checks import check_betas, check_counts, check_not_negative
+from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
 from pathspace.network.sharded import refused
@@ -23,8 +23,6 @@ from pathspace.squared.parts import cut, is_split, joined, local, whole
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
-_NOT_NEGATIVE = ("lr", "momentum", "eps", "weight_decay", "path_decay")  # options that groups may have
-_COUNTS = ("precondition_frequency", "ns_steps")
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 _NOTHING = "stateless"  # the entry of a parameter that has no state, beside others that have one
 
@@ -150,10 +148,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 )
         # rules of others may have other options of these names: two numbers as eps, three as betas, no lr
         ours = {n: v for n, v in param_group.items() if isinstance(self.defaults.get(n), (Real, Tensor))}
-        check_not_negative(**{name: ours[name] for name in _NOT_NEGATIVE if name in ours})
-        check_counts(**{name: ours[name] for name in _COUNTS if name in ours})
         if "betas" in param_group and len(self.defaults.get("betas", ())) == 2:
-            check_betas(param_group["betas"])
+            ours["betas"] = param_group["betas"]
+        checked(**ours)
 
     @classmethod
     def _options(cls) -> set[str]:

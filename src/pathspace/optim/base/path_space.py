@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from pathspace.metrics.checks import check_bounds, check_not_negative, check_numbers
+from pathspace.metrics.checks import check_bounds, check_numbers
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_finite, expect_paths
@@ -75,7 +75,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
         seed: int = 0,
         maximize: bool = False,
     ) -> None:
-        check_not_negative(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         check_bounds(clip_norm=clip_norm, clamp=clamp)
         check_numbers(skeleton_rate=skeleton_rate, seed=seed)
         if clamp is not None and not clamp > 1:
