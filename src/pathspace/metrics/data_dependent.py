@@ -262,7 +262,7 @@ class DataDependent(Path):
                 surveyed = survey(narrow, with_means=True)
         check_finite(surveyed)
         for name, new in kept.items():
-            self._keep(name, new)
+            self.state[name].update(new)
         for name, ((low, high),) in surveyed.bounds.items():
             if low < 0:  # rounding
                 surveyed.bounds[name] = ((0.0, high),)
@@ -291,18 +291,6 @@ class DataDependent(Path):
         """What a state keeps of products with another parameter, the bias."""
         del name, bias, cross
         return {}
-
-    def _keep(self, name: str, new: dict[str, Any]) -> None:
-        """Put new averages in a state; the memory of the old one is that of the next statistic."""
-        state, place = self.state[name], f"{name}, data"
-        average, memory = new.get("data_average"), self._memory.get(place)
-        if average is not None and memory is not None and memory.data_ptr() == average.data_ptr():
-            before = state.get("data_average")
-            if before is None:
-                del self._memory[place]
-            else:
-                self._memory[place] = before
-        state.update(new)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         if self.alpha == 0:  # data leave zeros of their own

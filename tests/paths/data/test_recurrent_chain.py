@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import pathspace as ps
 from cases import ZOO, half, traced
-from pathspace.paths.data import chain_terms as module
+from pathspace.paths.data import edge_statistics
 from pathspace.paths.data.chain_terms import chain_terms
 from pathspace.paths.data.data_dependent import Request, kappa_terms
 from pathspace.replay.chain import ChainWitness, chain_of, chain_pass
@@ -102,7 +102,7 @@ def test_examples_are_taken_a_few_at_a_time(monkeypatch):
     model, x, network = made(every, 6, 3)
     seen, found = followed(model, network, x, 6), []
     for chunk in (2**19, 50):
-        monkeypatch.setattr(module, "CHUNK", chunk)
+        monkeypatch.setattr(edge_statistics, "CHUNK", chunk)
         request = Request(0.5, "covariance", "parameters", "signs")
         terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters), {})
         found.append(terms.data)

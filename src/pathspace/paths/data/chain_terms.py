@@ -6,11 +6,9 @@ the seeds only through the examples whose products are taken:
     g^l_t   = alpha stat[z^l_t] + (1 - alpha) (W_in^2 g^{l-1}_t + W_rec^2 g^l_{t-1} + b^2)
     psi^l_t = (1 - alpha) ((W_rec^2)^T psi^l_{t+1} + (W_in^2 of the layer above)^T psi^{l+1}_t),   1 at outputs
     delta^l_t = s^l_t + 1[h^l_t > 0] o (W_rec^T delta^l_{t+1} + (W_in of the layer above)^T delta^{l+1}_t)
-    s_o^i = eps_o^i sqrt(psi_o);    J^i = sum over t of delta_t^i (h_{t-1}^i)^T
+    s_o^i = eps_o^i sqrt(psi_o);    J^i = sum over t of delta_t^i (h_{t-1}^i)^T   (see ``edge_statistics``)
 
-    R = M: the mean of (J^i)^2;   R = C: of the squared differences in pairs (see ``edge_statistics``)
-
-A linear layer has one step t and no W_rec, so its J^i is an outer product, which is not formed.
+A linear layer has one step t and no W_rec.
 
 Letters: T time, n examples, m rows of seeds, H hidden, l layer, z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,
 h^l_t = relu(z^l_t), h^0 the input.
@@ -23,13 +21,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from pathspace.paths.data.data_dependent import KappaTerms, Request
-from pathspace.paths.data.edge_statistics import CHUNK, of_pairs
+from pathspace.paths.data.edge_statistics import Seeded, statistics
 from pathspace.paths.data.node_measure import spread_of
-from pathspace.paths.data.signs import random_pairs, random_part, seed_rows, size_of_part
+from pathspace.paths.data.signs import Pairs, random_pairs, random_part, seed_rows
 from pathspace.replay.chain import ChainPass
+from pathspace.replay.observed import Use
+from pathspace.replay.replay import Replay
 from pathspace.squared.squares import Outer, memory_for
 
 Memory = dict[str, Tensor]
@@ -49,14 +49,14 @@ def chain_terms(
     """
     with torch.inference_mode(False), torch.no_grad():
         path, psi = _paths(seen, request, memory)
-        seeds, chosen = _seeds(seen, psi, request, generator, memory)
+        seeds, chosen, pairs = _seeds(seen, psi, request, generator, memory)
         x, *states = (
             _examples(h, chosen, memory, f"entering {i}") for i, h in enumerate((seen.x, *seen.states))
         )
         deltas = _pulled_back(seen, seeds, states, memory)
-        data = _data(seen, deltas, [x, *states], request, memory)
-    paths = {name: path[name] for name in names if name in path}
-    return KappaTerms(paths, {name: data[name] for name in names}, {}, {}, True)
+        seeded = _seeded(seen, deltas, [x, *states], x.shape[1], pairs)
+        data = statistics(seeded, request.statistic, request.sharing, names)
+    return KappaTerms({name: path[name] for name in names if name in path}, data, {}, {}, True)
 
 
 # -- the share of the paths ---------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
 
 def _seeds(
     seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
-) -> tuple[list[Tensor | None], Tensor | None]:
-    """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; and the numbers of their examples."""
+) -> tuple[list[Tensor | None], Tensor | None, Pairs | None]:
+    """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; whose they are, and which are pairs."""
     flat, places = torch.cat([row.reshape(-1) for row in psi]), None
     # nodes without any weight have no signs drawn; at the far end of long sequences it may be below all numbers
     some = [row.any(1) for row in psi]
     if not bool(torch.cat(some).all()):
         used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
         places = torch.cat(used).nonzero().squeeze(1)
-    seeds, chosen = _seeds_of_rows(
+    seeds, chosen, pairs = _seeds_of_rows(
         flat if places is None else flat[places], seen.count, request, generator, memory
     )
     if places is not None:
@@ -147,26 +147,25 @@ def _seeds(
         seeds = spread.index_copy_(1, places, seeds)
     parts = zip(seeds.split([row.numel() for row in psi], 1), psi, strict=True)
     result = [part.view(len(part), *row.shape) for part, row in parts]
-    return [*[None] * (len(seen.chain.layers) - len(result)), *result], chosen
+    return [*[None] * (len(seen.chain.layers) - len(result)), *result], chosen, pairs
 
 
 def _seeds_of_rows(
     psi: Tensor, count: int, request: Request, generator: torch.Generator, memory: Memory
-) -> tuple[Tensor, Tensor | None]:
-    """Seeds ``[m, units]``, and the numbers of their examples; None is all. They hold the factor of the sums.
-
-    For the covariance the rows k and m/2 + k are those of a pair.
-    """
+) -> tuple[Tensor, Tensor | None, Pairs | None]:
+    """Seeds ``[m, units]``, the numbers of their examples, None for all; for the covariance pairs of the rows."""
     if request.statistic == "covariance":
-        pairs = random_pairs(count, generator, psi.device, part=request.part)
-        seeds = seed_rows((psi * pairs.weight).sqrt_(), len(pairs.first), generator, memory, request.place)
-        return torch.cat([seeds, seeds]), torch.cat([pairs.first, pairs.second])
-    size = size_of_part(count, request.part, request.place)
-    seeds = seed_rows((psi * (1 / size)).sqrt_(), count, generator, memory, request.place)
-    if size == count:
-        return seeds, None
-    chosen = random_part(count, generator, psi.device, request.place)
-    return _examples(seeds[None], chosen, memory, "seeds of a part")[0], chosen
+        drawn = random_pairs(count, generator, psi.device, part=request.part)
+        half = len(drawn.first)
+        seeds = seed_rows(psi.sqrt(), half, generator, memory, request.place)
+        rows = torch.arange(2 * half, device=psi.device)
+        pairs = Pairs(rows[:half], rows[half:], rows[:0], count)
+        return torch.cat([seeds, seeds]), torch.cat([drawn.first, drawn.second]), pairs
+    seeds = seed_rows(psi.sqrt(), count, generator, memory, request.place)
+    chosen = random_part(count, generator, psi.device, request.place) if request.part else None
+    if chosen is not None:
+        seeds = _examples(seeds[None], chosen, memory, "seeds of a part")[0]
+    return seeds, chosen, None
 
 
 def _examples(h: Tensor, chosen: Tensor | None, memory: Memory, name: str) -> Tensor:
@@ -217,66 +216,20 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
             torch.addcmul(seed[t], back, gates[t], out=rows[t])
 
 
-# -- the data term ------------------------------------------------------------------------------------------------
-
-
-def _data(
-    seen: ChainPass, deltas: list[Tensor], entering: list[Tensor], request: Request, memory: Memory
-) -> dict[str, Tensor]:
-    """The data term of all parameters."""
-    data: dict[str, Tensor] = {}
-    in_pairs = request.statistic == "covariance"
-    for layer, (cell, delta) in enumerate(zip(seen.chain.layers, deltas, strict=True)):
-        h = entering[layer] if len(delta) == seen.chain.steps else entering[layer][-1:]
-        uses = [(cell.weight, delta, h)]
-        if cell.recurrent:
-            uses.append((cell.recurrent, delta[1:], entering[layer + 1][:-1]))
-        by_steps = request.sharing == "edges" or len(delta) == 1  # a matrix of its own at every step
-        parts = _parts(delta if by_steps else delta.sum(0, keepdim=True), in_pairs)
-        for name, left, right in uses:
-            out = memory_for(seen.leaves[name], memory, f"{name}, data")
-            if by_steps:
-                lefts = parts if left is delta else _parts(left, in_pairs)
-                data[name] = _of_products(lefts, _parts(right, in_pairs), memory, name, out)
-            else:
-                data[name] = _of_sums(left, right, in_pairs, out)
-        for name in cell.biases:
-            data[name] = (parts[-1] * parts[-1]).sum((0, 1))
-    return data
-
-
-def _parts(x: Tensor, in_pairs: bool) -> tuple[Tensor, ...]:
-    """X itself; or twice the half sums and half differences of the pairs of rows k and m/2 + k, at all steps."""
-    if not in_pairs:
-        return (x,)
-    a, b = x.chunk(2, 1)
-    return a + b, a - b
-
-
-def _of_products(
-    delta: tuple[Tensor, ...], h: tuple[Tensor, ...], memory: Memory, name: str, out: Tensor
-) -> Tensor:
-    """The sum over steps and rows of (delta h^T)^2, or of the squared differences in pairs."""
-    if len(delta) == 2:
-        (s, t), (u, v) = delta, h
-        return of_pairs(u, v, s, t, 1.0, out, memory, name)
-    left, right = ((x * x).flatten(0, 1) for (x,) in (delta, h))
-    return torch.mm(left.t(), right, out=out)
-
-
-def _of_sums(delta: Tensor, h: Tensor, in_pairs: bool, out: Tensor) -> Tensor:
-    """The same of the sums over the steps, for some rows at a time: they stay in the cache."""
-    left, right = delta.permute(1, 2, 0), h.transpose(0, 1)
-    count, created = len(left) // (2 if in_pairs else 1), None
-    size = max(1, CHUNK // out.numel())
-    for first in range(0, count, size):
-        end = min(first + size, count)
-        J = torch.bmm(left[first:end], right[first:end])
-        if in_pairs:
-            J.baddbmm_(left[count + first : count + end], right[count + first : count + end], alpha=-1)
-        square = J.mul_(J)
-        if created is None:
-            created = torch.sum(square, 0, out=out)
-        else:
-            created += square.sum(0)
-    return out.zero_() if created is None else created
+def _seeded(
+    seen: ChainPass, deltas: list[Tensor], entering: list[Tensor], count: int, pairs: Pairs | None
+) -> Seeded:
+    """The layers as uses of their parameters, with what the seeds become at their results."""
+    chain, leaves = seen.chain, seen.leaves
+    uses: list[Use] = []
+    results: list[Tensor | None] = []
+    for layer, (cell, delta) in enumerate(zip(chain.layers, deltas, strict=True)):
+        h = entering[layer] if len(delta) == chain.steps else entering[layer][-1:]
+        parts = [(h, delta, (cell.weight, *cell.biases))]
+        if cell.recurrent and chain.steps > 1:
+            parts.append((entering[layer + 1][:-1], delta[1:], (cell.recurrent,)))
+        for x, result, names in parts:
+            weights = [leaves[name] for name in names]
+            uses.append(Use("linear", linear, (x, *weights), {}, weights, {id(x): 1}, [], 1, result.shape))
+            results.append(result)
+    return Seeded(Replay({}, uses, leaves, count, set()), results, pairs)

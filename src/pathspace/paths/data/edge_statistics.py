@@ -41,7 +41,6 @@ from pathspace.replay.arguments import mapped
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay
 from pathspace.replay.taken_apart import NORMALIZATIONS
-from pathspace.squared.squares import memory_for
 
 Sharing = Literal["parameters", "edges"]
 
@@ -251,34 +250,13 @@ def _halves(x: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     return a + b, a.sub_(b)
 
 
-def of_pairs(
-    u: Tensor | None,
-    v: Tensor | None,
-    s: Tensor,
-    t: Tensor,
-    weight: float,
-    out: Tensor | None = None,
-    memory: dict[str, Tensor] | None = None,
-    name: str = "",
-) -> Tensor:
-    """The sum of (J^i - J^j)^2 over pairs, times a weight; with memory under a name for what it is made of."""
+def _of_pairs(u: Tensor | None, v: Tensor | None, s: Tensor, t: Tensor, weight: float) -> Tensor:
+    """The sum of (J^i - J^j)^2 over pairs, times a weight."""
     if u is None or v is None:
         return t.square().sum(0).mul_(weight)
     # with twice the halves, (J^i - J^j)^2 = (s v + t u)^2 / 4
-    left, right = _products(s, t, memory, f"{name}, left"), _products(v, u, memory, f"{name}, right")
-    left[2].add_(left[2])
-    left, right = left.flatten(0, -2), right.flatten(0, -2)
-    out = left.new_empty(left.shape[1], right.shape[1]) if out is None else out
-    return torch.addmm(out, left.t(), right, beta=0, alpha=weight / 4, out=out)
-
-
-def _products(a: Tensor, b: Tensor, memory: dict[str, Tensor] | None, name: str) -> Tensor:
-    """a^2, b^2 and a b, one below the other."""
-    three = a.expand(3, *a.shape)
-    result = torch.empty_like(three) if memory is None else memory_for(three, memory, name)
-    for place, (x, y) in zip(result, ((a, a), (b, b), (a, b)), strict=True):
-        torch.mul(x, y, out=place)
-    return result
+    left, right = torch.cat([s * s, t * t, 2 * s * t]), torch.cat([v * v, u * u, u * v])
+    return (left.t() @ right).mul_(weight / 4)
 
 
 def _chunks(seeded: Seeded, leaf: Tensor, uses: Sequence[UseOf]) -> Iterator[Examples]:
@@ -328,12 +306,14 @@ def _edges_of_layer(seeded: Seeded, h: Tensor | None, delta: Tensor, statistic: 
     if pairs is not None:  # a pair at every position
         s, t = (x.flatten(0, 1) for x in _halves(delta, pairs))
         u, v = (None, None) if h is None else (x.flatten(0, 1) for x in _halves(h, pairs))
-        return of_pairs(u, v, s, t, pairs.weight)
-    delta = seeded.rows(delta)
-    h = delta.new_ones(*delta.shape[:2], 1) if h is None else seeded.rows(h)
-    second = torch.einsum("npo,npi->oi", delta.square(), h.square()).div_(n)
+        return _of_pairs(u, v, s, t, pairs.weight)
+    delta, h = seeded.rows(delta), None if h is None else seeded.rows(h)
+    squares = delta.square().flatten(0, 1).t()
+    second = squares.sum(1, keepdim=True) if h is None else squares @ h.square().flatten(0, 1)
+    second.div_(n)
     if statistic == "second_moment":
         return second
+    h = delta.new_ones(*delta.shape[:2], 1) if h is None else h
     means = torch.einsum("npo,npi->poi", delta, h).div_(n)
     return _without_rounding(second - means.square().sum(0), second)
 

@@ -157,11 +157,11 @@ def sequences(
     is_matrix = weight is matrix
     if use.name == "linear" and matrix.dim() == 2:
         d = some(lead(delta, use.batch), examples)
-        d = d.reshape(d.shape[0], -1, matrix.shape[0])
+        d = d.reshape(d.shape[0], d.shape[1:-1].numel(), matrix.shape[0])
         if not is_matrix:  # one number may be the bias of all units
             return (None, d) if weight.shape == matrix.shape[:1] else None
         h = some(lead(x, batch), examples)
-        return h.reshape(h.shape[0], -1, matrix.shape[1]), d
+        return h.reshape(h.shape[0], h.shape[1:-1].numel(), matrix.shape[1]), d
     if use.name in CONVOLUTIONS and batch == 0 and x.dim() == matrix.dim():
         d = some(delta, examples).flatten(2).transpose(1, 2)
         if not is_matrix:
