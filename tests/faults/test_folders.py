@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,25 @@ def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
         (folder / "report.html").unlink()
         assert "Report: runs/train-2/report.html" in call(*TINY).stdout
     call(*TINY, "--output", str(folder))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_command_that_another_one_overtakes_takes_the_next_folder(
+    here: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pathspace.experiments import commands
+
+    folder, load = here / "runs" / "train", commands.check_task_of
+    with ExitStack() as other:
+
+        def overtaken(*arguments: Any) -> Any:
+            if not folder.exists():  # while this one reads its data
+                folder.mkdir(parents=True)
+                (folder / "notes").write_text("theirs")
+                if not ended:
+                    other.enter_context(folders.alone_in(folder))
+            return load(*arguments)
+
+        monkeypatch.setattr(commands, "check_task_of", overtaken)
+        assert "Report: runs/train-2/report.html" in call(*TINY).stdout
+        assert [path.name for path in folder.iterdir()] == ["notes"]

@@ -41,7 +41,7 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
-from pathspace.experiments.storage import make_folder, remove_file, write_json
+from pathspace.experiments.storage import remove_file, write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.progress import shown
@@ -50,16 +50,11 @@ COMPARE_TITLE = "The same network from two starts of the same function"
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Surroundings(folders.Wanted):
     """Options of every command that do not change results, but for the last bits.
 
     Attributes:
-        output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
-            nothing, or what the command would continue.
-        default: See `output`.
         data_dir: Where tasks look for data sets.
-        resume: Continue what is in `output`, with its settings.
-        fresh: Start over, whatever is in `output`.
         processes: Runs at a time; None: as many as Ray has room for.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
@@ -70,11 +65,7 @@ class Surroundings:
         joined: The processes that do a run together, for `train`.
     """
 
-    output: Path | None
-    default: Path
     data_dir: Path | None = None
-    resume: bool = False
-    fresh: bool = False
     processes: int | None = 1
     as_json: bool = False
     device: str = "cpu"
@@ -178,20 +169,19 @@ def _reproduce_parts(
         except ConfigurationError:
             return False
 
-    output = _place(around, goes_on)
-    if around.resume and not is_begun(output):
-        raise folders.nothing_to_resume(output)
-
-    def begins() -> bool:
+    def begins(output: Path) -> bool:
         return around.fresh or not (is_begun(output) or _holds_results(output))
 
-    for each in asked.values() if begins() else ():
-        around.executor(each.settings.threads)
-        check_task_of(each.settings, around.data_dir)
-    make_folder(output)
-    with folders.alone_in(output):
+    def check(output: Path) -> None:
+        if around.resume and not is_begun(output):
+            raise folders.nothing_to_resume(output)
+        for each in asked.values() if begins(output) else ():
+            around.executor(each.settings.threads)
+            check_task_of(each.settings, around.data_dir)
+
+    with folders.taken(around, goes_on, check) as output:
         unfinished = not (output / PAGE).exists()
-        if not begins():
+        if not begins(output):
             stored = configurations.read_parts(output)
             if around.resume and not given:
                 asked = stored
@@ -352,13 +342,13 @@ def begun(
             return False
         return (around.resume and not given) or configurations.is_same(folder, asked)
 
-    output = _place(around, goes_on)
-    configuration, _ = _settle(asked, output, around, given=given)
-    check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
-    for name in configuration.settings.methods:
-        check_parts(configuration.settings.batch_size, name, around.joined.count)
-    make_folder(output)
-    with folders.alone_in(output):
+    def check(folder: Path) -> None:
+        configuration, _ = _settle(asked, folder, around, given=given)
+        check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
+        for name in configuration.settings.methods:
+            check_parts(configuration.settings.batch_size, name, around.joined.count)
+
+    with folders.taken(around, goes_on, check) as output:
         # Anew: another command may have been at work here while the task was loaded.
         configuration, resume = _settle(asked, output, around, given=given)
         if not resume:
@@ -393,12 +383,6 @@ def _runs(configuration: Configuration, output: Path, around: Surroundings, *, r
             device=around.run_device,
             processes=around.joined,
         )
-
-
-def _place(around: Surroundings, goes_on: Callable[[Path], bool]) -> Path:
-    return folders.place(
-        around.output, around.default, fresh=around.fresh, resume=around.resume, goes_on=goes_on
-    )
 
 
 def _settle(

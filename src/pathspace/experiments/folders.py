@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import writable_folder
+from pathspace.experiments.storage import make_folder, writable_folder
 from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
@@ -24,38 +25,84 @@ class BusyError(ConfigurationError):
     """Another command is at work in a folder."""
 
 
-def place(
-    given: Path | None, default: Path, *, fresh: bool, resume: bool, goes_on: Callable[[Path], bool]
-) -> Path:
+@dataclass(frozen=True)
+class Wanted:
+    """Which folder a command is to write to.
+
+    Attributes:
+        output: Where runs and report are written; None: to the first of `default`, `default`-2 and so on that holds
+            nothing, or what the command would continue.
+        default: See `output`.
+        resume: Continue what is in `output`, with its settings.
+        fresh: Start over, whatever is in `output`.
+    """
+
+    output: Path | None
+    default: Path
+    resume: bool = False
+    fresh: bool = False
+
+
+@contextmanager
+def taken(wanted: Wanted, goes_on: Callable[[Path], bool], check: Callable[[Path], object]) -> Iterator[Path]:
+    """Choose the folder that a command writes to, make it, and keep other commands out of it.
+
+    Where none is given and another command was faster, it is the next one.
+
+    Args:
+        wanted: See `place`.
+        goes_on: See `place`.
+        check: Refuses a folder before it is made, by a `ConfigurationError`.
+
+    Raises:
+        ConfigurationError: See `place` and `check`.
+        BusyError: Another command is at work in the folder that was asked for.
+    """
+    named = wanted.output is not None or wanted.resume
+    while True:
+        folder = place(wanted, goes_on)
+        check(folder)
+        make_folder(folder)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(alone_in(folder))
+            except BusyError:
+                if named:
+                    raise
+                continue
+            # the faster one may be done already, and what it wrote stays
+            if named or _is_empty(folder) or (not wanted.fresh and is_own(folder) and goes_on(folder)):
+                yield folder
+                return
+
+
+def place(wanted: Wanted, goes_on: Callable[[Path], bool]) -> Path:
     """Return the folder that a command writes to; it need not exist yet.
 
     Args:
-        given: By `--output`; None: one of the series that begins with `default`.
-        default: See `given`.
-        fresh: Whether to start over, in a folder that holds nothing yet if none is given.
-        resume: Whether to go on with what is in the folder.
+        wanted: Where no output is given, it is to start over in a folder that holds nothing yet.
         goes_on: Says of a folder of runs whether the command would continue what was stopped there.
 
     Raises:
         ConfigurationError: It cannot be written to, or holds something that is not ours.
     """
-    if resume and fresh:
+    if wanted.resume and wanted.fresh:
         raise ConfigurationError("--resume and --fresh contradict each other: give one of them.")
-    folder = given or _choose(default, fresh=fresh, resume=resume, goes_on=goes_on)
+    folder = wanted.output or _choose(wanted, goes_on)
     writable_folder(folder, "--output")
-    if not fresh:
+    if not wanted.fresh:
         _check_own(folder)
     return folder
 
 
-def _choose(default: Path, *, fresh: bool, resume: bool, goes_on: Callable[[Path], bool]) -> Path:
-    *used, free = _series(default)
-    if fresh:
+def _choose(wanted: Wanted, goes_on: Callable[[Path], bool]) -> Path:
+    *used, free = _series(wanted.default)
+    if wanted.fresh:
         return free
     own = [folder for folder in reversed(used) if is_own(folder)]
     found = [folder for folder in own if not is_busy(folder) and goes_on(folder)]
-    if resume:
-        found += [*own, default]
+    if wanted.resume:
+        found += [*own, wanted.default]
     return next(iter(found), free)
 
 

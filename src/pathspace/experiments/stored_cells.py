@@ -96,17 +96,15 @@ def begun_table(
         "protocol": plain_values(protocol),
         "versions": versions(),
     }
-    output = folders.place(
-        around.output,
-        around.default,
-        fresh=around.fresh,
-        resume=around.resume,
-        goes_on=lambda folder: not (folder / folders.PAGE).exists() and _is_same(folder, configuration),
-    )
-    _check(output, configuration, around)
-    make_folder(output)
-    with folders.alone_in(output):
-        _check(output, configuration, around)
+
+    def goes_on(folder: Path) -> bool:
+        return not (folder / folders.PAGE).exists() and _is_same(folder, configuration)
+
+    def check(folder: Path) -> None:
+        _check(folder, configuration, around)
+
+    with folders.taken(around, goes_on, check) as output:
+        check(output)  # anew: another command may have been at work here
         finished = (output / folders.PAGE).exists()
         remove_file(output / folders.PAGE)
         if around.fresh or (finished and not around.resume):
@@ -124,13 +122,7 @@ def _asked_or_begun(
 ) -> tuple[str, Sequence[Layer]]:
     """Return the size and the layers of settings of a table: as asked for, or, only resumed, those of the folder."""
     if around.resume and not (size or options[1]):
-        folder = folders.place(
-            around.output,
-            around.default,
-            fresh=around.fresh,
-            resume=True,
-            goes_on=lambda folder: not (folder / folders.PAGE).exists(),
-        )
+        folder = folders.place(around, lambda folder: not (folder / folders.PAGE).exists())
         if folders.is_own(folder):
             file = folder / folders.FILE
             content = json.loads(file.read_text(encoding="utf-8"))
