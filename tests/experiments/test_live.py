@@ -3,11 +3,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from pathspace.experiments.live import Bars, PlainLines, monitor
 from pathspace.experiments.pool import Place, run_all
+from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.settings import Settings
 
 
@@ -65,6 +67,46 @@ def test_steps_of_a_checkpoint_took_no_time(tiny_settings: Callable[..., Setting
     assert stream.getvalue().splitlines()[1].endswith("all runs, 90 %, 0:10 so far, about 16:30 left")
 
 
+def result_of(config: RunConfig) -> RunResult:
+    return RunResult(config, (1.0,), (Validation(0, 1.0, 1.0), Validation(1, 0.5, 0.5)), None, None, 1.0)
+
+
+@pytest.mark.parametrize("unusual", ["a result on disk", "a late report", "its process died"])
+def test_the_time_left_is_that_of_what_took_time(
+    tiny_settings: Callable[..., Settings], unusual: str
+) -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    watcher = PlainLines(Console(file=stream, width=60), clock=lambda: now[0])
+    first, second, third = (
+        tiny_settings().run_config("sgd", "balanced", 0.01, seed, evaluate_test=True) for seed in range(3)
+    )
+    watcher.stage("Training", 3)
+
+    def done(config: RunConfig, begin: int, end: int) -> None:
+        for step in range(begin, end + 1):
+            now[0] += 1
+            watcher.advanced(config, step, 0.5)
+
+    watcher.started(first, 100)
+    done(first, 1, 50)
+    if unusual == "its process died":
+        watcher.started(first, 100)
+    done(first, 51, 100)
+    watcher.finished(result_of(first))
+    if unusual == "a result on disk":  # a sweep takes it in when its turn comes
+        watcher.finished(result_of(third))
+    if unusual == "a late report":
+        watcher.advanced(first, 100, 0.5)
+    watcher.started(second, 100)
+    done(second, 1, 100)
+    watcher.finished(result_of(second))
+    ends = [line for line in stream.getvalue().splitlines() if "validation error" in line]
+    third_is_there = ["about 1:40 left"] * (unusual == "a result on disk")
+    told = ["about 3:20 left", *third_is_there, "about 0:00 left" if third_is_there else "about 1:40 left"]
+    assert [line.rsplit("; ", 1)[1] for line in ends] == told  # a second a step
+
+
 def test_quiet_monitors_print_what_is_noted_and_nothing_else(tiny_settings: Callable[..., Settings]) -> None:
     stream = io.StringIO()
     display, watcher = monitor(Console(file=stream, width=60), quiet=True)
@@ -101,6 +143,24 @@ def test_terminals_get_bars_with_the_time_left(
     text = stream.getvalue()
     assert "5/8" in text
     assert "left" in text
+
+
+def test_results_on_disk_make_no_bar_fast(tiny_settings: Callable[..., Settings]) -> None:
+    now = [0.0]
+    display = Progress(console=Console(file=io.StringIO()), auto_refresh=False, get_time=lambda: now[0])
+    watcher = Bars(display)
+    first, *others = (
+        tiny_settings().run_config("sgd", "balanced", 0.01, seed, evaluate_test=True) for seed in range(9)
+    )
+    watcher.stage("Training", 10)
+    for config in others:
+        now[0] += 0.01
+        watcher.finished(result_of(config))
+    watcher.started(first, 100)
+    for step in range(1, 21):
+        now[0] += 1
+        watcher.advanced(first, step, 0.5)
+    assert display.tasks[0].time_remaining == pytest.approx(180, abs=2)  # a second a step
 
 
 def test_a_run_that_is_begun_again_has_one_bar(tiny_settings: Callable[..., Settings]) -> None:

@@ -31,20 +31,26 @@ class Parts:
         self._steps: dict[str, tuple[int, int]] = {}  # of the runs in progress: steps done, and all
 
     def started(self, config: RunConfig, steps: int) -> None:
-        """A run begins that will take so many steps."""
-        self._steps[config.key] = (0, steps)
+        """A run begins that will take so many steps, perhaps again, as its process died."""
+        before, _ = self._steps.get(config.key, (0, steps))
+        self._steps[config.key] = (before, steps)
 
-    def advanced(self, config: RunConfig, step: int) -> tuple[int, float]:
-        """A run has done so many steps; returns all of them, and what part of the stage it found done."""
-        before, steps = self._steps.get(config.key, (0, step))
+    def advanced(self, config: RunConfig, step: int) -> tuple[int, float] | None:
+        """A run has done so many steps; returns all of them, and what part of the stage it found done.
+
+        None of a run that is over: a cluster may tell late.
+        """
+        if config.key not in self._steps:
+            return None
+        before, steps = self._steps[config.key]
         self._steps[config.key] = (step, steps)
         found = 0 if before else step - 1  # a run tells its first step
         return steps, found / max(1, steps) / max(1, self.runs)
 
-    def finished(self, config: RunConfig) -> None:
-        """A run is over, or its result was there already."""
-        self._steps.pop(config.key, None)
+    def finished(self, config: RunConfig) -> float:
+        """A run is over, or its result was there already; returns what part of the stage took no time therefore."""
         self.done += 1
+        return 0.0 if self._steps.pop(config.key, None) else 1 / max(1, self.runs)
 
     @property
     def in_runs(self) -> float:
@@ -102,7 +108,10 @@ class PlainLines(Notes):
 
     def advanced(self, config: RunConfig, step: int, loss: float) -> None:
         """See `monitor.Monitor`."""
-        steps, found = self._parts.advanced(config, step)
+        told = self._parts.advanced(config, step)
+        if told is None:
+            return
+        steps, found = told
         self._lines.skip(found)
         done = f"{self._parts.done}/{self._parts.runs}"
         self._lines.told(
@@ -118,7 +127,7 @@ class PlainLines(Notes):
         self._over(config, why)
 
     def _over(self, config: RunConfig, words: str) -> None:
-        self._parts.finished(config)
+        self._lines.skip(self._parts.finished(config))
         left = self._lines.left(self._parts.share, "; ") if self._working else ""
         self._print(f"  {self._parts.done}/{self._parts.runs}  {config.label}: {words}{left}")
 
@@ -134,15 +143,18 @@ class Bars(Monitor):
         self._progress = progress
         self._stage: TaskID | None = None
         self._runs: dict[str, TaskID] = {}
-        self._parts = Parts(0)
+        self._parts, self._working = Parts(0), False
 
     def stage(self, title: str, runs: int) -> None:
         """See `monitor.Monitor`."""
-        self._parts = Parts(runs)
+        self._parts, self._working = Parts(runs), False
         self._stage = self._progress.add_task(f"[bold]{title}", total=runs, note="")
 
     def started(self, config: RunConfig, steps: int) -> None:
         """See `monitor.Monitor`."""
+        if self._stage is not None and not self._working:  # results that were on disk took no time
+            self._working = True
+            self._progress.reset(self._stage, completed=self._parts.done)
         self._remove(config)  # of a run whose process died
         self._runs[config.key] = self._progress.add_task(f"  {config.label}", total=steps, note="")
         self._parts.started(config, steps)
