@@ -69,6 +69,21 @@ def test_a_method_may_have_options_of_its_own() -> None:
     assert settings.model_of("lstm-adam") == ("lstm", {"hidden": 3, "start": "orthogonal"})
 
 
+def test_what_a_command_says_of_one_method_leaves_what_a_recipe_says_of_it_and_of_others() -> None:
+    recipe = {
+        "methods": ["adam", "path-sgd-published", "lstm-adam"],
+        "starts": ["default"],
+        "learning_rates": [0.1, 0.2],
+        "method_rates": {"path-sgd-published": [1e-9, 1e-8], "adam": [1, 2]},
+        "method_options": {"lstm-adam": {"hidden": 3}},
+    }
+    given = ["method_rates.adam=[0.3, 0.4]", "method_options.lstm-adam={start = 'orthogonal'}"]
+    settings = settings_from(("a recipe", recipe), ("the command line", parse_settings(given)))
+    assert settings.rates_of("adam") == (0.3, 0.4)
+    assert settings.rates_of("path-sgd-published") == (1e-9, 1e-8)
+    assert settings.model_of("lstm-adam") == ("lstm", {"hidden": 3, "start": "orthogonal"})
+
+
 def test_grids_of_methods_that_do_not_run_may_have_any_number_of_rates() -> None:
     own = {"path-sgd-published": [1e-9, 1e-8], "adam": [0.1, 0.2, 0.3]}
     options = {"methods": ["sgd", "adam"], "learning_rates": [0.1, 0.2, 0.3], "method_rates": own}
@@ -92,6 +107,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"method_options": {"lstm": {}}}, "Unknown method 'lstm' in the setting 'method_options'"),
         ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
+        ({"method_rates": 3}, "The setting 'method_rates' in a test is 3: give a table"),
         ({"method_rates": {"lstm": [0.1]}}, "Unknown method 'lstm' in the setting 'method_rates'"),
         (
             {"method_rates": {"sgd": [0.1]}},

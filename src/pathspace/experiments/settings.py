@@ -25,6 +25,7 @@ LARGEST = 1e30  # of a number: float32 ends at 3e38, and some are multiplied
 MOST_THREADS = 1024  # of far more, a system may give none, and torch ends the process
 TUNINGS = ("grid", "one standard error", "in turn")
 NUMBERS = ("learning_rates", "weight_decays")
+TABLES = ("task_options", "model_options", "method_options", "method_rates")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)
 # Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
 OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error")
@@ -124,8 +125,6 @@ class Settings:
             method(name, "the setting 'method_options'")
             if not isinstance(options, Mapping):
                 raise _wrong("method_options", options, f"a table of model options for {name!r}")
-        if not isinstance(self.method_rates, Mapping):
-            raise _wrong("method_rates", self.method_rates, "a table of grids of rates by methods")
         for name in self.method_rates:
             method(name, "the setting 'method_rates'")
             self._check_rates_of(name)
@@ -273,8 +272,8 @@ def settings_from(*layers: Layer) -> Settings:
     """Lay settings over the defaults and the preset of the task, later ones over earlier ones.
 
     Args:
-        layers: Pairs of where the settings stand, for errors, and their names and values. The tables
-            `task_options` and `model_options` are merged entry by entry.
+        layers: Pairs of where the settings stand, for errors, and their names and values. Tables are merged entry by
+            entry, and so are the options of one method.
 
     Raises:
         ConfigurationError: A name is unknown or a value impossible.
@@ -293,10 +292,10 @@ def settings_from(*layers: Layer) -> Settings:
         if "epochs" in layer and _exceeds(merged.get("tuning_epochs", 0), layer["epochs"]):
             merged["tuning_epochs"] = 0  # of longer runs than these; this layer may name its own
         for name, value in layer.items():
-            if name.endswith("_options"):
+            if name in TABLES:
                 if not isinstance(value, Mapping):
                     raise ConfigurationError(f"The setting {name!r} in {where} is {value!r}: give a table.")
-                merged[name] = {**merged.get(name, {}), **value}
+                merged[name] = _laid(merged.get(name, {}), value)
             elif name in LISTS:
                 if not isinstance(value, list | tuple):
                     example = "[0.01, 0.1]" if name in NUMBERS else '["sgd", "adam"]'
@@ -307,6 +306,12 @@ def settings_from(*layers: Layer) -> Settings:
             else:
                 merged[name] = value
     return Settings(**merged)
+
+
+def _laid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with another one laid over it; so are tables within it."""
+    both = {name for name in over if isinstance(over[name], Mapping) and isinstance(table.get(name), Mapping)}
+    return {**table, **over, **{name: {**table[name], **over[name]} for name in both}}
 
 
 def refuse_unused(names: Iterable[str], given: Mapping[str, Any], sentence: str) -> None:
