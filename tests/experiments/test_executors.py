@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -204,6 +206,53 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
     assert done.exit_code == 0, done.output
     assert ("ray", None, "there:1") in asked
     assert "ran" in asked
+
+
+@pytest.fixture
+def like_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """What stands for Ray where it is not installed: it does a task when its result is asked for."""
+
+    class RayError(Exception):
+        pass
+
+    def remote(**_options: object) -> Callable[..., object]:
+        return lambda function: SimpleNamespace(remote=lambda *arguments: lambda: function(*arguments))
+
+    fake = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=type("RayTaskError", (RayError,), {})),
+        started=[],
+        init=lambda *_, **options: fake.started.append(options),
+        remote=remote,
+        wait=lambda tasks, **_: (tasks[:1], tasks[1:]),
+        get=lambda task: task(),
+        shutdown=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.delitem(sys.modules, "pathspace.experiments.ray_tasks", raising=False)
+    yield fake
+    sys.modules.pop("pathspace.experiments.ray_tasks", None)
+
+
+def test_ray_that_is_started_here_takes_all_processors(like_ray: SimpleNamespace) -> None:
+    tasks = import_module("pathspace.experiments.ray_tasks")
+    found = tasks.computed(abs, [-1, -2], address="", processes=None)
+    assert list(found) == [1, 2]
+    assert list(tasks.computed(abs, [-1], address="", processes=3)) == [1]
+    tasks.connect("", None, threads=2)
+    processors = os.cpu_count() or 1
+    assert [options["num_cpus"] for options in like_ray.started] == [processors, 3, 2 * processors]
+
+
+def test_ray_that_does_not_start_in_time_is_no_mistake_of_ours(like_ray: SimpleNamespace) -> None:
+    def init(**_options: object) -> None:
+        raise Exception("The current node timed out during startup.")  # so has Ray 2.60
+
+    like_ray.init = init
+    tasks = import_module("pathspace.experiments.ray_tasks")
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be reached or started \(The current node timed out"
+    ):
+        tasks.connect("", 2)
 
 
 @pytest.mark.slow

@@ -337,6 +337,24 @@ def test_the_median_counts_what_runs_of_repeated_points_told(tiny_settings: Make
     assert not {(0.1, "pruned"), (1e-7, "complete")} & states
 
 
+class TellsLate(ThisProcess):
+    """A cluster, which hands on what a run has told after the run has ended."""
+
+    def run(self, jobs: Iterable[Any], monitor: Any) -> Iterator[Ended]:
+        for ended in super().run(jobs, Monitor()):
+            yield ended
+            assert ended.result is not None
+            for validation in ended.result.validations:
+                monitor.validated(ended.config, validation)
+
+
+def test_what_a_run_tells_late_changes_nothing(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=1)
+    plan = plan_from(settings, prune="median")
+    found = swept(settings, plan, tmp_path / "late", None, TellsLate())
+    assert numbers(found) == numbers(swept(settings, plan, tmp_path / "soon"))
+
+
 def test_searched_epochs_are_those_of_the_runs(tiny_settings: Make) -> None:
     settings = tiny_settings(methods=["sgd"], tuning_epochs=3, learning_rates=[0.1])
     points = plan_from(settings, ["epochs=1,2"]).grid()

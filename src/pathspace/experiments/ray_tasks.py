@@ -50,7 +50,7 @@ class RayTasks(Several[Any]):
         self._running: dict[Any, RunConfig] = {}
 
     def __enter__(self) -> Self:
-        connect(self._address, (self._processes or os.cpu_count() or 1) * self._threads)
+        connect(self._address, self._processes, self._threads)
         board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Board)
         self._board: Any = board.remote()
         options = {"num_cpus": self._threads, "num_gpus": self._gpus, "max_retries": 0}
@@ -112,8 +112,13 @@ class RayTasks(Several[Any]):
         self._board.stop.remote(config.key)
 
 
-def connect(address: str, cores: int) -> None:
-    """Join a cluster, or start Ray here with so many processors, until `ray.shutdown`.
+def connect(address: str, processes: int | None, threads: int = 1) -> None:
+    """Join a cluster, or start Ray here, until `ray.shutdown`.
+
+    Args:
+        address: See `RayTasks`.
+        processes: Tasks at a time, where Ray is started here; None: as many as there are processors.
+        threads: Of a task.
 
     Raises:
         ConfigurationError: There is no such cluster, or Ray does not start.
@@ -124,13 +129,13 @@ def connect(address: str, cores: int) -> None:
             ray.init(address, **quiet)
         else:
             ray.init(
-                num_cpus=cores,
+                num_cpus=(processes or os.cpu_count() or 1) * threads,
                 include_dashboard=False,
                 object_store_memory=SMALLEST_STORE,
                 _node_ip_address="127.0.0.1",  # nobody else is to reach it
                 **quiet,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray's own may be no more than that, as where a node does not start in time
         raise ConfigurationError(
             f"Ray cannot be reached or started ({' '.join(str(error).split())}): give the --address of a running "
             "cluster, or none to start Ray here."
@@ -146,12 +151,12 @@ def computed(
         compute: Computes one.
         cells: What to compute.
         address: See `RayTasks`.
-        processes: Tasks at a time, where Ray is started here.
+        processes: See `connect`.
 
     Raises:
         ConfigurationError: See `connect`; or a process died more often than Ray tries again.
     """
-    connect(address, processes or 1)
+    connect(address, processes)
     try:
         task: Any = ray.remote(num_cpus=1)(compute_cell)
         left = [task.remote(compute, cell, versions()) for cell in cells]

@@ -179,7 +179,7 @@ class _Trials(Monitor):
     def validated(self, config: RunConfig, validation: Validation) -> None:
         """See `monitor.Listener`; asks the pruner."""
         self._monitor.validated(config, validation)
-        if not self._is_asked(validation):
+        if not self._is_asked(validation) or config.key not in self._running:  # a cluster may tell late
             return
         self._told[config.key][validation.step] = validation.error
         first = self._running[config.key][0]
