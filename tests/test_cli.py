@@ -585,7 +585,7 @@ def test_the_way_to_go_on_names_what_no_folder_keeps() -> None:
 
     def said(options: SurroundingOptions) -> str:
         folders: list[str] = []
-        options.surroundings("train", folders, None).chosen(Path("my runs"))
+        options.surroundings("train", folders).chosen(Path("my runs"))
         return folders[0]
 
     assert said(SurroundingOptions()) == "--output 'my runs'"

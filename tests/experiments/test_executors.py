@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pathspace.cli import app
+from pathspace.cli.groups import EngineOptions
 from pathspace.experiments import checkpoint
+from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
@@ -23,6 +25,7 @@ from pathspace.experiments.executor import Ended, Executor, Job, ThisProcess, Wo
 from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.settings import settings_from
 from pathspace.experiments.workers import Workers
 from processes import copies
 
@@ -171,6 +174,16 @@ def test_engines_are_checked_before_anything_is_started() -> None:
         executor_for("local", 2, address="auto")
     assert isinstance(executor_for("local", 1), ThisProcess)
     assert isinstance(executor_for("local", 2), Workers)
+
+
+@pytest.mark.parametrize(("given", "at_a_time"), [([], 2), (["threads=2"], 2), (["threads=3"], 1)])
+def test_as_many_runs_as_there_is_room_for_at_a_time_however_threads_are_given(
+    given: list[str], at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    settings = settings_from(("the command line", parse_settings(given)))
+    around = EngineOptions().surroundings("compare", [])
+    assert isinstance(around.executor(settings.threads), {1: ThisProcess, 2: Workers}[at_a_time])
 
 
 @pytest.mark.parametrize("command", ["compare", "reproduce adding", "sweep adding"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -133,13 +132,12 @@ class SurroundingOptions:
     as_json: JsonOption = False
     quiet: QuietOption = False
 
-    def surroundings(self, name: str, folders: list[str], threads: int | None) -> Surroundings:  # noqa: ARG002
+    def surroundings(self, name: str, folders: list[str]) -> Surroundings:
         """Return where a command works.
 
         Args:
             name: Of the folder below `runs`, where no other is given.
             folders: Gets the folder once it is known, as options that go on there.
-            threads: Of each run, if they were given.
         """
         from pathspace.experiments.commands import Surroundings
 
@@ -164,7 +162,7 @@ class EngineOptions(SurroundingOptions):
     engine: EngineOption = "local"
     address: AddressOption = ""
 
-    def surroundings(self, name: str, folders: list[str], threads: int | None) -> Surroundings:
+    def surroundings(self, name: str, folders: list[str]) -> Surroundings:
         """See above.
 
         Raises:
@@ -173,13 +171,12 @@ class EngineOptions(SurroundingOptions):
         from pathspace.experiments.engines import check_engine
 
         check_engine(self.engine, self.address)
-        workers = self.workers
-        if workers is not None and workers < 1:
-            raise ConfigurationError(f"The option --workers is {workers}: give a whole number from 1 on.")
-        if workers is None and self.engine != "ray":  # which counts processors
-            workers = max(1, min(2, (os.cpu_count() or 1) // max(1, threads or 1)))
-        around = super().surroundings(name, folders, threads)
-        around = replace(around, processes=workers, engine=self.engine, address=self.address)
+        if self.workers is not None and self.workers < 1:
+            raise ConfigurationError(
+                f"The option --workers is {self.workers}: give a whole number from 1 on."
+            )
+        around = super().surroundings(name, folders)
+        around = replace(around, processes=self.workers, engine=self.engine, address=self.address)
         return around.absolute() if self.engine == "ray" else around  # whose processes work in other folders
 
     def _not_kept(self) -> list[str]:

@@ -52,7 +52,7 @@ def compare(
         from pathspace.experiments.commands import run_compare
 
         options = settings.chosen(task=task)
-        around = where.surroundings("compare", folders, settings.threads)
+        around = where.surroundings("compare", folders)
         _expect_survivors([run_compare((COMMAND_LINE, options), around)])
 
 
@@ -104,7 +104,7 @@ def train(
             raise ConfigurationError(
                 f"The option --lr is {learning_rate:g}: give a positive number, at most {LARGEST:g}."
             )
-        around = where.surroundings("train", folders, settings.threads)
+        around = where.surroundings("train", folders)
         chosen = method(method_name or "path-sgd", "--method")
         check_start(start or "default", "--start")
         with joined(chosen_device(where.device), patience) as processes:
@@ -158,7 +158,7 @@ def reproduce(
         from pathspace.experiments.commands import run_reproduce
 
         options = settings.chosen()
-        around = where.surroundings(name, folders, settings.threads)
+        around = where.surroundings(name, folders)
         _expect_survivors(run_reproduce(name, size, (COMMAND_LINE, options), around).values())
 
 
@@ -213,7 +213,7 @@ def sweep(
         from pathspace.experiments.sweep.command import run_sweep
 
         options = settings.chosen()
-        around = where.surroundings("sweep", folders, settings.threads)
+        around = where.surroundings("sweep", folders)
         searched = {"search": search or (), "sampler": sampler, "trials": trials, "prune": prune}
         done = run_sweep(name, size, (COMMAND_LINE, options), around, **searched)
         if done.all_failed:

@@ -55,7 +55,7 @@ class Surroundings(folders.Wanted):
 
     Attributes:
         data_dir: Where tasks look for data sets.
-        processes: Runs at a time; None: as many as Ray has room for.
+        processes: Runs at a time; None: see `engines.executor_for`.
         as_json: Print the results as JSON on standard output instead of a table.
         device: Where runs compute, a name in `devices.DEVICES`.
         quiet: Show no progress.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -19,9 +20,9 @@ def executor_for(
 
     Args:
         engine: A name in `ENGINES`.
-        processes: Runs at a time; None: one here, and as many as Ray has room for.
+        processes: Runs at a time; None: see `runs_at_a_time`, and as many as Ray has room for.
         address: Of a Ray cluster; empty: Ray is started here, and ends with the command.
-        threads: Of a run, by which Ray counts processors.
+        threads: Of a run, by which processors are counted.
         device: Where runs compute; one that needs a GPU gets one of the cluster's for itself.
 
     Raises:
@@ -35,8 +36,13 @@ def executor_for(
     from pathspace.experiments.executor import ThisProcess
     from pathspace.experiments.workers import Workers
 
-    # A single process needs no helper.
-    return Workers(processes) if processes is not None and processes > 1 else ThisProcess()
+    processes = processes or runs_at_a_time(threads)
+    return Workers(processes) if processes > 1 else ThisProcess()  # a single process needs no helper
+
+
+def runs_at_a_time(threads: int = 1) -> int:
+    """Return how many runs of so many threads are done here at a time by default: two, or one without room for two."""
+    return max(1, min(2, (os.cpu_count() or 1) // threads))
 
 
 def check_engine(engine: str, address: str) -> None:

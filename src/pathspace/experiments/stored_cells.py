@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pathspace.children import deaf_children, end_with_parent, ended_after_errors, hear_quietly
 from pathspace.experiments import folders
 from pathspace.experiments.configuration import versions
+from pathspace.experiments.engines import runs_at_a_time
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import Laid, Layer, plain_values
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
@@ -231,7 +232,7 @@ def _computed(
 
         yield from computed(compute, open_cells, address=around.address, processes=around.processes)
         return
-    processes = around.processes or 1
+    processes = around.processes or runs_at_a_time()
     if processes == 1 or len(open_cells) < 2:
         for cell in open_cells:
             yield compute(cell)
