@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from pathspace import cli
-from pathspace.experiments import commands
+from pathspace.experiments import commands, stored_cells
+from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.stored_cells import _computed
 
 
@@ -128,3 +129,17 @@ def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_p
     for child in set(multiprocessing.active_children()) - others:
         child.join()
     assert not late.exists()
+
+
+def test_what_a_process_that_died_was_at_is_done_once_more(tmp_path, capfd, monkeypatch):
+    dies, died = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "died"
+    once = (
+        f"import pathlib\nif not (died := pathlib.Path({str(died)!r})).exists(): died.touch(); exec({dies!r})"
+    )
+    around = commands.Surroundings(None, tmp_path, processes=2)
+    assert list(_computed(["", once, ""], exec, around)) == [None, None, None]
+    assert died.exists()
+    assert capfd.readouterr().err == "A process died: what it and the others were at begins again.\n"
+    monkeypatch.setattr(stored_cells, "TRIES", 1)  # the last one
+    with pytest.raises(ConfigurationError, match="A worker process died, perhaps for want of memory"):
+        list(_computed(["", dies], exec, around))

@@ -23,6 +23,7 @@ from pathspace.experiments import folders
 from pathspace.experiments.configuration import versions
 from pathspace.experiments.engines import runs_at_a_time
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.executor import TRIES
 from pathspace.experiments.layers import Laid, Layer, plain_values
 from pathspace.experiments.storage import make_folder, read_checked, remove_file, write_checked, write_json
 from pathspace.experiments.terminal import print_line
@@ -239,19 +240,24 @@ def _computed(
         return
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(min(processes, len(open_cells)), mp_context=context, initializer=_start) as pool,
-        ended_after_errors(),
-    ):
-        with deaf_children():
-            jobs = [pool.submit(compute, cell) for cell in open_cells]
-        try:
+    left = list(open_cells)
+    for tries in range(1, TRIES + 1):
+        pool = ProcessPoolExecutor(min(processes, len(left)), mp_context=context, initializer=_start)
+        with pool, ended_after_errors():
+            with deaf_children():
+                jobs = {pool.submit(compute, cell): cell for cell in left}
             for job in as_completed(jobs):
-                yield job.result()
-        except BrokenProcessPool as error:
-            raise ConfigurationError(
-                "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
-            ) from error
+                # a process that dies takes the others along, but no result that is there
+                if not isinstance(job.exception(), BrokenProcessPool):
+                    left.remove(jobs[job])
+                    yield job.result()
+        if not left:
+            return
+        if tries < TRIES:
+            print_line(Console(stderr=True), "A process died: what it and the others were at begins again.")
+    raise ConfigurationError(
+        "A worker process died, perhaps for want of memory: give the command again, with --workers 1."
+    )
 
 
 def _start() -> None:
