@@ -44,6 +44,20 @@ def test_scoring_a_text_takes_its_states_and_no_prediction_of_every_symbol():
     assert peak < 8 * T * (N + 1 + 8)
 
 
+def test_a_training_of_no_pass_takes_neither_states_nor_predictions_of_its_text():
+    """`fit --passes 0` is for large logs, whose contexts alone are wanted."""
+    N, A, T = 8, 50, 100_000
+    rng = np.random.default_rng(0)
+    corpus = Corpus.of([rng.integers(0, A, T)], A)
+    training = Training.begin(start("pcnn", "tanh", Graph.full(N), corpus, rng))
+    train(training, corpus, Settings(passes=0))
+    tracemalloc.start()
+    train(training, corpus, Settings(passes=0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * T
+
+
 @pytest.mark.parametrize("line", [b"10:22 GET /index.html 200\n", "10:22 GET /käse.html 200\n"])
 def test_a_text_is_laid_out_in_the_memory_that_mixing_has_for_it(line):
     """16 bytes a symbol, docs/sequences.md says, and a mark."""

@@ -302,13 +302,15 @@ def _train_on(
 ) -> Training:
     """Train on a text, or a part of one, until the passes, the time or the patience is spent."""
     memory, training = _Memory(), replace(training, broke_off=False)
-    state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
-    if not math.isfinite(state.log_likelihood):
-        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
     if training.passes == 0:
         # a fit of no pass may have looked at another text, whose length is no record to beat
         training = _look(replace(training, best=None, best_bits=math.inf), validation, memory)
-    else:
+        if settings.passes == 0:  # contexts may be asked for alone, of a text that is too long to train on
+            return training
+    state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
+    if not math.isfinite(state.log_likelihood):
+        raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
+    if training.passes > 0:
         training = replace(training, log_likelihood=state.log_likelihood)
         if validation is not None:
             training = _again(training, validation, memory)
