@@ -42,7 +42,7 @@ def test_what_a_part_does_not_need_is_not_loaded() -> None:
         "import sys\n"
         "def loaded(*names): print([name for name in names if name in sys.modules])\n"
         "import pathspace.network, pathspace.optim, pathspace.paths, pathspace.rescaling\n"
-        "loaded('numba', 'constriction', 'hmmlearn', 'safetensors', 'pathspace.sequences')\n"
+        "loaded('numba', 'hmmlearn', 'safetensors', 'pathspace.sequences')\n"
         "import pathspace.cli\n"
         "loaded('matplotlib', 'sklearn', 'jinja2', 'pathspace.experiments.engine', 'pathspace.sequences.cli')\n"
         "from pathspace.experiments.engines import executor_for; executor_for('local', 2)\n"

@@ -8,11 +8,12 @@ import pytest
 
 from pathspace.sequences import PCNN
 from pathspace.sequences.decisions import halve, tree
-from pathspace.sequences.kernels.mixing import BEGIN, SCORE, T
+from pathspace.sequences.kernels.coding import SCORE
+from pathspace.sequences.kernels.mixing import BEGIN, T
 from pathspace.sequences.kernels.mixing_reference import Mixture
-from pathspace.sequences.mixing import Reading, _coder, blank
+from pathspace.sequences.mixing import Reading, blank
 from pathspace.sequences.text import Alphabet, Corpus
-from pathspace.sequences.walk import Walk
+from pathspace.sequences.walk import Walk, coder
 
 LOG = "".join(
     f"10:{k // 60:02}:{k % 60:02} GET /{'abc'[k * k % 3]}/page{k % 7}.html {200 + 204 * (k % 11 == 0)}\n"
@@ -23,7 +24,7 @@ LOG = "".join(
 def decisions(text):
     alphabet = Alphabet.of([text])
     x = alphabet.encode(text)
-    return alphabet, x, tree(alphabet, np.bincount(x, minlength=len(alphabet)))
+    return alphabet, x, tree(np.bincount(x, minlength=len(alphabet)), alphabet)
 
 
 def ways(decided):
@@ -38,7 +39,7 @@ def test_the_tree_has_a_way_of_its_own_to_each_symbol():
     for A in (1, 2, 3, 5, 64, 200):
         counts = rng.integers(0, 1000, A)
         alphabet = Alphabet(bytes(range(A)))
-        decided = tree(alphabet, counts)
+        decided = tree(counts, alphabet)
         digits = ["".join(str(digit) for _, digit in way) for way in ways(decided)]
         assert len(set(digits)) == A
         # alphabetical, and no way is the beginning of another
@@ -136,7 +137,7 @@ def test_a_table_that_is_full_still_codes():
     rng = np.random.default_rng(0)
     alphabet = Alphabet(bytes(range(50)))
     x = rng.integers(0, 50, 3000)
-    decided = tree(alphabet, np.bincount(x, minlength=50))
+    decided = tree(np.bincount(x, minlength=50), alphabet)
     readings = [Reading(None, decided, blank(decided, len(x), slots=1 << 10)) for _ in range(2)]
     code = readings[0].encode(x)
     assert (readings[0].memory.slots != 0).mean() > 0.99
@@ -149,8 +150,8 @@ def test_a_table_that_is_full_still_codes():
 def test_a_code_that_is_read_takes_few_bytes_a_byte():
     code = bytes(1 << 17)
     tracemalloc.start()
-    coder = _coder(code)
+    begun = coder(code)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert coder.content.tobytes() == code
+    assert begun.content.tobytes() == code
     assert taken < 3 * len(code)

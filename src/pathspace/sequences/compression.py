@@ -4,44 +4,36 @@
     byte 3-4   CRC-16 of the original         byte 5-6   CRC-16 of all else in the file
     then       twice the number of symbols, plus one if some are foreign, as a varint
                foreign symbols, if any: size as a varint, then places and values, deflated
-               the code of the range coder, without trailing zeros
+               the code of the arithmetic coder, without trailing zeros
 
 A foreign symbol is one that the alphabet of the model lacks. It is stored as it is and not read by the model, so
-that any file survives the round trip. A `Mixed` model has a coder of its own, of binary decisions, and goes on learning
-in both directions. For the others, the coder mixes the predictions with the uniform distribution as the code
-length of the model does. Encoder and decoder compute every probability with the same instructions; a file must be
-unpacked by the same version on the same kind of processor, and is refused, not misread, if it is not.
+that any file survives the round trip. A `Mixed` model goes on learning in both directions; of the others the
+predictions are mixed with the uniform distribution as in the code length of the model. Encoder and decoder compute
+every probability with the same instructions; a file must be unpacked by the same version on the same kind of
+processor, and is refused, not misread, if it is not.
 """
 
 from __future__ import annotations
 
 import zlib
 from binascii import crc_hqx
-from collections.abc import Callable
 from typing import Any
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
-from .evaluation import mix_with_uniform
 from .mixed import Mixed
 from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
 from .text import Alphabet, IntArray, Text
-from .walk import Walk
-
-_stream: Any = constriction.stream  # pyright: ignore[reportAttributeAccessIssue] - a compiled submodule
+from .walk import Progress
 
 _MAGIC = b"\xb5\x01"
 _CHECKED = 7
-_BLOCK = 1024
 _INFLATED = 1 << 17
 _LONGEST = 9  # bytes of a varint below 2^63
 
 MAX_BYTES = 1 << 26
-
-Progress = Callable[[int, int], None]
 
 
 class CorruptedError(ValueError):
@@ -161,46 +153,6 @@ def _varints(content: bytes) -> tuple[IntArray, bytes]:
     return np.add.reduceat((values[:used] & 0x7F).astype(np.int64) << shifts, first), content[used:]
 
 
-def _family() -> Any:
-    # imperfect: fast, and the same on both sides; off by less than 2^-23 per symbol
-    return _stream.model.Categorical(perfect=False)
-
-
-def _encode(model: SequenceModel | Mixed, x: IntArray, progress: Progress | None) -> bytes:
-    if isinstance(model, Mixed):
-        return model.reading_.copy(len(x)).encode(x, progress)
-    encoder, family, place = _stream.queue.RangeEncoder(), _family(), Walk(model.parameters_)
-    A = len(model.alphabet_)
-    for begin in range(0, len(x), _BLOCK):
-        block = x[begin : begin + _BLOCK]
-        p = np.empty((len(block), A))
-        for k, y in enumerate(block):
-            p[k] = mix_with_uniform(place.predict(), begin + k, A)
-            place.read(int(y))
-        encoder.encode(block.astype(np.int32), family, p)
-        if progress is not None:
-            progress(begin + len(block), len(x))
-    return encoder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
-
-
-def _decode(model: SequenceModel | Mixed, code: bytes, x: NDArray[Any], progress: Progress | None) -> None:
-    if isinstance(model, Mixed):
-        model.reading_.copy().decode(code, x, progress)
-        return
-    words = np.frombuffer(code + b"\0" * (-len(code) % 4), "<u4").astype(np.uint32)
-    decoder, family, place = _stream.queue.RangeDecoder(words), _family(), Walk(model.parameters_)
-    A, length = len(model.alphabet_), len(x)
-    for t in range(length):
-        p = np.asarray(mix_with_uniform(place.predict(), t, A))
-        try:
-            x[t] = decoder.decode(family, p[None])[0]
-        except AssertionError as error:  # what the coder calls a word that no text leads to
-            raise CorruptedError("the compressed file is damaged: no text has this code") from error
-        place.read(int(x[t]))
-        if progress is not None and ((t + 1) % _BLOCK == 0 or t + 1 == length):
-            progress(t + 1, length)
-
-
 def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | None = None) -> bytes:
     """Return data compressed by a fitted model.
 
@@ -231,8 +183,9 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
         head += _varint(len(foreign)) + foreign
         kept = [symbol for symbol, is_known in zip(text, known, strict=True) if is_known]
         text = "".join(map(str, kept)) if isinstance(text, str) else bytes(map(int, kept))
-    # one symbol of the alphabet alone carries no information, and no coder can code it
-    code = b"" if len(model.alphabet_) == 1 else _encode(model, model.alphabet_.encode(text), progress)
+    x = model.alphabet_.encode(text)
+    # one symbol of the alphabet alone carries no information
+    code = b"" if len(model.alphabet_) == 1 else model.begin(len(x)).encode(x, progress)
     front = _MAGIC + fingerprint + crc_hqx(data, 0).to_bytes(2, "little")
     return front + crc_hqx(front + head + code, 0).to_bytes(2, "little") + head + code
 
@@ -273,7 +226,7 @@ def decompress(
             raise CorruptedError("the foreign symbols are damaged: not all are characters")
     x = np.zeros(length - int(is_foreign.sum()), symbols.dtype)
     if len(model.alphabet_) > 1:
-        _decode(model, reader.rest(), x, progress)
+        model.begin(0).decode(reader.rest(), x, progress)
     symbols[~is_foreign] = model.alphabet_.codes.astype(symbols.dtype)[x]
     if is_text:
         if _has_halves(symbols):

@@ -58,9 +58,9 @@ def halve(counts: IntArray) -> IntArray:
     return np.array(children, dtype=np.int64).reshape(-1, 2)
 
 
-def tree(alphabet: Alphabet, counts: IntArray) -> Tree:
-    """Return the decisions of an alphabet whose symbols occur so often."""
-    child, A = halve(counts), len(alphabet)
+def tree(counts: IntArray, alphabet: Alphabet | None = None) -> Tree:
+    """Return the decisions of symbols that occur so often; without their alphabet none of them is a letter."""
+    child, A = halve(counts), len(counts)
     ways: dict[int, list[tuple[int, int]]] = {len(child) - 1: []}  # without a node, symbol 0 is ~0 = -1
     for v in range(len(child) - 1, -1, -1):
         for digit in (0, 1):
@@ -70,5 +70,6 @@ def tree(alphabet: Alphabet, counts: IntArray) -> Tree:
     for y in range(A):
         for k, (v, digit) in enumerate(ways[~y]):
             node[y, k], digits[y, k] = v, digit
-    letter = np.array([chr(code).isalnum() for code in alphabet.codes.tolist()], dtype=np.int64)
+    codes = np.zeros(A, np.int64) if alphabet is None else alphabet.codes
+    letter = np.array([chr(code).isalnum() for code in codes.tolist()], dtype=np.int64)
     return Tree(child, node, digits, depth, letter)

@@ -12,12 +12,13 @@ import numpy as np
 from . import mixed_storage
 from .decisions import tree
 from .folds import Fold, Texts, as_list, fold_of, held_back
-from .mixing import Progress, Reading, blank
+from .mixing import Reading, blank
 from .one_thread import one_thread
 from .parameters import Parameters
 from .reader import Reader
 from .sequence_model import NotFittedError, SequenceModel
 from .text import Alphabet, Corpus, Text
+from .walk import Progress
 
 
 class Mixed(Reader):
@@ -137,7 +138,7 @@ class Mixed(Reader):
 
     def _read(self, fold: Fold, progress: Progress | None = None) -> Self:
         corpus = fold.corpus
-        decisions = tree(self.alphabet_, corpus.counts)
+        decisions = tree(corpus.counts, self.alphabet_)
         reading = Reading(self._heard(), decisions, blank(decisions, len(corpus.x)))
         with one_thread():
             self.bits_ = reading.learn(corpus, progress=progress)
@@ -203,7 +204,7 @@ class Mixed(Reader):
         corpus = Corpus(
             stored.history, stored.bounds, np.ones(len(stored.history), bool), len(stored.alphabet)
         )
-        decisions = tree(stored.alphabet, corpus.counts)
+        decisions = tree(corpus.counts, stored.alphabet)
         memory = blank(decisions, len(corpus.x))
         Reading(None, decisions, memory).learn(corpus, slots_alone=True)
         memory = memory._replace(**stored.weights)

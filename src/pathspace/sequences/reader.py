@@ -11,9 +11,8 @@ import numpy as np
 from pathspace.files import write_atomically
 
 from .folds import Texts, as_list
-from .mixing import Reading
 from .text import Alphabet, Text
-from .walk import Walk, sample
+from .walk import Place, sample
 
 
 class Reader(ABC):
@@ -26,7 +25,7 @@ class Reader(ABC):
         """Return the code length of a text in bits."""
 
     @abstractmethod
-    def begin(self, length: int) -> Walk | Reading:
+    def begin(self, length: int) -> Place:
         """Return the place before the first symbol of a text of at most so many symbols."""
 
     @abstractmethod

@@ -1,26 +1,121 @@
-"""Walking through a text symbol by symbol: prediction and sampling.
+"""A model at some place of a text: prediction, sampling, and the arithmetic coder.
 
 Alphabet of this module: A symbols, N units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import walk
+from .decisions import Tree, tree
+from .kernels import coding, walk
+from .kernels.coding import DECODE, ENCODE, Coder, Network
 from .kernels.elementary import squash
 from .parameters import Parameters
 from .text import IntArray
 
 Array = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+_BLOCK = 1 << 13
 
 
-class Walk:
-    """A model at some place of a text.
+def network(model: Parameters | None, A: int) -> Network:
+    """Return the network before a text, or, of None, one without units, which says nothing."""
+    pi, mass = np.full(A, 1 / A), np.zeros(max(A - 1, 1))
+    if model is None:
+        none, nobody = np.zeros((1, 1)), np.zeros(1, np.int64)
+        return Network(none, none, nobody, nobody, np.zeros(2, bool), np.zeros(1), np.ones(1), pi, mass)
+    a, logistic = np.empty(model.units + 1), model.squash == "logistic"
+    squash(model.V0, logistic, a)
+    return Network(
+        np.ascontiguousarray(model.contextual_tau()),
+        model.w,
+        model.graph.first,
+        model.graph.sources,
+        np.array([model.kind == "pcnn", logistic]),
+        model.V0.copy(),
+        a,
+        pi,
+        mass,
+    )
+
+
+def coder(code: bytes | None = None, room: int = 0) -> Coder:
+    """Return a coder before the first digit: of a code that is to be read, or with room for one to be written."""
+    content = np.zeros(room, np.uint8) if code is None else np.frombuffer(bytearray(code), np.uint8)
+    first = np.concatenate([content[:7], np.zeros(7, np.uint8)])[:7]
+    at = 0 if code is None else 7
+    return Coder(
+        np.array([0, (1 << 56) - 1, int.from_bytes(first.tobytes(), "big")], np.int64),
+        np.array([at]),
+        content,
+    )
+
+
+class Place(ABC):
+    """A model at some place of a text: it predicts, reads and codes what comes next."""
+
+    tree: Tree
+
+    @abstractmethod
+    def predict(self) -> Array:
+        """Return the probabilities (A,) of the next symbol."""
+
+    @abstractmethod
+    def read(self, y: int) -> None:
+        """Read the symbol number y."""
+
+    @abstractmethod
+    def read_all(self, x: Iterable[int]) -> Self:
+        """Read several symbols and return the place after them."""
+
+    @abstractmethod
+    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], coder: Coder) -> float:
+        """Read a block of symbols with the kernel and return their bits; DECODE writes x."""
+
+    def run(
+        self,
+        mode: int,
+        x: NDArray[Any],
+        chi: NDArray[np.bool_] | None = None,
+        code: Coder | None = None,
+        progress: Progress | None = None,
+    ) -> float:
+        """Run the kernel block by block and return the bits; DECODE writes x."""
+        code, total = code or coder(), 0.0
+        for begin in range(0, len(x), _BLOCK):
+            part = slice(begin, begin + _BLOCK)
+            block = x[part].astype(np.int64)
+            total += self._run(mode, block, np.ones(len(block), bool) if chi is None else chi[part], code)
+            if mode == DECODE:
+                x[part] = block
+            if progress is not None:
+                progress(min(begin + _BLOCK, len(x)), len(x))
+        return total
+
+    def encode(self, x: IntArray, progress: Progress | None = None) -> bytes:
+        """Read symbols and return their code."""
+        code = coder(room=8 * int(self.tree.depth[x].sum()))
+        self.run(ENCODE, x, code=code, progress=progress)
+        low, high = (int(end) for end in code.interval[:2])
+        # the number in the interval with the most zeros at its end, which need not be written
+        last = next(end for zeros in range(56, -1, -8) if (end := high >> zeros << zeros) >= low)
+        return (code.content[: code.at[0]].tobytes() + last.to_bytes(7, "big")).rstrip(b"\0")
+
+    def decode(self, code: bytes, x: NDArray[Any], progress: Progress | None = None) -> None:
+        """Read the symbols that have this code, and write them to x."""
+        self.run(DECODE, x, code=coder(code), progress=progress)
+
+
+class Walk(Place):
+    """A network at some place of a text.
 
     Args:
         model: the parameters.
@@ -33,41 +128,34 @@ class Walk:
     """
 
     def __init__(self, model: Parameters) -> None:
-        self._tau, self._w = np.ascontiguousarray(model.contextual_tau()), model.w
-        self._first, self._sources = model.graph.first, model.graph.sources
-        self._persistent, self._logistic = model.kind == "pcnn", model.squash == "logistic"
-        self._V, self._a = model.V0.copy(), np.empty(model.units + 1)
-        self._pi = np.empty(model.symbols)
-        squash(self._V, self._logistic, self._a)
+        self._net, self._t = network(model, model.symbols), 0
+
+    @cached_property
+    def tree(self) -> Tree:  # pyright: ignore[reportIncompatibleVariableOverride] - made where something is coded
+        """The decisions: the alphabet halved again and again."""
+        return tree(np.zeros(len(self._net.pi), np.int64))
 
     def predict(self) -> Array:
         """Return the probabilities (A,) of the next symbol."""
-        walk.predict(self._a, self._w, self._pi)
-        return self._pi.copy()
+        walk.predict(self._net.a, self._net.w, self._net.pi)
+        return self._net.pi.copy()
 
     def read(self, y: int) -> None:
         """Read the symbol number y."""
-        walk.read(
-            y, self._tau, self._first, self._sources, self._persistent, self._logistic, self._V, self._a
-        )
+        net = self._net
+        walk.read(y, net.tau, net.first, net.sources, net.kind[0], net.kind[1], net.V, net.a)
+        self._t += 1
 
-    def read_all(self, x: Iterable[int]) -> Walk:
+    def read_all(self, x: Iterable[int]) -> Self:
         """Read several symbols and return the walk itself."""
         for y in x:
             self.read(int(y))
         return self
 
-
-class Place(Protocol):
-    """A model at some place of a text."""
-
-    def predict(self) -> Array:
-        """Return the probabilities (A,) of the next symbol."""
-        ...
-
-    def read(self, y: int) -> None:
-        """Read the symbol number y."""
-        ...
+    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], coder: Coder) -> float:  # noqa: ARG002
+        coding.run(mode, x, self._t, self.tree, self._net, coder)
+        self._t += len(x)
+        return 0.0
 
 
 def sample(
@@ -89,8 +177,7 @@ def sample(
         raise ValueError(f"the length must be at least 0, got {length}")
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature}")
-    for y in prompt:
-        place.read(int(y))
+    place.read_all(prompt)
     drawn = np.empty(length, dtype=np.int64)
     for t in range(length):
         p = place.predict()

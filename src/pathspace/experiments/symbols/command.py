@@ -35,7 +35,7 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
         ConfigurationError: A setting is impossible, packages are missing, or the folder holds something else.
         KeyboardInterrupt: The user stopped; the same command continues.
     """
-    missing = [name for name in ("numba", "constriction", "hmmlearn") if find_spec(name) is None]
+    missing = [name for name in ("numba", "hmmlearn") if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."

@@ -15,8 +15,7 @@ A decision is a node v of the tree of `decisions`; its digit is 0 or 1.  st(p) =
 
 The slots of all contexts lie in one hash table; when four neighbouring places are taken, the least visited gives way.
 
-Encoder and decoder run the very same code, `run`, which differs only in where the digit comes from. The coder keeps an
-interval [low, high] of 56 bits, splits it in the proportion of p, and puts out the leading bytes that are settled.
+`run` codes what it reads by p, with the coder of `coding`.
 
 Alphabet of this module: K contexts, J inputs, L most decisions of a symbol, A symbols, N units, t symbols read so far.
 
@@ -32,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import walk
+from .coding import DECODE, ENCODE, LEAST, READ, SCALE, chances, decode, encode, masses
 from .elementary import exponential
 from .machine_code import njit
 
@@ -44,7 +44,6 @@ INPUTS = 2 * CONTEXTS + 3
 SHORTEST = 6
 """Symbols that a match must have."""
 STATES = 1 + 16 * 4
-READ, SCORE, ENCODE, DECODE = range(4)
 
 # places of `Memory.place`: t; where this text began; where the match goes on, its length and last misses; the hashes
 # of the word so far and of the one before; the state of the match; where in `last` this place belongs, or -1
@@ -58,9 +57,6 @@ _MAP_RATE, _MATCH_RATE = 0.01, 0.005
 _BIAS = 0.3
 _FARTHEST = 12.0
 _CELLS = 4096
-_SCALE = 1 << 30
-_LEAST = 1 << 8  # of _SCALE: a digit costs 22 bits at most
-_BYTE, _INTERVAL = 48, (1 << 56) - 1
 
 _STRETCH = np.log((np.arange(_CELLS) + 0.5) / (_CELLS - 0.5 - np.arange(_CELLS)))
 _SHARE = (65536 / (np.arange(_LIMIT + 1) + 1.5)).astype(np.int64)
@@ -112,46 +108,6 @@ def shapes(A: int) -> dict[str, tuple[int, int]]:
         "by_seen": (CONTEXTS + 1, INPUTS),
         "final": (CONTEXTS + 1, 3),
     }
-
-
-class Network(NamedTuple):
-    """A network at some place of a text; without units there is none.
-
-    Args:
-        tau: (A, E) transition weights.
-        w: (N+1, A) writing weights.
-        first: (N+2,) of the graph.
-        sources: (E,) of the graph.
-        kind: (2,) whether it is persistent; whether it is logistic.
-        V: (N+1,) potentials, changed.
-        a: (N+1,) activities, changed.
-        pi: (A,) probabilities of the next symbol, changed.
-        mass: (A-1,) probability to get to each node, changed.
-    """
-
-    tau: Array
-    w: Array
-    first: Integers
-    sources: Integers
-    kind: NDArray[np.bool_]
-    V: Array
-    a: Array
-    pi: Array
-    mass: Array
-
-
-class Coder(NamedTuple):
-    """The arithmetic coder.
-
-    Args:
-        interval: (3,) low, high, and the part of the code that the decoder has in hand.
-        at: (1,) bytes of the content that have been written or read.
-        content: the code; zeros follow it.
-    """
-
-    interval: Integers
-    at: Integers
-    content: NDArray[np.uint8]
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
@@ -260,20 +216,8 @@ def _state(length, misses):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
-def _masses(child, net):
-    """Write the probability that the network gives to each node: that of the symbols behind it."""
-    for v in range(len(child)):
-        left, right = child[v, 0], child[v, 1]
-        net.mass[v] = (net.pi[~left] if left < 0 else net.mass[left]) + (
-            net.pi[~right] if right < 0 else net.mass[right]
-        )
-
-
-@njit(error_model="numpy", fastmath=False, cache=True)
 def _network_input(child, v, net):
-    left, right = child[v, 0], child[v, 1]
-    zero = net.pi[~left] if left < 0 else net.mass[left]
-    one = net.pi[~right] if right < 0 else net.mass[right]
+    zero, one = chances(child, v, net)
     return min(max(math.log((one + 1e-300) / (zero + 1e-300)), -_FARTHEST), _FARTHEST)
 
 
@@ -307,7 +251,7 @@ def _decide(m, child, v, k, expected, net):
     x[2 * CONTEXTS + 2] = _BIAS
     s = m.s[k]
     s[0], s[1], s[2] = _dot(m.by_match[state], x), _dot(m.by_node[v], x), _dot(m.by_seen[seen], x)
-    p = min(max(int(_logistic(_dot(m.final[seen], s)) * _SCALE), _LEAST), _SCALE - _LEAST)
+    p = min(max(int(_logistic(_dot(m.final[seen], s)) * SCALE), LEAST), SCALE - LEAST)
     m.p[k], m.seen[k] = p, seen
     return p
 
@@ -322,7 +266,7 @@ def _learn_weights(m, v, k, expected, digit):
         step = rate * (digit - _logistic(m.s[k, j]))
         for i in range(INPUTS):
             w[i] += step * m.x[k, i]
-    step = 0.2 * rate * (digit - m.p[k] / _SCALE)
+    step = 0.2 * rate * (digit - m.p[k] / SCALE)
     for j in range(3):
         m.final[seen, j] += step * m.s[k, j]
 
@@ -350,40 +294,6 @@ def _learn_slots(m, v, expected, digit):
 
 
 @njit(error_model="numpy", fastmath=False, cache=True)
-def _encode(coder, digit, p):
-    """Narrow the interval to the side of the digit, and put out the bytes that are settled."""
-    low, high = coder.interval[0], coder.interval[1]
-    middle = low + ((high - low) >> 30) * p + (((high - low) & (_SCALE - 1)) * p >> 30)
-    if digit:
-        high = middle
-    else:
-        low = middle + 1
-    while low >> _BYTE == high >> _BYTE:
-        coder.content[coder.at[0]] = low >> _BYTE
-        coder.at[0] += 1
-        low, high = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255
-    coder.interval[0], coder.interval[1] = low, high
-
-
-@njit(error_model="numpy", fastmath=False, cache=True)
-def _decode(coder, p):
-    """Return the digit in whose side the code lies, and narrow the interval as the encoder did."""
-    low, high, code = coder.interval[0], coder.interval[1], coder.interval[2]
-    middle = low + ((high - low) >> 30) * p + (((high - low) & (_SCALE - 1)) * p >> 30)
-    digit = 1 if code <= middle else 0
-    if digit:
-        high = middle
-    else:
-        low = middle + 1
-    while low >> _BYTE == high >> _BYTE:
-        more = int(coder.content[coder.at[0]]) if coder.at[0] < len(coder.content) else 0
-        coder.at[0] += 1
-        low, high, code = low << 8 & _INTERVAL, high << 8 & _INTERVAL | 255, code << 8 & _INTERVAL | more
-    coder.interval[0], coder.interval[1], coder.interval[2] = low, high, code
-    return digit
-
-
-@njit(error_model="numpy", fastmath=False, cache=True)
 def _before(m, tree, net):
     """Look at what has been read before the next symbol is predicted; return the guess of the match, or -1."""
     _contexts(m, tree.letter)
@@ -391,7 +301,7 @@ def _before(m, tree, net):
     m.place[STATE] = _state(m.place[LENGTH], m.place[MISSES])
     if len(net.V) > 1:
         walk.predict(net.a, net.w, net.pi)
-        _masses(tree.child, net)
+        masses(tree.child, net)
     return guess
 
 
@@ -423,10 +333,10 @@ def run(mode, x, chi, m, tree, net, coder, bits):
         v, k = len(tree.child) - 1, 0
         while v >= 0 and mixing:
             p = _decide(m, tree.child, v, k, _expected(tree, guess, v, k), net)
-            digit = _decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
+            digit = decode(coder, p) if mode == DECODE else tree.digit[x[t], k]
             if mode == ENCODE:
-                _encode(coder, digit, p)
-            cost -= math.log2((p if digit else _SCALE - p) / _SCALE)
+                encode(coder, digit, p)
+            cost -= math.log2((p if digit else SCALE - p) / SCALE)
             v = tree.child[v, digit]
             k += 1
         if mode == DECODE:
@@ -461,7 +371,7 @@ def distribution(m, tree, net, mass, p):
             for k in range(tree.depth[guess]):
                 if tree.node[guess, k] == v:
                     expected = tree.digit[guess, k]
-        one = _decide(m, tree.child, v, 0, expected, net) / _SCALE
+        one = _decide(m, tree.child, v, 0, expected, net) / SCALE
         for digit in range(2):
             behind, q = tree.child[v, digit], mass[v] * (one if digit else 1.0 - one)
             if behind < 0:
