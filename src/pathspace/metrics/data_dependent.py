@@ -218,9 +218,10 @@ class DataDependent(Path):
             summary = functools.partial(spread_of, statistic=self.statistic)
             seen = chain_pass(self.network, chain, batch, summary, near)
             if seen is not None:
-                return chain_terms(seen, request, generator, names, self._memory)
-        replayed = replay(self.network, batch, parameters=near)
-        return kappa_terms(self.network, replayed, request, generator, names, self._memory)
+                return chain_terms(seen, request, generator, names)
+        return kappa_terms(
+            self.network, replay(self.network, batch, parameters=near), request, generator, names
+        )
 
     def _request(self, draws: int) -> Request:
         # an example that is left out may be the only one that uses a weight: the average has to know it

@@ -125,7 +125,6 @@ class Path:
         # computed for another optimizer's step to come -> a parameter of the one that computed it
         self._ahead: dict[str, str] = {}
         self._gauges: dict[str, Gauge] = {}
-        self._memory: dict[str, Tensor] = {}  # what computing kappa needs, kept between steps
         self._rescalings = 0
         self.frozen = False
 
@@ -170,7 +169,8 @@ class Path:
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         """An attribute of a copy for a copy of the network."""
-        return {} if name == "_memory" else copy.deepcopy(value, memo)
+        del name
+        return copy.deepcopy(value, memo)
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -214,14 +214,12 @@ class Path:
         # a loaded state may be that of a rule that works with another form
         if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
             return True
-        return not (self.power == 0 or self.frozen or name in self._ahead) and self._is_due_at(state["age"])
+        kept, age = self.power == 0 or self.frozen or name in self._ahead, state["age"]
+        return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
 
     def _exponent(self, name: str) -> float:
         """That of kappa' in what the optimizer works with."""
         return self.power * _EXPONENTS[self._forms[name]]
-
-    def _is_due_at(self, age: int) -> bool:
-        return age < self.refresh_every or age % self.refresh_every == 0
 
     def gauge(self, name: str) -> Gauge:
         """The gauge of a parameter that has taken a step."""
@@ -294,8 +292,6 @@ class Path:
         for name in names:
             smallest = math.prod(low for low, _ in kappa.bounds[name])
             self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
-        if not any(self._is_due_at(self.state[name]["age"] + 1) for name in names):
-            self._memory.clear()  # squares are not needed until the next one
 
     def _ran_away(self) -> bool:
         """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
@@ -354,7 +350,7 @@ class Path:
             state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
-        """What the optimizer works with, from kappa', in its memory if it has any; zero where kappa' is: 0 / 0 = 0."""
+        """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""
         gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
         self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
         self.state[name]["exponent"] = exponent = self._exponent(name)
@@ -372,18 +368,15 @@ class Path:
         return result.view(parameter.shape)
 
     def _power(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
-        """(kappa' / c + damping mean / c)^exponent, in memory that is free."""
+        """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor."""
         state = self.state[name]
         c, added = state["normalizer"], self.damping * state["mean"] / state["normalizer"]
-        square = self._memory.pop(name, None)  # which nobody needs until kappa is computed again
         if isinstance(kappa, Outer):
             rows = kappa.rows / c
-            fits = square is not None and square.shape == kappa.shape and square.dtype == kappa.dtype
-            out = square if fits else None
             if not added:
-                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent), out=out)
+                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
             # torch.addr would be one call, of two to three times the time
-            result = torch.outer(rows, kappa.columns, out=out).add_(added)
+            result = torch.outer(rows, kappa.columns).add_(added)
         else:
             result = kappa.div_(c).add_(added)
         return result.pow_(exponent)

@@ -48,7 +48,7 @@ def test_both_terms_are_those_of_any_network(count, statistic, alpha, bias, shar
     network = ps.trace(model, x)
     request, names = Request(alpha, statistic, sharing, "signs", part=part), list(network.parameters)
     seen = followed(model, network, x, statistic)
-    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert ours.path.keys() == theirs.path.keys()
     for name in names:
@@ -66,7 +66,7 @@ def test_a_wrong_mask_is_seen():
     for open_units in (False, True):
         if open_units:
             seen.states = [h.abs() + 1 for h in seen.states]
-        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), NAMES, {})
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), NAMES)
         found.append(terms.data["1.bias"])
     assert not torch.allclose(*found)
 
@@ -183,7 +183,7 @@ def test_what_is_done_to_inputs_is_seen(before):
     network = ps.trace(Prepared(None).double(), x)
     request, names = Request(0.5, "covariance", "parameters", "signs"), list(network.parameters)
     seen = chain_pass(network, chain_of(network), x, functools.partial(spread_of, statistic="covariance"))
-    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert_close(ours.data, theirs.data, rtol=1e-12, atol=1e-15)
 

@@ -77,7 +77,7 @@ def test_both_terms_are_those_of_any_network(form, sharing, statistic, sizes):
     model, x, network = made(read, count, steps, **options)
     request, names = Request(alpha, statistic, sharing, "signs", part=True), list(network.parameters)
     seen = followed(model, network, x, count)
-    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=1e-15)
@@ -92,7 +92,7 @@ def test_nodes_whose_weight_is_below_all_numbers_have_no_signs_drawn():
     with torch.no_grad():
         model.rnn.weight_hh_l0.mul_(1e-6)
     request, names = Request(0.5, "second_moment", "parameters", "signs"), list(network.parameters)
-    ours = chain_terms(followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names, {})
+    ours = chain_terms(followed(model, network, x, 5), request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     for name in names:
         assert_close(ours.data[name], theirs.data[name], rtol=1e-12, atol=0)
@@ -104,7 +104,7 @@ def test_examples_are_taken_a_few_at_a_time(monkeypatch):
     for chunk in (2**19, 50):
         monkeypatch.setattr(edge_statistics, "CHUNK", chunk)
         request = Request(0.5, "covariance", "parameters", "signs")
-        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters), {})
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), list(network.parameters))
         found.append(terms.data)
     assert_close(*found, rtol=1e-13, atol=1e-16)
 
@@ -117,7 +117,7 @@ def test_a_wrong_gate_is_seen():
         if open_units:
             seen.states = [h.abs() + 1 for h in seen.states]
         request = Request(1.0, "second_moment", "parameters", "signs")
-        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"], {})
+        terms = chain_terms(seen, request, torch.Generator().manual_seed(3), ["rnn.bias_ih_l0"])
         found.append(terms.data["rnn.bias_ih_l0"])
     assert not torch.allclose(*found)
 
@@ -266,7 +266,7 @@ def test_what_is_done_to_inputs_is_seen(between):
     network = ps.trace(Hand(between).double(), x, batch_dim=1)
     request, names = Request(0.5, "covariance", "parameters", "signs"), list(network.parameters)
     seen = chain_pass(network, chain_of(network), x, unasked)
-    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names, {})
+    ours = chain_terms(seen, request, torch.Generator().manual_seed(3), names)
     theirs = kappa_terms(network, replay(network, x), request, torch.Generator().manual_seed(3))
     assert_close(ours.data, theirs.data, rtol=1e-12, atol=1e-15)
 

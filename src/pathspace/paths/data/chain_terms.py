@@ -30,13 +30,11 @@ from pathspace.paths.data.signs import Pairs, random_pairs, random_part, seed_ro
 from pathspace.replay.chain import ChainPass
 from pathspace.replay.observed import Use
 from pathspace.replay.replay import Replay
-from pathspace.squared.squares import Outer, memory_for
-
-Memory = dict[str, Tensor]
+from pathspace.squared.squares import Outer
 
 
 def chain_terms(
-    seen: ChainPass, request: Request, generator: torch.Generator, names: Sequence[str], memory: Memory
+    seen: ChainPass, request: Request, generator: torch.Generator, names: Sequence[str]
 ) -> KappaTerms:
     """:func:`pathspace.paths.data.data_dependent.kappa_terms` with random signs, for a chain.
 
@@ -45,15 +43,12 @@ def chain_terms(
         request: what is wanted; no products of two parameters.
         generator: draws the signs.
         names: the parameters to return.
-        memory: memory kept by the caller from one call to the next, which may overwrite what was returned.
     """
     with torch.inference_mode(False), torch.no_grad():
-        path, psi = _paths(seen, request, memory)
-        seeds, chosen, pairs = _seeds(seen, psi, request, generator, memory)
-        x, *states = (
-            _examples(h, chosen, memory, f"entering {i}") for i, h in enumerate((seen.x, *seen.states))
-        )
-        deltas = _pulled_back(seen, seeds, states, memory)
+        path, psi = _paths(seen, request)
+        seeds, chosen, pairs = _seeds(seen, psi, request, generator)
+        x, *states = (_examples(h, chosen) for h in (seen.x, *seen.states))
+        deltas = _pulled_back(seen, seeds, states)
         seeded = _seeded(seen, deltas, [x, *states], x.shape[1], pairs)
         data = statistics(seeded, request.statistic, request.sharing, names)
     return KappaTerms({name: path[name] for name in names if name in path}, data, {}, {}, True)
@@ -62,17 +57,14 @@ def chain_terms(
 # -- the share of the paths ---------------------------------------------------------------------------------------
 
 
-def _paths(
-    seen: ChainPass, request: Request, memory: Memory
-) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
+def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer], list[Tensor]]:
     """The share of the paths, and psi of all layers, ``[T, units]``; at alpha = 1 psi of the readout alone."""
     chain, leaves, rest = seen.chain, seen.leaves, 1 - request.alpha
     out = leaves[chain.readout.weight]
     psi = [out.new_ones(1, 1).expand(chain.steps if chain.every else 1, len(out))]
     if request.alpha == 1:
         return {}, psi
-    above_first = [(leaves[cell.weight], cell.weight) for cell in chain.layers[1:]]
-    squares = [torch.square(W, out=memory_for(W, memory, name)) for W, name in above_first]
+    squares = [leaves[cell.weight].square() for cell in chain.layers[1:]]
     g = [out.new_ones(1, 1).expand(chain.steps, seen.x.shape[2])]  # of what enters each layer
     for layer, cell in enumerate(chain.cells):
         if layer:
@@ -81,7 +73,7 @@ def _paths(
             entering = torch.linalg.vector_norm(leaves[cell.weight], dim=1).square_()
         for name in cell.biases:
             entering.addcmul_(leaves[name], leaves[name])
-        mass = torch.lerp(entering, _spread(seen, layer, request, memory), request.alpha)
+        mass = torch.lerp(entering, _spread(seen, layer, request), request.alpha)
         if cell.recurrent:
             _recur(mass.unbind(0), leaves[cell.recurrent], rest)
         g.append(mass)
@@ -101,22 +93,17 @@ def _paths(
     return path, psi
 
 
-def _spread(seen: ChainPass, layer: int, request: Request, memory: Memory) -> Tensor:
+def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
     """Stat of the values z of a layer, ``[T, H]``."""
     cell = seen.chain.cells[layer]
     if cell.recurrent is None:
         return seen.spreads[layer]
     # z_t = W_in x_t + b + W_rec h_{t-1}
     h, x, leaves = seen.states[layer], seen.states[layer - 1] if layer else seen.x, seen.leaves
-    z = memory_for(h, memory, "values")
-    flat, W, created = x.reshape(-1, x.shape[2]), leaves[cell.weight].t(), z.view(-1, z.shape[2])
-    if cell.biases:
-        torch.addmm(leaves[cell.biases[0]] + leaves[cell.biases[1]], flat, W, out=created)
-    else:
-        torch.mm(flat, W, out=created)
-    before = h[:-1].reshape(-1, h.shape[2])
-    created[h.shape[1] :].addmm_(before, leaves[cell.recurrent].t())
-    return spread_of(z, 1, request.statistic).squeeze(1)
+    bias = leaves[cell.biases[0]] + leaves[cell.biases[1]] if cell.biases else None
+    z = linear(x.reshape(-1, x.shape[2]), leaves[cell.weight], bias)
+    z[h.shape[1] :].addmm_(h[:-1].reshape(-1, h.shape[2]), leaves[cell.recurrent].t())
+    return spread_of(z.view(h.shape), 1, request.statistic).squeeze(1)
 
 
 def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
@@ -130,7 +117,7 @@ def _recur(rows: Sequence[Tensor], W: Tensor, factor: float) -> None:
 
 
 def _seeds(
-    seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator, memory: Memory
+    seen: ChainPass, psi: list[Tensor], request: Request, generator: torch.Generator
 ) -> tuple[list[Tensor | None], Tensor | None, Pairs | None]:
     """Seeds of all layers and of the readout, ``[m, T, units]``, None for zero; whose they are, and which are pairs."""
     flat, places = torch.cat([row.reshape(-1) for row in psi]), None
@@ -139,9 +126,8 @@ def _seeds(
     if not bool(torch.cat(some).all()):
         used = [drawn.repeat_interleave(row.shape[1]) for drawn, row in zip(some, psi, strict=True)]
         places = torch.cat(used).nonzero().squeeze(1)
-    seeds, chosen, pairs = _seeds_of_rows(
-        flat if places is None else flat[places], seen.count, request, generator, memory
-    )
+    drawn = flat if places is None else flat[places]
+    seeds, chosen, pairs = _seeds_of_rows(drawn, seen.count, request, generator)
     if places is not None:
         spread = seeds.new_zeros(len(seeds), len(flat))
         seeds = spread.index_copy_(1, places, seeds)
@@ -151,34 +137,27 @@ def _seeds(
 
 
 def _seeds_of_rows(
-    psi: Tensor, count: int, request: Request, generator: torch.Generator, memory: Memory
+    psi: Tensor, count: int, request: Request, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None, Pairs | None]:
     """Seeds ``[m, units]``, the numbers of their examples, None for all; for the covariance pairs of the rows."""
     if request.statistic == "covariance":
         drawn = random_pairs(count, generator, psi.device, part=request.part)
         half = len(drawn.first)
-        seeds = seed_rows(psi.sqrt(), half, generator, memory, request.place)
+        seeds = seed_rows(psi.sqrt(), half, generator, request.place)
         rows = torch.arange(2 * half, device=psi.device)
         pairs = Pairs(rows[:half], rows[half:], rows[:0], count)
         return torch.cat([seeds, seeds]), torch.cat([drawn.first, drawn.second]), pairs
-    seeds = seed_rows(psi.sqrt(), count, generator, memory, request.place)
+    seeds = seed_rows(psi.sqrt(), count, generator, request.place)
     chosen = random_part(count, generator, psi.device, request.place) if request.part else None
-    if chosen is not None:
-        seeds = _examples(seeds[None], chosen, memory, "seeds of a part")[0]
-    return seeds, chosen, None
+    return seeds if chosen is None else seeds.index_select(0, chosen), chosen, None
 
 
-def _examples(h: Tensor, chosen: Tensor | None, memory: Memory, name: str) -> Tensor:
+def _examples(h: Tensor, chosen: Tensor | None) -> Tensor:
     """Some examples of ``[T, n, units]``, or all."""
-    if chosen is None:
-        return h
-    few = h.narrow(1, 0, 1).expand(-1, len(chosen), -1)
-    return torch.index_select(h, 1, chosen, out=memory_for(few, memory, name))
+    return h if chosen is None else h.index_select(1, chosen)
 
 
-def _pulled_back(
-    seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor], memory: Memory
-) -> list[Tensor]:
+def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tensor]) -> list[Tensor]:
     """Deltas of all layers and of the readout, ``[T, m, units]``."""
     chain, leaves = seen.chain, seen.leaves
     end = seeds[-1]
@@ -186,7 +165,7 @@ def _pulled_back(
     deltas = [end.transpose(0, 1).contiguous()]
     weight = leaves[chain.readout.weight]
     for cell, seed, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
-        above, created = torch.matmul(deltas[0], weight), memory_for(h, memory, f"deltas, {cell.weight}")
+        above, created = torch.matmul(deltas[0], weight), torch.empty_like(h)
         if cell.recurrent:
             _pull_through(leaves[cell.recurrent], seed, h, above, created)
         else:

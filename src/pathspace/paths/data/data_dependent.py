@@ -178,7 +178,6 @@ def kappa_terms(
     request: Request,
     generator: torch.Generator,
     names: Sequence[str] | None = None,
-    memory: dict[str, Tensor] | None = None,
 ) -> KappaTerms:
     """The two terms of :func:`data_dependent_kappa`, path + alpha data.
 
@@ -188,7 +187,6 @@ def kappa_terms(
         request: what is wanted.
         generator: draws the signs.
         names: the parameters to return; all of the network's if None.
-        memory: memory for seeds, kept by the caller from one call to the next.
 
     Returns:
         Both terms, not yet checked with :func:`check_finite`.
@@ -205,7 +203,7 @@ def kappa_terms(
     data: dict[str, Tensor] = {}
     cross: dict[str, Tensor] = {}
     for seeded, weight in (
-        _one_by_one(replayed, psi) if exact else _at_once(replayed, psi, request, generator, memory)
+        _one_by_one(replayed, psi) if exact else _at_once(replayed, psi, request, generator)
     ):
         _add(data, statistics(seeded, statistic, sharing, wanted), weight)
         _add(cross, {w: products(seeded, w, b, statistic) for w, b in bias_of.items()}, weight)
@@ -315,16 +313,12 @@ Seeding = tuple[Seeded, float]
 
 
 def _at_once(
-    replayed: Replay,
-    psi: dict[Key, Tensor],
-    request: Request,
-    generator: torch.Generator,
-    memory: dict[str, Tensor] | None,
+    replayed: Replay, psi: dict[Key, Tensor], request: Request, generator: torch.Generator
 ) -> Iterator[Seeding]:
     """Random signs at all units."""
     if psi:
         part, place = request.part, request.place
-        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, memory, part=part, place=place)
+        seeds, pairs = sign_seeds(replayed, psi, request.statistic, generator, part=part, place=place)
         chosen = None
         if pairs is None and part:
             chosen = random_part(replayed.count, generator, next(iter(seeds.values())).device, place)

@@ -30,7 +30,6 @@ from torch import Tensor
 from pathspace.paths.data.node_measure import Statistic
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay
-from pathspace.squared.squares import memory_for
 
 MANY = 64
 """The number of examples in a batch from which on the products of one half of them are taken. The other half would tell
@@ -95,15 +94,13 @@ def sign_seeds(
     psi: Mapping[Key, Tensor],
     statistic: Statistic,
     generator: torch.Generator,
-    memory: dict[str, Tensor] | None = None,
     *,
     part: bool = False,
     place: Place = ALONE,
 ) -> tuple[dict[Key, Tensor], Pairs | None]:
     """Seeds eps_o sqrt(psi_o) at every node o of every example, and for R = C the pairs that share their signs.
 
-    An example that is in no pair has zeros; ``part`` leaves out a part of a large batch. ``memory`` is kept by the
-    caller; the next call overwrites the seeds.
+    An example that is in no pair has zeros; ``part`` leaves out a part of a large batch.
     """
     nodes = {key: replayed.nodes[key] for key in psi}
     if not nodes:
@@ -120,11 +117,9 @@ def sign_seeds(
     flat = [p.reshape(-1).to(dtype) for p in psi.values()]
     sizes = [len(p) for p in flat]
     # all nodes side by side: one row of seeds for every example
-    memory = {} if memory is None else memory
-    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, memory, place)
+    seed = seed_rows(torch.cat(flat).sqrt_(), rows, generator, place)
     if pairs is not None and row_of is not None:
-        buffer = memory_for(seed.new_empty(1).expand(replayed.count, sum(sizes)), memory, "seeds of pairs")
-        seed = torch.index_select(seed, 0, row_of, out=buffer) if rows else buffer.zero_()
+        seed = seed.index_select(0, row_of) if rows else seed.new_zeros(replayed.count, sum(sizes))
         if len(pairs.left_out):
             seed[pairs.left_out] = 0
     seeds: dict[Key, Tensor] = {}
@@ -140,10 +135,8 @@ def sign_seeds(
     return seeds, pairs
 
 
-def seed_rows(
-    sizes: Tensor, rows: int, generator: torch.Generator, memory: dict[str, Tensor], place: Place = ALONE
-) -> Tensor:
-    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds, which are overwritten.
+def seed_rows(sizes: Tensor, rows: int, generator: torch.Generator, place: Place = ALONE) -> Tensor:
+    """Rows of uncorrelated random signs, ``[rows, D]``, times the sizes ``[D]`` of the seeds.
 
     Of the rows of all processes, those at the place of this one.
     """
@@ -151,12 +144,9 @@ def seed_rows(
     wide = math.isqrt(max(0, whole - 1)) + 1
     tall = -(-whole // wide)
     begin, end = first // wide, -(-(first + rows) // wide)
-    count, lines = len(sizes), end - begin
-    signs = random_signs((tall + wide, count), generator, sizes.dtype).to(sizes.device)
+    signs = random_signs((tall + wide, len(sizes)), generator, sizes.dtype).to(sizes.device)
     a = signs[begin:end].mul_(sizes)
-    buffer = memory_for(sizes.expand(lines * wide, count), memory, "seeds")
-    torch.mul(a[:, None], signs[tall:], out=buffer.view(lines, wide, count))
-    return buffer[first - begin * wide :][:rows]
+    return (a[:, None] * signs[tall:]).flatten(0, 1)[first - begin * wide :][:rows]
 
 
 def random_signs(

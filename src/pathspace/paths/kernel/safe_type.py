@@ -145,6 +145,6 @@ def in_safe_type(
     if moderate and all(
         result.largest(name) == 0.0 or result.fits(name, source[name].dtype) for name in result.values
     ):
-        narrow: Values = {name: k.to(source[name].dtype) for name, k in result.values.items()}
+        narrow: Values = {name: dense(k).to(source[name].dtype) for name, k in result.values.items()}
         return survey(narrow, source, with_means=seen is not None)
     return result
