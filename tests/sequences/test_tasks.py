@@ -26,6 +26,7 @@ def test_xor_mask_agrees_with_exact_values():
     values = exact()["xor_mask"]
     assert xor.mask(values["text"]).astype(int).tolist() == values["chi"]
     assert xor.true_bits(values["text"]) == 0
+    assert xor.mask("").tolist() == []
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))

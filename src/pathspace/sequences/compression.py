@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from .mixed import Mixed
 from .mixed_storage import WEIGHTS
 from .sequence_model import SequenceModel
-from .text import Alphabet, IntArray, Text
+from .text import Alphabet, IntArray, Text, codes_of
 from .walk import Progress
 
 _MAGIC = b"\xb5\x01"
@@ -107,9 +107,8 @@ def _text(alphabet: Alphabet, data: bytes) -> Text:
 def _pack_foreign(text: Text, known: NDArray[np.bool_]) -> bytes:
     places = np.flatnonzero(~known)
     packed = bytearray()
-    for gap, place in zip(np.diff(places, prepend=-1), places, strict=True):
-        symbol = text[place]
-        packed += _varint(int(gap)) + _varint(ord(symbol) if isinstance(symbol, str) else symbol)
+    for gap, code in zip(np.diff(places, prepend=-1), codes_of(text)[places], strict=True):
+        packed += _varint(int(gap)) + _varint(int(code))
     return zlib.compress(bytes(packed), 9)
 
 
@@ -176,14 +175,12 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
     """
     fingerprint = _fingerprint(model)
     text = _text(model.alphabet_, data)
-    known = model.alphabet_.known(text)
+    x, known = model.alphabet_.numbers(text)
     head = _varint(2 * len(text) + (not known.all()))
     if not known.all():
         foreign = _pack_foreign(text, known)
         head += _varint(len(foreign)) + foreign
-        kept = [symbol for symbol, is_known in zip(text, known, strict=True) if is_known]
-        text = "".join(map(str, kept)) if isinstance(text, str) else bytes(map(int, kept))
-    x = model.alphabet_.encode(text)
+        x = x[known]
     # one symbol of the alphabet alone carries no information
     code = b"" if len(model.alphabet_) == 1 else model.begin(len(x)).encode(x, progress)
     front = _MAGIC + fingerprint + crc_hqx(data, 0).to_bytes(2, "little")

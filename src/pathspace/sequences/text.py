@@ -23,6 +23,25 @@ class UnseenSymbolError(ValueError):
     """A text has a symbol that the alphabet of the model lacks."""
 
 
+def codes_of(text: Text) -> NDArray[np.unsignedinteger]:
+    """Return the byte values or code points of a text."""
+    if isinstance(text, bytes):
+        return np.frombuffer(text, np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def marks_after(text: Text, mark: Text) -> NDArray[np.bool_]:
+    """Return, for each symbol of a text, whether it comes right after a symbol.
+
+    Example:
+        >>> marks_after("1=2=", "=").tolist()
+        [False, False, True, False]
+    """
+    marks = np.zeros(len(text), bool)
+    marks[1:] = codes_of(text)[:-1] == ord(mark)
+    return marks
+
+
 @dataclass(frozen=True)
 class Alphabet:
     """The symbols a model knows, in order: characters of a str, or values of bytes.
@@ -68,20 +87,14 @@ class Alphabet:
     @cached_property
     def codes(self) -> IntArray:
         """(A,) the byte value or code point of each symbol."""
-        if isinstance(self.symbols, bytes):
-            return np.frombuffer(self.symbols, np.uint8).astype(np.int64)
-        return np.array([ord(symbol) for symbol in self.symbols], dtype=np.int64)
+        return codes_of(self.symbols).astype(np.int64)
 
-    def _numbers(self, text: Text) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return the number of each symbol, and whether it is one of the alphabet."""
+    def numbers(self, text: Text) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Return the number of each symbol, any of a foreign one, and whether the alphabet has it."""
         if type(text) is not type(self.symbols):
             known, given = type(self.symbols).__name__, type(text).__name__
             raise TypeError(f"the model reads {known}, the text is {given}")
-        if isinstance(text, bytes):
-            codes = np.frombuffer(text, np.uint8)
-        else:
-            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        order = np.argsort(self.codes)
+        codes, order = codes_of(text), np.argsort(self.codes)
         x, known = np.empty(len(codes), np.int64), np.empty(len(codes), bool)
         # by blocks, as there may be memory for little more than the numbers of a text
         for begin in range(0, len(codes), _BLOCK):
@@ -91,17 +104,13 @@ class Alphabet:
             known[part] = self.codes[x[part]] == codes[part]
         return x, known
 
-    def known(self, text: Text) -> NDArray[np.bool_]:
-        """Return, for each symbol of the text, whether the alphabet has it."""
-        return self._numbers(text)[1]
-
     def encode(self, text: Text) -> IntArray:
         """Return the numbers 0..A-1 of the symbols of a text.
 
         Raises:
             UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its place.
         """
-        x, known = self._numbers(text)
+        x, known = self.numbers(text)
         if not known.all():
             at = int(np.argmin(known))
             missing = len(known) - int(known.sum())

@@ -13,7 +13,7 @@ import typer
 from pathspace.files import check_writable, write_atomically
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.text import Text
+from pathspace.sequences.text import Text, marks_after
 
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
 InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
@@ -104,11 +104,7 @@ def mask_after(text: Text, after: str | None, path: Path) -> np.ndarray | None:
     mark = after if isinstance(text, str) else os.fsencode(after)  # any byte, of UTF-8 or not
     if len(mark) != 1:
         raise ValueError(f"--after takes one symbol, got {after!r}")
-    if isinstance(text, bytes):
-        codes = np.frombuffer(text, np.uint8)
-    else:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    mask = np.concatenate([[False], codes[:-1] == ord(mark)])
+    mask = marks_after(text, mark)
     if not mask.any():
         raise ValueError(f"no symbol of {path} comes right after {after!r}, which --after names")
     return mask

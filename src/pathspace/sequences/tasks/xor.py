@@ -12,6 +12,8 @@ import re
 
 import numpy as np
 
+from pathspace.sequences.text import marks_after
+
 from .text_error import ImpossibleTextError
 
 
@@ -64,8 +66,7 @@ def true_bits(text: str) -> float:
 
 def mask(text: str) -> np.ndarray:
     """Return, for each symbol, whether it is to be predicted: it follows "="."""
-    symbols = np.array(list(text))
-    return np.concatenate([[False], symbols[:-1] == "="])
+    return marks_after(text, "=")
 
 
 def error_rate(probabilities: np.ndarray, symbols: np.ndarray) -> float:
