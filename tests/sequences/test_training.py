@@ -176,6 +176,14 @@ def test_a_reach_that_bounds_nothing_changes_nothing_and_one_that_does_still_lea
     assert values[-1] != plain.log_likelihood
 
 
+def test_rates_of_steps_that_reach_bounds_end_below_infinity():
+    """Such steps are alike at all rates, so that each pass would raise them; no file holds an infinite one."""
+    corpus = Corpus.of([np.tile([0, 1, 2, 0, 2], 60)], 3)
+    model = start("pcnn", "tanh", Graph.full(2), corpus, np.random.default_rng(0))
+    training = train(Training.begin(model, 2.0**50), corpus, Settings(passes=300, reach=1e-6))
+    assert training.rate_tau == 2.0**60
+
+
 def test_no_time_means_no_pass():
     training, corpus, _ = some_training()
     assert train(training, corpus, Settings(seconds=0.0)).passes == 0

@@ -35,6 +35,7 @@ from .text import Corpus
 
 _RISE, _FALL = 1.1, 0.5
 _TRIES = 60
+_HIGHEST = 2.0**_TRIES  # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def advance(
             after = trial_state.log_likelihood - (prior.penalty(trial) if prior else 0.0)
         # a NaN compares false
         if after >= before:
-            rate *= _RISE if after > before else 1.0
+            rate = max(rate, min(rate * _RISE, _HIGHEST)) if after > before else rate
             model, state = trial, trial_state
             memory.keep(new_activities=not writing)
             break
