@@ -395,6 +395,23 @@ def test_a_hard_seed_is_not_taken_for_a_bad_point(tmp_path: Path) -> None:
     assert pruned == [12, 13]
 
 
+def test_a_point_that_was_killed_before_it_was_pruned_is_pruned_when_it_goes_on(tmp_path: Path) -> None:
+    from pathspace.experiments.sweep.journal import Journal
+
+    plan = Plan((Dimension("learning_rate", tuple(map(float, range(1, 8)))),), trials=7, prune="median")
+    journal = Journal(tmp_path / "journal", plan, 1, [("sgd", "default")])
+    for asked in journal.new():
+        bad = asked.number == 5
+        verdicts = [journal.report(asked, 1, 3.0), journal.report(asked, 2, 2.0 if bad else 1.0)]
+        assert verdicts == [False, bad]
+        if bad:
+            break
+        journal.complete(asked, 1.0)
+    journal = Journal(tmp_path / "journal", plan, 1, [("sgd", "default")])
+    (left,) = (asked for asked in journal.earlier() if asked.state == "open")
+    assert [journal.report(left, step, error) for step, error in ((1, 3.0), (2, 2.0))] == [False, True]
+
+
 def killed_after(results: int, command: list[str]) -> None:
     """A command that kills its process when so many results have been written."""
     from pathspace.experiments import pool

@@ -158,9 +158,10 @@ class Journal:
         """
         begun = self._begun(asked.study)
         reported = begun[asked.number].intermediate_values
-        if step in reported:  # before it was killed
+        if any(later > step for later in reported):  # before it was killed, and it went on
             return False
-        self._open[asked.study, asked.number].report(error, step)
+        if step not in reported:  # or killed before it was pruned
+            self._open[asked.study, asked.number].report(error, step)
         others = [
             trial.intermediate_values.get(step, math.inf)  # it diverged before
             for trial in begun
