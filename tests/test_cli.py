@@ -158,6 +158,10 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
             ["sweep", "digits", "--set", "tuning_seeds=2"],
             "A sweep has no setting 'tuning_seeds': leave it out; --seeds is the runs of each point",
         ),
+        (
+            ["sweep", "digits", "--set", 'baselines=["sgd"]'],
+            "A sweep has no setting 'baselines': leave it out",
+        ),
         (["train", "--set", "weight_decays=[0.1, 0.2]"], "A single run has one weight decay: give one"),
         (["train", "--method", "lion"], "Unknown method 'lion' in --method: "),
         (["train", "--method", "path-sdg"], "Did you mean 'path-sgd'?"),

@@ -105,6 +105,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
     ("change", "says"),
     [
         ({"method_options": {"lstm": {}}}, "Unknown method 'lstm' in the setting 'method_options'"),
+        (
+            {"task": "characters", "model": "transformer", "methods": ["sgd", "g-sgd"]},
+            "The method 'g-sgd' cannot train 'transformer'",
+        ),
         ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
         ({"method_rates": 3}, "The setting 'method_rates' in a test is 3: give a table"),

@@ -244,7 +244,7 @@ def run_train(
         "tuning_seeds": 1,
     }
     refuse_unused(
-        (*one, *OF_A_TABLE, "baselines", "method_rates", "tuning_epochs"),
+        (*one, *OF_A_TABLE, "method_rates", "tuning_epochs"),
         values,
         "A single run has no setting {!r}: leave it out, and choose by --method, --start, --lr and --seed.",
     )

@@ -61,6 +61,7 @@ class Method:
         model_options: Laid over those of the settings.
         whole_batch: What of the whole batch a step needs in one process; empty if the mean gradient, and means over
             examples, are enough.
+        refuses: Models that it cannot train, names in `models.MODELS`.
         normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
             start is normalized as it is.
     """
@@ -76,6 +77,7 @@ class Method:
     learning_rate: float = 0.1
     model: str = ""
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    refuses: tuple[str, ...] = ()
     normalizes: Mapping[str, Any] = field(default_factory=dict)
     whole_batch: str = ""
 
@@ -149,6 +151,7 @@ def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Op
 
 
 _METRIC = ("clip_norm", "refresh_every", "damping")
+_WITHOUT_BASIS = ("transformer",)  # it multiplies activations, so that its outputs are no sums over paths
 """What optimizers in a metric take of the settings, besides rate and decay."""
 
 
@@ -201,9 +204,13 @@ def _path(label: str, about: str, name: str, learning_rate: float, **options: An
     )
 
 
-def _published(label: str, about: str, name: str, learning_rate: float, **options: Any) -> Method:
+def _published(
+    label: str, about: str, name: str, learning_rate: float, refuses: tuple[str, ...] = (), **options: Any
+) -> Method:
     build = _ours(name, **options)  # a paper's rule: of the settings it takes rate and decay alone
-    return Method(label, about, build, clips_itself=True, invariant=True, learning_rate=learning_rate)
+    return Method(
+        label, about, build, clips_itself=True, invariant=True, learning_rate=learning_rate, refuses=refuses
+    )
 
 
 def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> Method:
@@ -296,6 +303,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GSGD", "clip_norm", "momentum"),
         clips_itself=True,
         invariant=True,
+        refuses=_WITHOUT_BASIS,
     ),
     "g-adam": Method(
         "G-Adam",
@@ -303,6 +311,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GAdam", "clip_norm"),
         clips_itself=True,
         invariant=True,
+        refuses=_WITHOUT_BASIS,
         learning_rate=0.003,
     ),
 }
@@ -329,10 +338,11 @@ _PUBLISHED = {  # beside the rows above: what fails, and why ours differ
         "the cyclic skeleton, no units, no bound on R",
         "GSGD",
         1e-6,
+        _WITHOUT_BASIS,
         **_RAW_PATHS,
     ),
     "g-adam-published": _published(
-        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, **_RAW_PATHS
+        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, _WITHOUT_BASIS, **_RAW_PATHS
     ),
 }
 _BALANCED = {
@@ -407,6 +417,7 @@ _DATA = {
         clips_itself=True,
         invariant=True,
         learning_rate=0.03,
+        refuses=("transformer", "language-model"),  # it wants one answer for each example
         whole_batch="for its conjugate gradients",
     ),
 }

@@ -28,7 +28,7 @@ NUMBERS = ("learning_rates", "weight_decays")
 TABLES = ("task_options", "model_options", "method_options", "method_rates")
 LISTS = ("methods", "starts", "baselines", *NUMBERS)
 # Of no use where no rate is chosen for a row of a table, as in a single run and a sweep.
-OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error")
+OF_A_TABLE = ("tuning", "tuning_seeds", "shared_rates", "verified_seeds", "target_error", "baselines")
 _Requirement = tuple[Callable[[Any], bool], str]
 
 
@@ -187,6 +187,10 @@ class Settings:
             reads = "reads streams alone" if not stream else "carries no state along a stream"
             raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
         check_model(model, options)
+        if model in method(name).refuses:
+            raise ConfigurationError(
+                f"The method {name!r} cannot train {model!r}: choose another method or model."
+            )
         if method(name).normalizes and model not in FEED_FORWARD:
             raise ConfigurationError(
                 f"The method {name!r} normalizes nodes by a batch, which {model!r} cannot: set model to "
