@@ -312,10 +312,12 @@ def test_more_connections_than_units_are_all():
     assert np.array_equal(few.parameters_.tau, full.parameters_.tau)
 
 
-def test_a_network_cannot_go_on_with_other_units():
+def test_a_network_cannot_go_on_with_other_units_or_another_squash():
     model = PCNN(units=3, passes=2).fit(TEXT)
     with pytest.raises(ValueError, match="of 3 units cannot go on with units=4"):
         model.set_params(units=4).fit(TEXT, passes=4, resume=True)
+    with pytest.raises(ValueError, match="with squash='tanh' cannot go on with squash='logistic'"):
+        model.set_params(units=3, squash="logistic").fit(TEXT, passes=4, resume=True)
     assert model.training_.passes == 2
 
 
@@ -344,6 +346,9 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
         # what a file would not hold, so that the trained network would be lost
         ({"passes": math.inf, "seconds": 0.1}, "passes must be a whole number of at least 0, got inf"),
         ({"jobs": 1.0}, "jobs must be a whole number"),
+        # what would leave out looks at the validation text, or all of them, without a word
+        ({"validate_every": 2.5}, "validate_every must be a whole number"),
+        ({"validate_every": math.nan}, "validate_every must be a whole number"),
         ({"heat": -1}, "heat must be a whole number of at least 0, got -1"),
     ],
 )

@@ -221,6 +221,8 @@ def test_a_symbol_that_the_text_lacks_ends_a_training_without_damping_by_no_warn
         ({"reach": math.inf}, "reach must be above 0 and finite, or None for no bound, got inf"),
         ({"seconds": math.nan}, "seconds must be at least 0, or None for no bound, got nan"),
         ({"validate_every": 0}, "validate_every"),
+        ({"patience": -1}, "patience must be at least 0, or None for no end of it, got -1"),
+        ({"patience": math.nan}, "patience must be at least 0"),
     ],
 )
 def test_settings_are_checked(wrong, message):

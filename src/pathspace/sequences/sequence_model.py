@@ -191,6 +191,10 @@ class SequenceModel(Reader):
                 raise ValueError(
                     f"a model of {training.model.units} units cannot go on with units={self.units}: fit anew"
                 )
+            if self.squash != training.model.squash:
+                raise ValueError(
+                    f"a model with squash={training.model.squash!r} cannot go on with squash={self.squash!r}: fit anew"
+                )
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)

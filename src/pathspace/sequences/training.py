@@ -84,6 +84,8 @@ class Settings:
             raise ValueError(f"reach must be above 0 and finite, or None for no bound, got {self.reach}")
         if self.seconds is not None and not self.seconds >= 0:
             raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds}")
+        if self.patience is not None and not self.patience >= 0:
+            raise ValueError(f"patience must be at least 0, or None for no end of it, got {self.patience}")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
