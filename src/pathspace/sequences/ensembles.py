@@ -92,7 +92,7 @@ def fit_blend(
         models: networks of one kind, squash and alphabet.
         corpus: a text they were not trained on.
         ridge: how strongly the weights are held near 1/K.
-        ridge_offsets: how strongly the offsets are held near 0; infinity holds them there.
+        ridge_offsets: how strongly the offsets are held near 0.
         iterations: most steps of Newton's method.
 
     Raises:
@@ -104,22 +104,16 @@ def fit_blend(
     outputs = [(predicting(activities(model, corpus), corpus), model.w) for model in models]
     centre = np.concatenate([np.full(K, 1 / K), np.zeros(A)])
     strength = np.concatenate([np.full(K, ridge * K), np.full(A, ridge_offsets)])
-    free = np.isfinite(strength)
 
     def objective(v: Array) -> tuple[float, Array, Array]:
         total, gradient, curvature = _newton_terms(outputs, v, corpus.expected)
-        pull = strength[free] * (v - centre)[free]
-        return (
-            total - float(pull @ (v - centre)[free]) / 2,
-            gradient[free] - pull,
-            curvature[np.ix_(free, free)] + np.diag(strength[free]),
-        )
+        pull = strength * (v - centre)
+        return total - float(pull @ (v - centre)) / 2, gradient - pull, curvature + np.diag(strength)
 
     v: Array = centre.copy()
     value, gradient, curvature = objective(v)
     for _ in range(iterations):
-        step, size = np.zeros_like(v), 1.0
-        step[free] = np.linalg.solve(curvature, gradient)
+        step, size = np.linalg.solve(curvature, gradient), 1.0
         while size > 1e-6:
             trial = objective(v + size * step)
             if trial[0] >= value:

@@ -98,7 +98,8 @@ class RNN(SequenceModel):
     kind = "rnn"
 
 
-_CLASSES: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
+CLASSES: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
+"""The networks by kind."""
 
 
 def load(path: str | Path) -> SequenceModel | Mixed:
@@ -116,7 +117,7 @@ def load(path: str | Path) -> SequenceModel | Mixed:
 
 
 def _restored(stored: storage.Stored) -> SequenceModel:
-    model = _CLASSES[stored.training.model.kind]()
+    model = CLASSES[stored.training.model.kind]()
     known = model.get_params()
     model.set_params(**{name: value for name, value in stored.options.items() if name in known})
     model.told_ = {name: value for name, value in stored.options.items() if name not in known}

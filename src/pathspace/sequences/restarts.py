@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -76,7 +76,6 @@ def train_all(
     settings: Sequence[Settings],
     jobs: int = 1,
     report: Report | None = None,
-    finished: Callable[[int, Training], None] | None = None,
     kept: Checkpoints | None = None,
     stage: str = "end",
 ) -> list[Training]:
@@ -88,7 +87,6 @@ def train_all(
         settings: how to train each.
         jobs: processes to use; 1 trains one after the other in this process.
         report: called after each pass; with more processes than one, after each training.
-        finished: called with the number of trainings done and the last of them.
         kept: where each is kept and goes on from, or None.
         stage: what these trainings are called there.
 
@@ -102,13 +100,8 @@ def train_all(
     files = [kept.of(stage, k, each) if kept else None for k, each in enumerate(settings)]
     work = list(zip(trainings, folds, settings, files, strict=True))
     if jobs == 1 or len(work) == 1:
-        done = []
         with one_thread():
-            for training, fold, each, file in work:
-                done.append(train_kept(training, fold, each, report, file))
-                if finished is not None:
-                    finished(len(done), done[-1])
-        return done
+            return [train_kept(training, fold, each, report, file) for training, fold, each, file in work]
     # fork would copy the threads' locks of the linear algebra libraries
     context = multiprocessing.get_context("spawn")
     with (
@@ -123,8 +116,6 @@ def train_all(
                 done.append(training)
                 if report is not None:
                     report(training)
-                if finished is not None:
-                    finished(len(done), training)
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 "a process of the training died, perhaps for want of memory: give fewer jobs. Each runs the script "
@@ -142,7 +133,6 @@ def race(
     heat: int = 100,
     keep: int = 1,
     report: Report | None = None,
-    finished: Callable[[int, Training], None] | None = None,
     kept: Checkpoints | None = None,
 ) -> list[list[Training]]:
     """Train every seed for a heat, and the better ones to the end; return those of each fold, the best first.
@@ -156,7 +146,6 @@ def race(
         heat: passes of the heat; 0 trains all to the end.
         keep: how many restarts of each fold go on after the heat.
         report: as in `train_all`.
-        finished: as in `train_all`.
         kept: as in `train_all`.
     """
     F = len(folds)
@@ -173,7 +162,7 @@ def race(
             spent, time.perf_counter() - began
         )  # less than the trainings had if they went on from checkpoints
         settings = replace(settings, seconds=max(0.0, settings.seconds - spent))
-    return _by_fold(entries, folds, settings, jobs, report, finished, kept=kept)
+    return _by_fold(entries, folds, settings, jobs, report, kept=kept)
 
 
 def _by_fold(
@@ -182,7 +171,6 @@ def _by_fold(
     settings: Settings,
     jobs: int,
     report: Report | None,
-    finished: Callable[[int, Training], None] | None = None,
     *,
     kept: Checkpoints | None,
     stage: str = "end",
@@ -191,7 +179,7 @@ def _by_fold(
     trainings = [training for _, training in entries]
     texts = [folds[number] for number, _ in entries]
     shared = _shared(settings, trainings, jobs)
-    done = train_all(trainings, texts, shared, jobs, report, finished, kept, stage)
+    done = train_all(trainings, texts, shared, jobs, report, kept, stage)
     ranked: list[list[Training]] = [[] for _ in folds]
     for (number, _), training in zip(entries, done, strict=True):
         ranked[number].append(training)

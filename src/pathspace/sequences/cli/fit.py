@@ -12,7 +12,7 @@ import typer
 
 from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, clear, is_begun
-from pathspace.sequences.estimators import CNN, PCNN, RNN, load
+from pathspace.sequences.estimators import CLASSES, load
 from pathspace.sequences.folds import fold_of
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.passes import Metric, WritingStep
@@ -26,7 +26,6 @@ from .result import Result, mix
 from .worth import baseline_bits
 
 PASSES, SHARE = 1000, 0.1
-_MODELS: dict[str, type[SequenceModel]] = {"pcnn": PCNN, "cnn": CNN, "rnn": RNN}
 
 
 class _FitReport:
@@ -214,7 +213,7 @@ def fit(
             option = "--share" if validation is None else "--validation"
             raise ValueError(f"the --folds take turns as the validation part: leave out {option}")
         for option, name, names in (
-            ("model", model, _MODELS),
+            ("model", model, CLASSES),
             ("metric", metric, (None, *get_args(Metric))),
             ("writing", writing, get_args(WritingStep)),
         ):
@@ -271,7 +270,7 @@ def fit(
                 )
             share = told.get("share") if share is None else share
         else:
-            estimator = _MODELS[model](**options)
+            estimator = CLASSES[model](**options)
         share = SHARE if share is None else share
         held_back = {"share": share, "validation": validation is not None}
         estimator.told_ = {"context": context, "after": after, **held_back}
