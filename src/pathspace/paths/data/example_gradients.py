@@ -42,11 +42,9 @@ def summed_gradients(uses: list[UseOf], leaf: Tensor, examples: Examples, pairs:
 def _gradients(
     use: Use, weight: Tensor, delta: Tensor, leaf: Tensor, examples: Examples, pairs: Pairs | None
 ) -> Tensor:
-    if pairs is None:
-        J = _of_examples(use, weight, delta, examples)
-    else:
-        J = _of_examples(use, weight, delta, pairs.first[examples])
-        _of_examples(use, weight, delta, pairs.second[examples], minuend=J)
+    J = _of_examples(use, weight, delta, examples if pairs is None else pairs.first[examples])
+    if pairs is not None:
+        J -= _of_examples(use, weight, delta, pairs.second[examples])
     if weight is leaf:
         return J
     return torch.autograd.grad(
@@ -54,29 +52,20 @@ def _gradients(
     )[0]
 
 
-def _of_examples(
-    use: Use, weight: Tensor, delta: Tensor, examples: Examples, minuend: Tensor | None = None
-) -> Tensor:
-    """J of some examples, ``[m, *weight.shape]``; taken from ``minuend``, in place, if there is one."""
+def _of_examples(use: Use, weight: Tensor, delta: Tensor, examples: Examples) -> Tensor:
+    """J of some examples, ``[m, *weight.shape]``, in memory of its own."""
     layer = sequences(use, weight, delta, examples)
     if layer is not None:
         h, d = layer
-        if h is not None:
-            d = d.transpose(1, 2)
-            if minuend is not None:
-                return minuend.view(*d.shape[:2], -1).baddbmm_(d, h, alpha=-1)
-            return torch.bmm(d, h).reshape(-1, *weight.shape)
-        J = d.sum(1)
-    elif use.name in _CHANNEL_NORMS and weight.dim() == 1 and use.batch == 0:
+        return d.sum(1) if h is None else torch.bmm(d.transpose(1, 2), h).reshape(-1, *weight.shape)
+    if use.name in _CHANNEL_NORMS and weight.dim() == 1 and use.batch == 0:
         J = some(delta, examples)
         if weight is use.args[1]:
             J = J * some(use.args[0], examples)
-        J = J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
-    elif _has_rows(use):
-        J = _by_masks(use, weight, delta, examples)
-    else:
-        J = _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
-    return J if minuend is None else minuend.sub_(J)
+        return J.flatten(2).sum(2) if J.dim() > 2 else J.clone()
+    if _has_rows(use):
+        return _by_masks(use, weight, delta, examples)
+    return _by_operation(use, weight, delta, examples).clone()  # it may be delta itself
 
 
 def _has_rows(use: Use) -> bool:
