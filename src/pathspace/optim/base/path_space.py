@@ -29,7 +29,6 @@ from pathspace.paths.space.frame import Frame
 from pathspace.paths.space.reduction import expect_own, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import RULES, Rule, Skeleton
 from pathspace.paths.space.skeleton import skeleton as choose
-from pathspace.paths.space.slots import Scratch
 
 Units = Literal["balanced", "none"]
 Inside = dict[str, tuple[Tensor, dict[str, Any]]]  # name of a parameter of the network -> parameter, group
@@ -90,7 +89,6 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
         self._far: bool | None = None  # not known yet
-        self._scratch = Scratch()
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, {**defaults, "maximize": maximize})
         expect_paths(network)
@@ -179,7 +177,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
                 self._frames.clear()
             with tables_on_the_cpu():
                 coordinates = chart(self.network, self.skeleton, weights, measure.fixed.device)
-                frame = self._frames[key] = Frame(coordinates, measure, weights, self._scratch)
+                frame = self._frames[key] = Frame(coordinates, measure, weights)
         return frame.look(weights)
 
     # --- steps -------------------------------------------------------------------------------------------
@@ -294,9 +292,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         return kept
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        if name in ("_frames", "_scratch"):  # memory, made anew when it is needed
-            return type(value)()
-        return super()._copied(name, value, memo)
+        return {} if name == "_frames" else super()._copied(name, value, memo)
 
     # --- the state ---------------------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from pathspace.paths.space.chart import Chart, Measure, Place
-from pathspace.paths.space.leaving import Leaving
-from pathspace.paths.space.slots import Scratch, Slots, gatherer, put_
+from pathspace.paths.space.slots import Slots, gatherer, put_
 
 _ALMOST_ZERO = 1e-300
 
@@ -78,21 +77,17 @@ class Frame:
         chart: the chart.
         measure: what steps are measured in.
         weights: name -> weights of the chart's parameters; their types and shapes are looked at.
-        scratch: memory for a moment.
 
     Attributes:
         dtypes: the types of the weights, in their order.
         moments: q of the P classes, of the gradients that were handed in last.
     """
 
-    def __init__(
-        self, chart: Chart, measure: Measure, weights: Mapping[str, Tensor], scratch: Scratch | None = None
-    ) -> None:
+    def __init__(self, chart: Chart, measure: Measure, weights: Mapping[str, Tensor]) -> None:
         self.chart = chart
         fixed, nodes = measure.fixed, len(measure.fixed)
         edges = sum(place.among.count for place in chart.places.values())
         self.dtypes = [w.dtype for w in weights.values()]
-        self._scratch = Scratch() if scratch is None else scratch
         self._inverse_units, self._rates = measure.units.reciprocal(), measure.rates(chart)
         self._wide = _Vectors(fixed.new_ones(3 * nodes + edges), nodes, edges)
         self._vectors = {
@@ -103,14 +98,14 @@ class Frame:
         # at nodes: A and B, T; at the K edges: g, w g; at the P classes: 1, a_e / v_e for e = I(c), q
         self._products = fixed.clone()
         self._almost_zero = torch.full_like(fixed, _ALMOST_ZERO)
-        self._leaving = Leaving(chart.places, weights, fixed, self._scratch)
+        self._leaving = Slots(torch.zeros_like(fixed))
         self._gradients, self._terms = fixed.new_empty(edges), Slots(fixed.new_empty(edges))
         self._one = torch.ones_like(self._rates)
         self._slopes, self.moments = torch.empty_like(self._one), torch.empty_like(self._one)
         # what is read and written at every step of these vectors
         self._at_classes = self._wide.factors.at(chart.classes), self._wide.factors.at(chart.inverses)
         self._at_skeleton = self._terms.at(chart.into), self._terms.at(chart.out_of)
-        self._own_sums = self._leaving.sums.at(chart.classes)
+        self._own_sums = self._leaving.at(chart.classes)
         self._own_weights = self._wide.edges.at(chart.into)
         self._own_inverse = chart.classes.view(self._wide.inverse.values)
         self._moved = None if chart.moved is None else chart.into.places[chart.moved]
@@ -118,6 +113,8 @@ class Frame:
             (level, self._wide.edges.at(level.edges), level.nodes.view(self._products))
             for level in chart.levels
         ]
+        sources = [(n, ends) for n, p in chart.places.items() if (ends := p.sources) is not None]
+        self._sources = [(n, ends, ends.nodes.view(self._leaving.values)) for n, ends in sources]
         result = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
         self._weights_of = gatherer(result, weights, self._wide.edges.values)
         self._gradients_of = gatherer(result, weights, self._gradients)
@@ -205,8 +202,14 @@ class Frame:
 
     def _moments(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
         """q_c of the P classes."""
-        chart = self.chart
-        self._leaving.sum_(weights, gradients)
+        chart, sums = self.chart, self._leaving.values.zero_()
+        for name, ends, view in self._sources:  # T_c
+            terms = ends.sum_to(weights[name] * gradients[name])
+            if view is None:
+                sums.index_add_(0, ends.nodes.places, terms.to(sums.dtype))
+            else:
+                view.add_(terms)
+        self._leaving.refresh()
         self._gradients_of(gradients)
         torch.mul(self._wide.edges.values, self._gradients, out=self._terms.values)
         self._terms.refresh()
@@ -277,7 +280,7 @@ class Frame:
                 w.add_(d, alpha=-lrs[name])
             else:
                 if len(factors) == 2:
-                    d = torch.mul(d, factors[0], out=self._scratch.like(w))
+                    d = d * factors[0]
                 w.addcmul_(d, factors[-1], value=-lrs[name])
             part.finish_(w)
 

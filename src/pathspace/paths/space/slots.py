@@ -77,25 +77,6 @@ class Slots:
             torch.index_select(self.values, 0, places, out=copy)
 
 
-class Scratch:
-    """Memory for a moment: fetching it anew at every step can cost more than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._memory: dict[torch.dtype, Tensor] = {}
-        self._views: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """Memory of a tensor's type and shape; the same as that of earlier calls."""
-        key = (tensor.dtype, tensor.shape)
-        if key not in self._views:
-            size = tensor.numel()
-            if tensor.dtype not in self._memory or self._memory[tensor.dtype].numel() < size:
-                self._views = {k: view for k, view in self._views.items() if k[0] != tensor.dtype}
-                self._memory[tensor.dtype] = tensor.new_empty(size)
-            self._views[key] = self._memory[tensor.dtype][:size].view(tensor.shape)
-        return self._views[key]
-
-
 def gatherer(
     elements: Sequence[tuple[str, Tensor, Index]], like: Mapping[str, Tensor], out: Tensor
 ) -> Callable[[Mapping[str, Tensor]], object]:
