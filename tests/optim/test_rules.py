@@ -1,6 +1,7 @@
 """The plain rules that torch does not have, or not as one (SOAP, Muon with AdamW), and RMSprop in one pass."""
 
 import copy
+import runpy
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
+from pathspace.optim.rules import rmsprop
 from pathspace.optim.rules.muon import MuonAdamW
 from pathspace.optim.rules.rmsprop import RMSprop
 from pathspace.optim.rules.soap import SOAP
@@ -139,3 +141,14 @@ def test_rmsprop_goes_on_from_torchs_state():
             weights.append(list(m.parameters()))
     for other in weights[1:]:
         assert_close(other, weights[0], rtol=1e-12, atol=1e-12)
+
+
+def test_rmsprop_is_torchs_where_it_was_imported_with_another_default_device():
+    model, inputs = network()
+    with torch.device("meta"):
+        imported = runpy.run_path(rmsprop.__file__)
+    one, other = (
+        trained(model, inputs, lambda m, kind=kind: kind(m.parameters(), 0.01))
+        for kind in (imported["RMSprop"], torch.optim.RMSprop)
+    )
+    assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, optim
 
 _adam_ = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
-_LONG_AFTER = torch.tensor(math.inf)  # steps, after which Adam corrects no bias
+_LONG_AFTER = torch.tensor(math.inf, device="cpu")  # steps, after which Adam corrects no bias
 
 
 class RMSprop(optim.RMSprop):
