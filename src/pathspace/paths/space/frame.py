@@ -21,13 +21,13 @@ dL/dx_e = g f_u f_v, and dw = dx f_u f_v. Factors are numbered like the products
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pathspace.paths.space.chart import Chart, Measure, Place
-from pathspace.paths.space.slots import Slots, gatherer, put_
+from pathspace.paths.space.slots import Slots, put_
 
 _ALMOST_ZERO = 1e-300
 
@@ -116,8 +116,8 @@ class Frame:
         sources = [(n, ends) for n, p in chart.places.items() if (ends := p.sources) is not None]
         self._sources = [(n, ends, ends.nodes.view(self._leaving.values)) for n, ends in sources]
         result = [(n, p.skeleton, p.among) for n, p in chart.places.items() if p.skeleton is not None]
-        self._weights_of = gatherer(result, weights, self._wide.edges.values)
-        self._gradients_of = gatherer(result, weights, self._gradients)
+        self._weights_at = [(n, at, among.take(self._wide.edges.values)) for n, at, among in result]
+        self._gradients_at = [(n, at, among.take(self._gradients)) for n, at, among in result]
 
     def look(self, weights: Mapping[str, Tensor]) -> Frame:
         """Bring the frame to these weights, in place.
@@ -128,7 +128,7 @@ class Frame:
         Returns:
             The frame.
         """
-        self._weights_of(weights)
+        _gather(weights, self._weights_at)
         self._wide.edges.refresh()
         # A_c = w A_u for I(c) = (u -> c); B_c = w B_v for O(c) = (c -> v)
         for level, w, nodes in self._levels:
@@ -210,7 +210,7 @@ class Frame:
             else:
                 view.add_(terms)
         self._leaving.refresh()
-        self._gradients_of(gradients)
+        _gather(gradients, self._gradients_at)
         torch.mul(self._wide.edges.values, self._gradients, out=self._terms.values)
         self._terms.refresh()
         entering, leaving = self._at_skeleton
@@ -236,7 +236,7 @@ class Frame:
             lrs: learning rates by name.
             shrinking: factors that multiply all values v of a parameter's paths before the step; None for ones.
         """
-        self._gradients_of(directions)
+        _gather(directions, self._gradients_at)
         return self._ratios(self.chart.into.take(self._gradients), lrs, shrinking)
 
     def gradient_ratios(
@@ -332,3 +332,9 @@ class Frame:
             self.chart.into.put_(edges, values)
         else:
             edges.index_copy_(0, self._moved, values.index_select(0, self.chart.moved))
+
+
+def _gather(tensors: Mapping[str, Tensor], entries: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+    """Write elements of tensors, by their flat indices, to parts of a vector, which are views of it."""
+    for name, places, part in entries:
+        part.copy_(tensors[name].take(places))

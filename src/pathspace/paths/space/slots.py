@@ -5,7 +5,6 @@ Fetching an entry anew at every step costs more than the arithmetic where a netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,32 +74,6 @@ class Slots:
         """To be called when the vector was overwritten."""
         for places, copy in self._copies:
             torch.index_select(self.values, 0, places, out=copy)
-
-
-def gatherer(
-    elements: Sequence[tuple[str, Tensor, Index]], like: Mapping[str, Tensor], out: Tensor
-) -> Callable[[Mapping[str, Tensor]], object]:
-    """A function that writes elements of tensors to a vector.
-
-    Args:
-        elements: names of tensors, flat indices of elements, and their places in the vector, which are consecutive.
-        like: tensors of the types that it will be called with.
-        out: the vector.
-    """
-    dtypes = {like[name].dtype for name, _, _ in elements}
-    if len(dtypes) != 1:  # with types of their own
-        views = [(name, places, among.take(out)) for name, places, among in elements]
-        return lambda tensors: [view.copy_(tensors[name].take(places)) for name, places, view in views]
-    memory = out if out.dtype in dtypes else out.to(dtypes.pop())
-    rows = [(name, places, among.take(memory)) for name, places, among in elements]
-
-    def gather(tensors: Mapping[str, Tensor]) -> None:
-        for name, places, row in rows:
-            torch.take(tensors[name], places, out=row)
-        if memory is not out:
-            out.copy_(memory)
-
-    return gather
 
 
 def put_(tensor: Tensor, places: Tensor, values: Tensor) -> None:
