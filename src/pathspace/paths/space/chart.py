@@ -35,12 +35,10 @@ class Ends:
     Attributes:
         nodes: one for every element of ``shape``.
         shape: compact shape, broadcastable to the parameter's.
-        last: whether they vary along the last dimension only, so that a vector of them is broadcastable.
     """
 
     nodes: Index
     shape: tuple[int, ...]
-    last: bool
 
     @staticmethod
     def of(nodes: Tensor, dims: int, device: torch.device) -> Ends | None:
@@ -49,13 +47,11 @@ class Ends:
             return None
         nodes = nodes.reshape((1,) * (dims - nodes.dim()) + tuple(nodes.shape))
         nodes = without_repeats(compressed(nodes))  # one along a dimension along which nothing varies
-        last = nodes.dim() > 0 and nodes.shape[-1] == nodes.numel()  # a scalar parameter has no dimension
-        return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape), last)
+        return Ends(Index.of(nodes.reshape(-1), device), tuple(nodes.shape))
 
     def at(self, slots: Slots) -> Tensor:
         """The entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
-        entries = slots.at(self.nodes)
-        return entries if self.last else entries.view(self.shape)
+        return slots.at(self.nodes).view(self.shape)
 
     def sum_to(self, terms: Tensor) -> Tensor:
         """The sums of ``terms``, of the parameter's shape, over all elements with one node at this end, ``[n]``."""
