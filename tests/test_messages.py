@@ -1,7 +1,10 @@
 """What wrong calls say: what is wrong, where, and what to do. One line for each mistake that a user may make."""
 
 import copy
+import inspect
+import pickle
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -475,3 +478,30 @@ def test_a_refused_state_changes_nothing():
         with pytest.raises(ValueError, match="not the state of PathSGD"):
             found.load_state_dict(state)
     torch.testing.assert_close(found.state_dict(), before, rtol=0, atol=0)
+
+
+SOURCE = Path(ps.__file__).parent
+WITH_ERRORS = [
+    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+    for path in sorted(SOURCE.rglob("*.py"))
+    if re.search(r"^class \w+\(.*(Error|Exception)\b", path.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", WITH_ERRORS)
+def test_errors_say_the_same_in_another_process(name):
+    """One that cannot be unpickled would read as the death of the process in which it was raised."""
+    module = pytest.importorskip(name, exc_type=ImportError)
+    kinds = [k for k in vars(module).values() if isinstance(k, type) and issubclass(k, Exception)]
+    own = [k for k in kinds if k.__module__ == name]
+    assert own
+    for kind in own:
+        written = inspect.isfunction(kind.__init__)
+        asked = list(inspect.signature(kind).parameters.values()) if written else []
+        named = {p.name: False for p in asked if p.kind is p.KEYWORD_ONLY}
+        error = kind(*([p.name for p in asked if p.name not in named] or ["what is wrong"]), **named)
+        error.add_note("a note")
+        there = pickle.loads(pickle.dumps(error))
+        assert type(there) is kind
+        assert (str(there), there.args) == (str(error), error.args)
+        assert {n: str(v) for n, v in vars(there).items()} == {n: str(v) for n, v in vars(error).items()}

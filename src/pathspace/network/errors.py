@@ -26,6 +26,9 @@ class UntraceableError(ValueError):
         place = f"module '{module}'" if module else "the model's own forward"
         super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.operation, self.module, self.reason, self.advice), vars(self)
+
 
 class NoRule(UntraceableError):  # noqa: N818 -- caught by tracing, which cuts the network there unless it is strict
     """An operation that a network cannot be followed through: where it is cut, and at which a strict trace ends."""

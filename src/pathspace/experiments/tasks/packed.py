@@ -30,9 +30,6 @@ UNREADABLE = (
 class OversizeError(OSError):
     """A file is larger, unpacked, than any data set it could be."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"it is larger than {most} bytes unpacked")
-
 
 def gunzip(content: bytes, most: int = MOST) -> bytes:
     """Return what a gzip file holds.
@@ -46,7 +43,7 @@ def gunzip(content: bytes, most: int = MOST) -> bytes:
         while block := file.read(_BLOCK):
             unpacked += block
             if len(unpacked) > most:
-                raise OversizeError(most)
+                raise OversizeError(f"it is larger than {most} bytes unpacked")
     return bytes(unpacked)
 
 
@@ -58,4 +55,4 @@ def check_zip(path: Path, most: int = MOST) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > most:
-            raise OversizeError(most)
+            raise OversizeError(f"it is larger than {most} bytes unpacked")
