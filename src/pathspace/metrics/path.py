@@ -26,10 +26,10 @@ from pathspace.metrics.checks import check_counts, check_not_negative
 from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
-from pathspace.paths.kernel.kappa import own_memory, surveyed_kappa
+from pathspace.paths.kernel.kappa import surveyed_kappa
 from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.norm import squared_path_norm
-from pathspace.paths.kernel.safe_type import Surveyed, Values
+from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory
 from pathspace.squared.parts import cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer

@@ -23,7 +23,7 @@ from pathspace.network.network import current_values
 from pathspace.network.precision import in_full_precision
 from pathspace.paths.kernel.norm import all_widened
 from pathspace.paths.kernel.pairs import pairs_term
-from pathspace.paths.kernel.safe_type import Surveyed, Values, in_safe_type
+from pathspace.paths.kernel.safe_type import Surveyed, Values, in_safe_type, own_memory
 from pathspace.squared.parts import cut, joined, local
 from pathspace.squared.squares import Outer, dense
 
@@ -117,16 +117,3 @@ def squared_gradients(network: Network, source: Mapping[str, Tensor], names: Seq
         name: local(g) if end is q[name] else Outer(cut(g.reshape(-1), q[name]), h[name].detach().reshape(-1))
         for name, g, end in zip(names, gradients, ends, strict=True)
     }
-
-
-def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
-    seen: set[int] = set()
-    result = {}
-    for name, value in values.items():
-        dense = value.contiguous()
-        if dense.data_ptr() in seen:
-            dense = dense.clone()
-        seen.add(dense.data_ptr())
-        result[name] = dense
-    return result

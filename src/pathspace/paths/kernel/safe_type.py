@@ -148,3 +148,16 @@ def in_safe_type(
         narrow: Values = {name: dense(k).to(source[name].dtype) for name, k in result.values.items()}
         return survey(narrow, source, with_means=seen is not None)
     return result
+
+
+def own_memory(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that may be written to: one gradient may belong to two summands, or be expanded for a sum."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in values.items():
+        dense = value.contiguous()
+        if dense.data_ptr() in seen:
+            dense = dense.clone()
+        seen.add(dense.data_ptr())
+        result[name] = dense
+    return result
