@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathspace.sequences import PCNN, CorruptedError, NotFittedError, compress, decompress
+from pathspace.sequences.kernels.coding import ENCODE
 from pathspace.sequences.tasks import TASKS
+from pathspace.sequences.walk import coder
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 8
 
@@ -23,6 +25,13 @@ def test_size_is_that_of_the_model_s_bits(model):
         packed = compress(model, data)
         assert decompress(model, packed) == data
         assert len(packed) <= model.bits(data) / 8 * 1.001 + 16
+
+
+def test_a_network_that_is_coded_by_counts_no_bits(model):
+    """It said 0 where a mixture says the code length; bits of a network alone are those of its code_length."""
+    place = model.begin(0)
+    assert not hasattr(place, "run")
+    assert place._code(ENCODE, np.zeros(3, np.int64), coder(room=99)) is None
 
 
 @pytest.mark.slow

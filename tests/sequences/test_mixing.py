@@ -8,7 +8,6 @@ import pytest
 
 from pathspace.sequences import PCNN
 from pathspace.sequences.decisions import halve, tree
-from pathspace.sequences.kernels.coding import SCORE
 from pathspace.sequences.kernels.mixing import BEGIN, T
 from pathspace.sequences.kernels.mixing_reference import Mixture
 from pathspace.sequences.mixing import Reading, blank
@@ -75,7 +74,7 @@ def test_bits_are_those_of_the_definition(with_network):
             pi = None if place is None else place.predict()
             expected = definition.symbol(int(corpus.x[t]), pi, bool(corpus.chi[t]))
             # what `learn` does but for beginning a text
-            bits = reading.run(SCORE, part.x, part.chi)
+            bits = reading.score(part.x, part.chi)
             assert bits == pytest.approx(-np.log2(expected).sum() if expected else 0.0, abs=1e-7)
             if place is not None:
                 place.read(int(corpus.x[t]))
@@ -92,7 +91,7 @@ def test_probabilities_of_all_symbols_are_those_that_reading_pays_for():
     for y in x:
         p = reading.predict()
         assert p.sum() == pytest.approx(1)
-        bits = reading.run(SCORE, np.array([y]))
+        bits = reading.score(np.array([y]))
         assert bits == pytest.approx(-np.log2(p[y]), abs=1e-9)
 
 

@@ -19,7 +19,7 @@ from .kernels.coding import READ, SCORE, Coder
 from .kernels.mixing import BEGIN, Memory, T, shapes
 from .parameters import Parameters
 from .text import Corpus, IntArray
-from .walk import Place, Progress, network
+from .walk import Place, Progress, blocks, coder, network
 
 Array = NDArray[np.float64]
 
@@ -93,12 +93,27 @@ class Reading(Place):
         self.memory.place[BEGIN] = self.memory.place[T]
         self._net = network(self.model, len(self.tree.depth))
 
-    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], coder: Coder) -> float:
+    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], code: Coder) -> float:
+        """Read a block of symbols and return the bits of the predicted ones."""
         bits = np.zeros(len(x))
         # what a file claims to be its length takes memory when it has been decoded, not before
         self._make_room(len(x))
-        mixing.run(mode, x, chi, self.memory, self.tree, self._net, coder, bits)
+        mixing.run(mode, x, chi, self.memory, self.tree, self._net, code, bits)
         return float(bits.sum())
+
+    def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
+        self._run(mode, x, np.ones(len(x), bool), coder)
+
+    def score(
+        self,
+        x: IntArray,
+        chi: NDArray[np.bool_] | None = None,
+        mode: int = SCORE,
+        progress: Progress | None = None,
+    ) -> float:
+        """Read symbols, learn from them, and return the bits of the predicted ones, which chi marks; None: of all."""
+        chi, nowhere = np.ones(len(x), bool) if chi is None else chi, coder()
+        return sum(self._run(mode, x[p].astype(np.int64), chi[p], nowhere) for p in blocks(len(x), progress))
 
     def learn(self, corpus: Corpus, slots_alone: bool = False, progress: Progress | None = None) -> float:
         """Read texts, learn from them, and return their bits: the predicted symbols, each before it is learned.
@@ -112,7 +127,7 @@ class Reading(Place):
         for begin, end in zip(corpus.bounds[:-1], corpus.bounds[1:], strict=True):
             self.begin()
             told = None if progress is None else _shifted(progress, int(begin), len(corpus.x))
-            total += self.run(mode, corpus.x[begin:end], corpus.chi[begin:end], progress=told)
+            total += self.score(corpus.x[begin:end], corpus.chi[begin:end], mode, told)
         return total
 
     def predict(self) -> Array:
@@ -126,11 +141,11 @@ class Reading(Place):
 
     def read(self, y: int) -> None:
         """Read the symbol number y, and learn from it."""
-        self.run(SCORE, np.array([y], np.int64))
+        self.score(np.array([y], np.int64))
 
     def read_all(self, x: Iterable[int]) -> Self:
         """Read several symbols and return the reading itself."""
-        self.run(SCORE, np.array(list(x), np.int64))
+        self.score(np.array(list(x), np.int64))
         return self
 
 

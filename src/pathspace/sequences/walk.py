@@ -6,7 +6,7 @@ Alphabet of this module: A symbols, N units.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Self
 
@@ -59,6 +59,15 @@ def coder(code: bytes | None = None, room: int = 0) -> Coder:
     )
 
 
+def blocks(length: int, progress: Progress | None = None) -> Iterator[slice]:
+    """Yield the blocks in which a kernel reads so many symbols, and say after each how many are done."""
+    for begin in range(0, length, _BLOCK):
+        end = min(begin + _BLOCK, length)
+        yield slice(begin, end)
+        if progress is not None:
+            progress(end, length)
+
+
 class Place(ABC):
     """A model at some place of a text: it predicts, reads and codes what comes next."""
 
@@ -77,33 +86,14 @@ class Place(ABC):
         """Read several symbols and return the place after them."""
 
     @abstractmethod
-    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], coder: Coder) -> float:
-        """Read a block of symbols with the kernel and return their bits; DECODE writes x."""
-
-    def run(
-        self,
-        mode: int,
-        x: NDArray[Any],
-        chi: NDArray[np.bool_] | None = None,
-        code: Coder | None = None,
-        progress: Progress | None = None,
-    ) -> float:
-        """Run the kernel block by block and return the bits; DECODE writes x."""
-        code, total = code or coder(), 0.0
-        for begin in range(0, len(x), _BLOCK):
-            part = slice(begin, begin + _BLOCK)
-            block = x[part].astype(np.int64)
-            total += self._run(mode, block, np.ones(len(block), bool) if chi is None else chi[part], code)
-            if mode == DECODE:
-                x[part] = block
-            if progress is not None:
-                progress(min(begin + _BLOCK, len(x)), len(x))
-        return total
+    def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
+        """Read a block of symbols: ENCODE writes their code, DECODE reads it and writes x."""
 
     def encode(self, x: IntArray, progress: Progress | None = None) -> bytes:
         """Read symbols and return their code."""
         code = coder(room=8 * int(self.tree.depth[x].sum()))
-        self.run(ENCODE, x, code=code, progress=progress)
+        for part in blocks(len(x), progress):
+            self._code(ENCODE, x[part].astype(np.int64), code)
         low, high = (int(end) for end in code.interval[:2])
         # the number in the interval with the most zeros at its end, which need not be written
         last = next(end for zeros in range(56, -1, -8) if (end := high >> zeros << zeros) >= low)
@@ -111,7 +101,11 @@ class Place(ABC):
 
     def decode(self, code: bytes, x: NDArray[Any], progress: Progress | None = None) -> None:
         """Read the symbols that have this code, and write them to x."""
-        self.run(DECODE, x, code=coder(code), progress=progress)
+        read = coder(code)
+        for part in blocks(len(x), progress):
+            block = np.zeros(len(x[part]), np.int64)
+            self._code(DECODE, block, read)
+            x[part] = block
 
 
 class Walk(Place):
@@ -152,10 +146,9 @@ class Walk(Place):
             self.read(int(y))
         return self
 
-    def _run(self, mode: int, x: IntArray, chi: NDArray[np.bool_], coder: Coder) -> float:  # noqa: ARG002
+    def _code(self, mode: int, x: IntArray, coder: Coder) -> None:
         coding.run(mode, x, self._t, self.tree, self._net, coder)
         self._t += len(x)
-        return 0.0
 
 
 def sample(
