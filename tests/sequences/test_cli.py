@@ -408,6 +408,13 @@ def log(tmp_path):
     return path
 
 
+def test_no_network_got_worse_in_passes_that_were_not_looked_at(run, tmp_path):
+    (tmp_path / "numbers").write_text("\n".join(map(str, range(400))))
+    told = run("fit", "numbers", "-o", "m", "--passes", 1, "--no-context").output
+    assert "bzip2" in told
+    assert "got worse" not in told
+
+
 def test_a_log_is_mixed_with_contexts(run, log, tmp_path):
     output = fit(run, log, "--context").output
     network, contexts, mixed = map(

@@ -115,6 +115,8 @@ class Result:
             )
         if others:
             figures["baseline_bits_per_symbol"] = others
-            overfitted = 2 * training.best_pass < training.passes
+            # where no pass was looked at, none is known to have been worse
+            worse = training.validation_bits > training.best_bits
+            overfitted = worse and 2 * training.best_pass < training.passes
             lines += verdict(held, others, self.training_bits is not None, overfitted)
         say(as_json, figures, *lines, output=self.output)
