@@ -1,6 +1,7 @@
 """Folders that hold what a command did not write, and commands that meet in one folder."""
 
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,6 +61,30 @@ def test_fresh_writes_beside_files_of_another_kind(here: Path) -> None:
     call(*TINY, "--output", "mine", "--fresh")
     assert (here / "mine" / "notes").read_text() == "mine"
     assert folders.is_own(here / "mine")
+
+
+def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "pairs.csv").write_text("mine")
+    call(*TINY, "--output", "mine", "--fresh")
+    assert (here / "mine" / "pairs.csv").read_text() == "mine"  # of no command of ours
+    of_other_settings = ("claim.csv", "claim.png", "pairs.csv", "cost.csv", "cost.json", "unification.png")
+    for name in (*of_other_settings, "notes"):
+        (here / "mine" / name).write_text("earlier")
+    call(*TINY, "--output", "mine", "--fresh")
+    assert (here / "mine" / "notes").exists()
+    assert not {path.name for path in (here / "mine").iterdir()} & {*of_other_settings}
+
+
+def test_every_file_of_a_report_is_known_to_be_one() -> None:
+    written = set()
+    for file in Path(folders.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        written |= {
+            *re.findall(r'output / "([\w-]+\.\w+)"', text),
+            *re.findall(r'^[A-Z_, ]+ = .*?"([\w-]+\.png)"', text, re.M),
+        }
+    assert {"curves.png", "cost.csv"} < written <= {*folders.REPORT}
 
 
 def test_finished_runs_of_other_settings_are_refused_and_the_default_folder_counts_up(here: Path) -> None:

@@ -41,7 +41,7 @@ from pathspace.experiments.report import (
 )
 from pathspace.experiments.report.files import as_json
 from pathspace.experiments.settings import OF_A_TABLE, refuse_unused, settings_from
-from pathspace.experiments.storage import remove_file, write_json
+from pathspace.experiments.storage import write_json
 from pathspace.experiments.studies import run_study
 from pathspace.experiments.terminal import output_console, print_json, print_line
 from pathspace.progress import shown
@@ -189,7 +189,7 @@ def _reproduce_parts(
                 raise _other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
         resumes = not around.fresh and (around.resume or unfinished)
         known = {part for part in recipe.parts if folders.is_own(output / part)}
-        remove_file(output / PAGE)
+        folders.clear_report(output)
         if around.fresh:
             for part in known:  # also those that the command may be stopped before it comes to
                 configurations.clear(output / part)

@@ -12,7 +12,7 @@ from typing import Any
 from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import FILE, PAGE, is_own, nothing_to_resume
+from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume
 from pathspace.experiments.layers import plain_values
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
@@ -216,8 +216,8 @@ def is_same(output: Path, asked: Configuration) -> bool:
 
 def clear(output: Path) -> None:
     """Remove the runs and the report of an earlier command, and nothing else, from `output`."""
-    for name in (PAGE, JOURNAL):
-        remove_file(output / name)
+    clear_report(output)
+    remove_file(output / JOURNAL)
     for folder in sorted((output / RUNS).glob("*/")):
         for name in RUN_FILES:
             remove_file(folder / name)

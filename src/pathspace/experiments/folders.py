@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.storage import make_folder, writable_folder
+from pathspace.experiments.storage import make_folder, remove_file, writable_folder
 from pathspace.files import clear_leftovers, locked
 
 FILE = "config.json"
 PAGE = "report.html"  # written last: without it the same command goes on
+REPORT = (
+    "claim.csv", "claim.png", "cost.csv", "cost.json", "curves.csv", "curves.png", "epochs.csv", "long-memory.png",
+    "looks.csv", "pairs.csv", "results.json", "runs.csv", "second-term.csv", "second-term.json", "second-term.png",
+    "sweep.png", "symbols.png", "table.csv", "trials.csv", "unification.csv", "unification.json", "unification.png",
+    "validation.csv", "validation.png", "xor.png",
+)  # fmt: skip
+"""Besides the page: some are of some reports alone, and would seem to be those of the next one in the same folder."""
 COMMANDS = ("compare", "train", "reproduce", "sweep")
 
 
@@ -140,6 +147,14 @@ def _check_own(folder: Path) -> None:
         f"The folder {str(folder)!r} holds {', '.join(map(repr, held[:3]))}{more}, which no command of pathspace is "
         f"known to have written{broken}: give another --output, or write there all the same with --fresh."
     )
+
+
+def clear_report(folder: Path) -> None:
+    """Remove the report of an earlier command; where a folder is not ours, files of these names may be somebody's."""
+    remove_file(folder / PAGE)
+    for name in REPORT if is_own(folder) else ():
+        if (folder / name).is_file():
+            remove_file(folder / name)
 
 
 def nothing_to_resume(folder: Path) -> ConfigurationError:

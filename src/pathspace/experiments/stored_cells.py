@@ -108,7 +108,7 @@ def begun_table(
     with folders.taken(around, goes_on, check) as output:
         check(output)  # anew: another command may have been at work here
         finished = (output / folders.PAGE).exists()
-        remove_file(output / folders.PAGE)
+        folders.clear_report(output)
         if around.fresh or (finished and not around.resume):
             # before the new configuration is there, with which a command that is stopped now would go on from these
             for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):
