@@ -5,6 +5,8 @@ import pytest
 from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import plain_values
+from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.models import MODELS, build_model
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import preset
@@ -107,7 +109,8 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"method_options": {"lstm": {}}}, "Unknown method 'lstm' in the setting 'method_options'"),
         (
             {"task": "characters", "model": "transformer", "methods": ["sgd", "g-sgd"]},
-            "The method 'g-sgd' cannot train 'transformer'",
+            "The method 'g-sgd' cannot train the model 'transformer': it multiplies activations, so that its outputs "
+            "are no sums over paths. Choose another method, or set model to one that it can train: relu-rnn, mlp, ",
         ),
         ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
@@ -162,7 +165,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
             {"methods": ["batch-norm"], "model": "mlp", "batch_size": 1},
             "'batch-norm' takes the variance of a batch, and the batch size is 1: give 2 or more",
         ),
-        ({"methods": ["batch-norm"]}, "'batch-norm' normalizes nodes by a batch, which 'relu-rnn' cannot"),
+        (
+            {"methods": ["batch-norm"]},
+            "'batch-norm' cannot train the model 'relu-rnn': only the nodes of .* one that it can train: mlp.$",
+        ),
         *(
             ({"model_options": option}, "of the task 'digits' are numbers, answered at their end: leave out")
             for option in ({"output": "every"}, {"embedding": 3})
@@ -170,7 +176,17 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"model_options": {"hidden": 0}}, "option 'hidden' of the model 'relu-rnn' is 0"),
         ({"model_options": {"width": 3}}, "Unknown option 'width' in model_options"),
         ({"task_options": {"width": 3}}, "Unknown option 'width' in task_options"),
-        ({"model": "lstm", "methods": ["path-sgd"]}, "'path-sgd' needs a model that can be rescaled"),
+        *(
+            (
+                {"model": model, "methods": [name]},
+                f"'{name}' cannot train the model '{model}': its units cannot be rescaled. .* relu-rnn, mlp, recurr",
+            )
+            for model, name in (("lstm", "path-sgd"), ("tanh-rnn", "g-sgd"), ("lstm", "balanced-adam"))
+        ),
+        (
+            {"task": "characters", "model": "transformer", "methods": ["natural"]},
+            "'natural' cannot train the model 'transformer': it has no single answer for each example",
+        ),
         ({"methods": ["lstm-adam"], "starts": ["balanced"]}, "set starts to .'default'."),
         (
             {
@@ -190,6 +206,19 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
 def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         settings_from(("a test", change))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_refuses_what_it_needs_a_network_for_and_nothing_else(name: str) -> None:
+    chosen, model = METHODS[name], build_model("lstm", 2, 3, {"hidden": 4})
+    assert {*chosen.refuses} < {*MODELS}
+    if "lstm" not in chosen.refuses:
+        assert not chosen.balances_first
+        assert not chosen.normalizes
+        chosen.build(model, None, Hyperparameters(0.1))
+    elif not (chosen.balances_first or chosen.normalizes):
+        with pytest.raises((AttributeError, TypeError)):
+            chosen.build(model, None, Hyperparameters(0.1)).step()
 
 
 def test_settings_of_the_command_line_are_written_as_in_toml() -> None:

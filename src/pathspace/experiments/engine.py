@@ -207,7 +207,7 @@ def initial_state(
     network, outside = None, OUTSIDE.get(config.model, ())
     if config.model in RESCALABLE:
         network = pathspace.trace(model, task.train.inputs[:2], outside=outside)
-    if network is None and (config.start != "default" or chosen.needs_network):
+    if network is None and (config.start != "default" or config.model in chosen.refuses):
         raise ConfigurationError(
             f"The units of the model {config.model!r} cannot be rescaled: give the start 'default' and a method that "
             f"needs no path norm, not {config.start!r} and {config.method!r}."

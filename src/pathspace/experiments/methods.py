@@ -61,7 +61,7 @@ class Method:
         model_options: Laid over those of the settings.
         whole_batch: What of the whole batch a step needs in one process; empty if the mean gradient, and means over
             examples, are enough.
-        refuses: Models that it cannot train, names in `models.MODELS`.
+        refuses: Why it cannot train a model, by the name in `models.MODELS`; it can train those that are not there.
         normalizes: What `pathspace.nn.ddp_normalize` is told, for a method that trains the normalized network; the
             start is normalized as it is.
     """
@@ -77,14 +77,9 @@ class Method:
     learning_rate: float = 0.1
     model: str = ""
     model_options: Mapping[str, Any] = field(default_factory=dict)
-    refuses: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
     normalizes: Mapping[str, Any] = field(default_factory=dict)
     whole_batch: str = ""
-
-    @property
-    def needs_network(self) -> bool:
-        """Whether the method needs a model that can be traced."""
-        return self.balances_first or self.clips_itself or self.invariant or bool(self.normalizes)
 
 
 def _sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
@@ -151,8 +146,22 @@ def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Op
 
 
 _METRIC = ("clip_norm", "refresh_every", "damping")
-_WITHOUT_BASIS = ("transformer",)  # it multiplies activations, so that its outputs are no sums over paths
 """What optimizers in a metric take of the settings, besides rate and decay."""
+
+# What methods refuse.
+_NO_SCALES: Mapping[str, str] = dict.fromkeys(("tanh-rnn", "lstm"), "its units cannot be rescaled")
+_NO_BASIS = {
+    **_NO_SCALES,
+    "transformer": "it multiplies activations, so that its outputs are no sums over paths",
+}
+_NO_ANSWER = {
+    **_NO_SCALES,
+    **dict.fromkeys(("transformer", "language-model"), "it has no single answer for each example"),
+}
+_NO_NODES: Mapping[str, str] = dict.fromkeys(
+    ("relu-rnn", "tanh-rnn", "lstm", "recurrent-cnn", "language-model", "transformer"),
+    "only the nodes of a feed-forward model can be normalized by a batch",
+)
 
 
 def _ours(
@@ -200,12 +209,18 @@ def _path(label: str, about: str, name: str, learning_rate: float, **options: An
         clips_itself=True,
         clips_steps=steepest,
         invariant=True,
+        refuses=_NO_SCALES,
         learning_rate=learning_rate,
     )
 
 
 def _published(
-    label: str, about: str, name: str, learning_rate: float, refuses: tuple[str, ...] = (), **options: Any
+    label: str,
+    about: str,
+    name: str,
+    learning_rate: float,
+    refuses: Mapping[str, str] = _NO_SCALES,
+    **options: Any,
 ) -> Method:
     build = _ours(name, **options)  # a paper's rule: of the settings it takes rate and decay alone
     return Method(
@@ -219,6 +234,7 @@ def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> M
         f"the start balanced, function unchanged; then {label} on the weights",
         build,
         balances_first=True,
+        refuses=_NO_SCALES,
         otherwise=otherwise,
         learning_rate=learning_rate,
     )
@@ -226,7 +242,8 @@ def _balanced(label: str, build: Any, learning_rate: float, otherwise: str) -> M
 
 def _normalized(label: str, about: str, alpha: float, statistic: str) -> Method:
     whole = _NODES if alpha else ""
-    return Method(label, about, _sgd, normalizes={"alpha": alpha, "statistic": statistic}, whole_batch=whole)
+    measure = {"alpha": alpha, "statistic": statistic}
+    return Method(label, about, _sgd, normalizes=measure, refuses=_NO_NODES, whole_batch=whole)
 
 
 def _with(of: Method, label: str, about: str, model: str, **model_options: Any) -> Method:
@@ -284,6 +301,7 @@ _PATH = {
         "Adam fed with g / kappa, as the first paper did; not blind to scales",
         _ours("PathGradientAdam", *_METRIC),
         clips_itself=True,
+        refuses=_NO_SCALES,
         learning_rate=0.003,
     ),
     "path-soap": _path("PathSOAP", "SOAP in the coordinates of the path metric", "PathSOAP", 0.003),
@@ -303,7 +321,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GSGD", "clip_norm", "momentum"),
         clips_itself=True,
         invariant=True,
-        refuses=_WITHOUT_BASIS,
+        refuses=_NO_BASIS,
     ),
     "g-adam": Method(
         "G-Adam",
@@ -311,7 +329,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GAdam", "clip_norm"),
         clips_itself=True,
         invariant=True,
-        refuses=_WITHOUT_BASIS,
+        refuses=_NO_BASIS,
         learning_rate=0.003,
     ),
 }
@@ -338,11 +356,11 @@ _PUBLISHED = {  # beside the rows above: what fails, and why ours differ
         "the cyclic skeleton, no units, no bound on R",
         "GSGD",
         1e-6,
-        _WITHOUT_BASIS,
+        _NO_BASIS,
         **_RAW_PATHS,
     ),
     "g-adam-published": _published(
-        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, _WITHOUT_BASIS, **_RAW_PATHS
+        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, _NO_BASIS, **_RAW_PATHS
     ),
 }
 _BALANCED = {
@@ -417,7 +435,7 @@ _DATA = {
         clips_itself=True,
         invariant=True,
         learning_rate=0.03,
-        refuses=("transformer", "language-model"),  # it wants one answer for each example
+        refuses=_NO_ANSWER,
         whole_batch="for its conjugate gradients",
     ),
 }

@@ -271,8 +271,6 @@ OF_STREAMS = ("language-model",)
 OF_SYMBOLS = (*OF_STREAMS, "transformer")
 # Models of images (B, C, H, W); the others read sequences.
 OF_IMAGES = ("recurrent-cnn",)
-# Models whose nodes can be normalized by a batch.
-FEED_FORWARD = ("mlp",)
 
 
 def build_model(name: str, input_size: int, output_size: int, options: Mapping[str, Any]) -> nn.Module:

@@ -11,7 +11,7 @@ from pathspace.experiments.checks import is_real, is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.methods import MAIN_METHODS, METHODS, method
-from pathspace.experiments.models import FEED_FORWARD, RESCALABLE, check_model, options_of
+from pathspace.experiments.models import RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
 from pathspace.experiments.starts import check_start
@@ -187,14 +187,12 @@ class Settings:
             reads = "reads streams alone" if not stream else "carries no state along a stream"
             raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
         check_model(model, options)
-        if model in method(name).refuses:
+        refuses = method(name).refuses
+        if model in refuses:
+            others = ", ".join(other for other in models.MODELS if other not in refuses)
             raise ConfigurationError(
-                f"The method {name!r} cannot train {model!r}: choose another method or model."
-            )
-        if method(name).normalizes and model not in FEED_FORWARD:
-            raise ConfigurationError(
-                f"The method {name!r} normalizes nodes by a batch, which {model!r} cannot: set model to "
-                f"{' or '.join(FEED_FORWARD)}."
+                f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. Choose another method, or "
+                f"set model to one that it can train: {others}."
             )
         if self.task not in tasks.OF_SYMBOLS and (
             options.get("embedding") or options.get("output") == "every"
@@ -208,14 +206,7 @@ class Settings:
             raise ConfigurationError(
                 f"The method {name!r} takes the variance of a batch, and the batch size is 1: give 2 or more."
             )
-        if model in RESCALABLE:
-            return
-        if method(name).needs_network:
-            raise ConfigurationError(
-                f"The method {name!r} needs a model that can be rescaled, which {model!r} cannot: choose from "
-                f"{', '.join(RESCALABLE)}."
-            )
-        if self.starts != ("default",):
+        if model not in RESCALABLE and self.starts != ("default",):
             raise ConfigurationError(
                 f"The method {name!r} trains the model {model!r}, whose units cannot be rescaled: set starts to "
                 "['default'], or leave the method out."
