@@ -232,6 +232,13 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
     table, entry = "model_options={hidden = 3}", "model_options.layers=2"
     for both in ([table, entry], [entry, table]):
         assert parse_settings(both) == {"model_options": {"hidden": 3, "layers": 2}}
+    # numbers that --search takes, too
+    assert parse_settings(["momentum=.9", "damping=1.", "clip_norm=1.e-4"]) == {
+        "momentum": 0.9,
+        "damping": 1.0,
+        "clip_norm": 1e-4,
+    }
+    assert parse_settings(["task=infinity", "size= small "]) == {"task": "infinity", "size": "small"}
     digits = "1" * 5000  # more than Python reads as a number
     assert parse_settings([f"epochs={digits}"]) == {"epochs": digits}
     with pytest.raises(ConfigurationError, match="--set 'momentum' has no value"):

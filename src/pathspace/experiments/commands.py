@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.executor import Executor
 from pathspace.experiments.folders import PAGE
-from pathspace.experiments.layers import Layer
+from pathspace.experiments.layers import Layer, read_value
 from pathspace.experiments.live import monitor
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.published import Published, load_published
@@ -450,23 +449,17 @@ def _print(done: Sequence[Done], around: Surroundings) -> None:
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Read `--set NAME=VALUE` options; a value is written as in TOML, and a bare word is a string.
+    """Read `--set NAME=VALUE` options; the values as `layers.read_value` takes them.
 
     Raises:
         ConfigurationError: There is no equals sign.
     """
-    import tomllib
-
     settings: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--set {assignment!r} has no value: write --set NAME=VALUE.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-            json.dumps(value)
-        except (ValueError, TypeError):  # no setting is a date, which is TOML, too, or has 5,000 digits
-            value = text
+        value = read_value(text)
         table, dot, option = name.partition(".")
         if dot:
             options = settings.setdefault(table, {})

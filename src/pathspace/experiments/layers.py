@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +49,22 @@ def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
             else:
                 values[name] = value
     return protocol(**values)
+
+
+def read_value(text: str) -> Any:
+    """Read a value of the command line: as in TOML, but .5 and 1. are numbers, too, and a bare word is a string."""
+    text = text.strip()
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+        json.dumps(value)
+        return value
+    except (ValueError, TypeError):  # no setting is a date, which is TOML, too, or has 5,000 digits
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
 
 
 def plain_values(settings: DataclassInstance) -> dict[str, Any]:

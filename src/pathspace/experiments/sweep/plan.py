@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
-from pathspace.experiments.layers import plain_values
+from pathspace.experiments.layers import plain_values, read_value
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, settings_from
 
@@ -174,11 +173,10 @@ def parse_search(text: str) -> Dimension:
         raise unknown_name("setting", name, [*known, *(f"{table}.NAME" for table in TABLES)], "--search")
     if ":" in rest:
         return _range(name, rest.split(":"), text)
-    try:
-        values = tomllib.loads(f"value = {rest}")["value"] if rest.startswith("[") else rest.split(",")
-    except ValueError:
-        raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.") from None
-    read = tuple(dict.fromkeys(_value(one) if isinstance(one, str) else one for one in values))
+    values = read_value(rest) if rest.startswith("[") else rest.split(",")
+    if not isinstance(values, list):
+        raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.")
+    read = tuple(dict.fromkeys(read_value(one) if isinstance(one, str) else one for one in values))
     if not read or not all(isinstance(one, bool | int | float | str) and one != "" for one in read):
         raise ConfigurationError(f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}.")
     if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
@@ -189,7 +187,7 @@ def parse_search(text: str) -> Dimension:
 def _range(name: str, parts: list[str], text: str) -> Dimension:
     log = "log" in parts[2:3]
     rest = parts[3:] if log else parts[2:]
-    numbers = [_value(part) for part in (*parts[:2], *rest)]
+    numbers = [read_value(part) for part in (*parts[:2], *rest)]
     wrong = ConfigurationError(
         f"--search {text!r} is no range: write NAME=LOW:HIGH, with :log for equal factors and :5 for five points of a "
         f"grid, such as {EXAMPLE}."
@@ -205,17 +203,6 @@ def _range(name: str, parts: list[str], text: str) -> Dimension:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _value(text: str) -> Any:
-    """Read a value as `--set` does: as in TOML, a bare word is a string."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except ValueError:
-        try:
-            return float(text)  # 1e-4 is TOML; 1.e-4 and .5 are not
-        except ValueError:
-            return text.strip()
 
 
 def _check_corners(settings: Settings, plan: Plan) -> None:
