@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,22 @@ def test_a_file_may_have_dataclasses_whose_annotations_are_text(tmp_path: Path) 
     )
     result = call(f"{tmp_path / 'model.py'}:both", "--json")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("source", ["sub/m.py:alone", "m:alone"])
+def test_code_may_go_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "m", raising=False)
+    before = [*sys.path]
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (elsewhere, tmp_path / "sub"):
+        folder.mkdir()
+    for file in (tmp_path / "sub" / "m.py", tmp_path / "m.py"):
+        file.write_text(f"import os\nos.chdir({str(elsewhere)!r})\n{MODEL}")
+    result = CliRunner().invoke(app, ["paths", source, "--input", "2", "--picture", "it.png"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "it.png").exists()
+    assert sys.path == before
 
 
 def test_what_a_model_prints_is_no_json(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,23 +125,29 @@ def _from_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
-    sys.path.insert(0, str(path.resolve().parent))  # what stands beside it can be imported, as for a script
-    try:
+    with _importing_from(path.resolve().parent):  # what stands beside it can be imported, as for a script
         _run(str(path), functools.partial(spec.loader.exec_module, module))
-    finally:
-        sys.path.remove(str(path.resolve().parent))
     return module
 
 
 def _from_module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        return _run(name, functools.partial(importlib.import_module, name))
+        with _importing_from(Path.cwd()):
+            return _run(name, functools.partial(importlib.import_module, name))
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise
         raise ConfigurationError(
             f"There is no module {name!r}: give MODULE:FUNCTION or FILE.py:FUNCTION."
         ) from None
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    place = str(folder)
+    sys.path.insert(0, place)
+    try:
+        yield
     finally:
-        sys.path.remove(str(Path.cwd()))
+        with suppress(ValueError):  # the code may have taken it out
+            sys.path.remove(place)

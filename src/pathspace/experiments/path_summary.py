@@ -309,6 +309,7 @@ def run_paths(
         if picture.suffix.lower() != ".png":
             raise ConfigurationError(f"--picture {str(picture)!r}: give a name that ends in .png.")
         writable_folder(picture.parent, "--picture")
+    file = picture and picture.absolute()  # the code of the model may go to another folder
     with (
         redirect_stdout(sys.stderr if as_json else sys.stdout),  # what the model prints is no JSON
         warnings.catch_warnings(),
@@ -316,12 +317,12 @@ def run_paths(
         warnings.showwarning = _shown_as_a_line  # a place in the library's code tells nobody anything
         model, examples = load_model(source, shape, seed)
         summary, network, skeleton = summarize(model, examples, rule=chosen, limit=limit, seed=seed)
-    if picture is not None:
+    if file is not None:
         from pathspace.experiments.report.reduction_figure import draw_reduction
 
         drawn = draw_reduction(network, skeleton, source)
-        make_folder(picture.parent)
-        write_bytes(picture, drawn)
+        make_folder(file.parent)
+        write_bytes(file, drawn)
     if as_json:
         content = {"model": source, "rule": rule, **asdict(summary)}
         if summary.multipliers is not None:
