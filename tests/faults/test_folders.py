@@ -40,7 +40,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("report.html", "mine"), ("config.json", '{"mine": 1}'), ("config.json", "[1]"), ("notes", "mine")],
+    [
+        ("report.html", "mine"),
+        ("config.json", '{"mine": 1}'),
+        ("config.json", "[1]"),
+        ("config.json", "[" * 99_999),
+        ("notes", "mine"),
+    ],
 )
 @pytest.mark.parametrize("command", [TINY, ["reproduce", "symbols"], ["reproduce", "winner"]])
 def test_a_folder_with_files_of_another_kind_is_refused(

@@ -12,7 +12,7 @@ from typing import Any
 from pathspace.experiments import checkpoint, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume
+from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume, read_content
 from pathspace.experiments.layers import plain_values
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
@@ -136,14 +136,11 @@ def are_same(parts: Mapping[str, Configuration], asked: Mapping[str, Configurati
 
 def _content(output: Path) -> dict[str, Any]:
     try:
-        content = json.loads((output / FILE).read_text(encoding="utf-8"))
+        return read_content(output)
     except FileNotFoundError as error:
         raise nothing_to_resume(output) from error
-    except (RecursionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(output, error) from error
-    if not isinstance(content, dict):
-        raise _unreadable(output, "it is no object")
-    return content
 
 
 def _other_kind(output: Path, content: Mapping[str, Any]) -> ConfigurationError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.storage import make_folder, remove_file, writable_folder
@@ -127,13 +128,29 @@ def _is_empty(folder: Path) -> bool:
     return all(path.name.startswith(".") for path in folder.iterdir())
 
 
+def read_content(folder: Path) -> dict[str, Any]:
+    """Return what the `config.json` of a folder says.
+
+    Raises:
+        OSError: There is none, or it cannot be read.
+        ValueError: It is no JSON, or no object.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    return content
+
+
 def is_own(folder: Path) -> bool:
     """Say whether a folder holds the configuration of a command of ours."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content = read_content(folder)
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and content.get("command") in COMMANDS and "versions" in content
+    return content.get("command") in COMMANDS and "versions" in content
 
 
 def _check_own(folder: Path) -> None:

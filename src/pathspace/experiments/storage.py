@@ -88,7 +88,7 @@ def read_checked(path: Path, read: Callable[[Mapping[str, Any]], T]) -> T:
         return read(values)
     except FileNotFoundError:
         raise
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"The result {str(path)!r} cannot be read ({error}): delete it and give the command again."
         ) from error
