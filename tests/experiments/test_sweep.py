@@ -95,6 +95,7 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
         (["--search", f"learning_rate={10**400}"], "needs numbers"),
         (["--search", "learning_rate=fast,slow"], "needs numbers"),
         (["--search", "damping=1,2", "--search", "damping=1,2"], "names 'damping' twice"),
+        (["--search", "damping=[[1],[2]]"], "needs numbers, names, true or false"),
         (["--search", "model_options.width=1,2"], "width"),
         (["--sampler", "best"], "Unknown sampler 'best' in --sampler: choose from grid, random, tpe"),
         (["--prune", "all"], "Unknown pruner 'all' in --prune: choose from none, median"),

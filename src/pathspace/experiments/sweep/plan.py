@@ -176,12 +176,12 @@ def parse_search(text: str) -> Dimension:
     values = read_value(rest) if rest.startswith("[") else rest.split(",")
     if not isinstance(values, list):
         raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.")
-    read = tuple(dict.fromkeys(read_value(one) if isinstance(one, str) else one for one in values))
+    read = [read_value(one) if isinstance(one, str) else one for one in values]
     if not read or not all(isinstance(one, bool | int | float | str) and one != "" for one in read):
         raise ConfigurationError(f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}.")
     if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
-    return Dimension(name, read)
+    return Dimension(name, tuple(dict.fromkeys(read)))
 
 
 def _range(name: str, parts: list[str], text: str) -> Dimension:
