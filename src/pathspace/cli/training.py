@@ -21,7 +21,7 @@ from pathspace.experiments.starts import STARTS, check_start
 
 if TYPE_CHECKING:
     from pathspace.experiments.compare import Comparison
-    from pathspace.experiments.run import RunResult
+    from pathspace.experiments.run import RunConfig, RunResult
 
 COMMAND_LINE = "the command line"
 SizeOption = Annotated[str, typer.Option("--size", help="A size of the recipe; default the first one.")]
@@ -230,9 +230,10 @@ def _expect_survivors(comparisons: Iterable[Comparison]) -> None:
         return
     rates = sorted({run.config.learning_rate for run in runs})
     shown = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
+    bound = next(filter(None, (_missing_bound(run.config) for run in runs)), "")
     typer.echo(
         f"Error: Every run was lost, at rates of {shown}: its loss or a step was not finite, or it ended no better "
-        "than it began. Give lower --learning-rates, or a bound: --set clip_norm=1.",
+        f"than it began. Give lower --learning-rates{bound}.",
         err=True,
     )
     raise typer.Exit(DIVERGED)
@@ -241,20 +242,26 @@ def _expect_survivors(comparisons: Iterable[Comparison]) -> None:
 def _say_lost(run: RunResult) -> None:
     """Say where a run was lost, and what to try; ends the command."""
     config = run.config
-    bound = (
-        "--clip-step 1 bounds the length of a step on balanced weights"
-        if method(config.method).clips_steps
-        else "--set clip_norm=1 bounds the gradient"
-    )
     what = (
         f"The loss or the step was not finite after {run.diverged_at} steps, where the run ended"
         if run.diverged_at is not None
         else f"The run ended no better than it began: its loss rose above ten times the first one at step {run.lost_at}"
     )
     typer.echo(
-        f"Error: {what}: give a lower --lr than {config.learning_rate:g}, or a bound: {bound}.", err=True
+        f"Error: {what}: give a lower --lr than {config.learning_rate:g}{_missing_bound(config)}.", err=True
     )
     raise typer.Exit(DIVERGED)
+
+
+def _missing_bound(config: RunConfig) -> str:
+    """Return what else may keep such a run from diverging; nothing if it has that bound already."""
+    if method(config.method).clips_steps:
+        return (
+            ""
+            if config.clip_step
+            else ", or a bound: --clip-step 1 bounds the length of a step on balanced weights"
+        )
+    return "" if config.clip_norm else ", or a bound: --set clip_norm=1 bounds the gradient"
 
 
 def _list_recipes(as_json: bool) -> None:
