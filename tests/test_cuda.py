@@ -1,0 +1,115 @@
+"""Every optimizer and quantity on a GPU, against the same on the processor, in float64; skipped where there is none."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU that PyTorch can use", allow_module_level=True)
+
+STEPS = 12  # beyond the first refresh of kappa
+
+
+class LastStep(nn.Module):
+    """A recurrent layer read at its last step."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn, self.out = rnn, nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+
+
+def normalized_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 6, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4),
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "perceptron": (perceptron, (8, 7)),
+    "normalized CNN": (normalized_cnn, (8, 2, 8, 8)),
+    "nn.RNN": (lambda: LastStep(nn.RNN(3, 6, 2, nonlinearity="relu", batch_first=True)), (8, 5, 3)),
+    "ps.nn.RNN": (lambda: LastStep(ps.nn.RNN(3, 6, batch_first=True)), (8, 5, 3)),
+    "LSTM": (lambda: LastStep(nn.LSTM(3, 6, batch_first=True)), (8, 5, 3)),
+    "attention": (
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True),
+            nn.Flatten(), nn.Linear(40, 4),
+        ),
+        (8, 5, 8),
+    ),
+    "recurrent CNN": (lambda: ps.nn.RecurrentCNN(1, 4, maps=4, layers=2, unfoldings=2), (8, 1, 8, 8)),
+}  # fmt: skip
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ps.optim.__all__ if name != "Invariant"},
+    # every device draws random signs of its own
+    **{name: (name, {"estimator": "exact"}) for name in ("DDPSGD", "DDPAdam", "QuasiDiagonal")},
+    "Invariant": ("Invariant", {"rule": torch.optim.NAdam}),
+    "PathSGD, momentum": ("PathSGD", {"momentum": 0.9, "second_term": True}),
+}
+TOLERANCE = {"PathMuon": 0.1}  # of how far the steps led: its orthogonalisation computes in bfloat16
+
+
+def trained(
+    device: str, model: nn.Module, x: Tensor, y: Tensor, rule: str, options: dict[str, Any]
+) -> list[Tensor]:
+    """Return the parameters after some steps on a device."""
+    model, x, y = copy.deepcopy(model).to(device), x.to(device), y.to(device)
+    network = ps.trace(model, x)
+    optimizer = getattr(ps.optim, rule)(model.parameters(), network, lr=1e-2, **options)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert all(p.device.type == device for p in model.parameters())
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    # attention multiplies activations, so its paths have no basis
+    [(c, n) for c in MODELS for n in RULES if c != "attention" or n not in ("GSGD", "GAdam")],
+)
+def test_steps_are_those_of_the_processor(case: str, name: str) -> None:
+    make, shape = MODELS[case]
+    rule, options = RULES[name]
+    torch.manual_seed(0)
+    model = make().double()
+    x, y = torch.randn(shape, dtype=torch.float64), torch.randint(4, shape[:1])
+    expected = trained("cpu", model, x, y, rule, options)
+    start = [p.detach() for p in model.parameters()]
+    moved = max((e - s).abs().max().item() for e, s in zip(expected, start, strict=True))
+    for found, wanted in zip(trained("cuda", model, x, y, rule, options), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE.get(rule, 1e-6) * moved)
+
+
+@pytest.mark.parametrize("case", ["perceptron", "normalized CNN", "nn.RNN", "ps.nn.RNN", "recurrent CNN"])
+def test_quantities_are_those_of_the_processor(case: str) -> None:
+    make, shape = MODELS[case]
+    torch.manual_seed(0)
+    model = make().double().eval()
+    there = copy.deepcopy(model).cuda()
+    x = torch.randn(shape, dtype=torch.float64)
+    here, on_gpu = ps.trace(model, x), ps.trace(there, x.cuda())
+    for one, other in zip(ps.paths.kappa(here).values(), ps.paths.kappa(on_gpu).values(), strict=True):
+        torch.testing.assert_close(other.cpu(), one)
+    torch.testing.assert_close(ps.paths.squared_path_norm(on_gpu).cpu(), ps.paths.squared_path_norm(here))
+    ps.rescaling.random_rescale_(on_gpu, generator=torch.Generator("cuda").manual_seed(1))
+    torch.testing.assert_close(there(x.cuda()).cpu(), model(x))
+    ps.rescaling.balance_(on_gpu)
+    torch.testing.assert_close(there(x.cuda()).cpu(), model(x))
