@@ -79,6 +79,21 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
             assert torch.equal(parameter, default[name])
 
 
+def test_the_positive_definite_start_keeps_one_direction_and_shrinks_all_others() -> None:
+    model = build_model("relu-rnn", 2, 3, {"hidden": 200, "layers": 2, "start": "positive-definite"})
+    parameters = dict(model.named_parameters())
+    for layer in range(2):
+        matrix = parameters[f"rnn.weight_hh_l{layer}"].detach()
+        torch.testing.assert_close(matrix, matrix.T)
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        assert eigenvalues[-1].item() == pytest.approx(1, abs=1e-5)
+        # those of R^T R / H lie between 0 and 4 (Marchenko and Pastur), so these begin at 1 / (1 + 4)
+        assert eigenvalues[0].item() == pytest.approx(1 / 5, rel=0.1)
+        assert eigenvalues.mean().item() == pytest.approx(2 / 5, rel=0.1)
+        assert not parameters[f"rnn.bias_hh_l{layer}"].any()
+        assert 0.9 * 200**-0.5 < parameters[f"rnn.weight_ih_l{layer}"].abs().max() <= 200**-0.5
+
+
 @pytest.mark.parametrize("name", ["relu-rnn", "tanh-rnn", "lstm"])
 def test_the_uniform_start_fills_its_range(name: str) -> None:
     model = build_model(name, 2, 3, {"hidden": 40, "start": "uniform", "start_limit": 0.3})
@@ -126,12 +141,20 @@ def test_gates_of_the_chrono_start_stay_open_for_up_to_its_memory() -> None:
             {"start": "chrono", "memory": 1},
             "'memory' of the model 'lstm' is 1: give a whole number from 2",
         ),
-        ("relu-rnn", {"start": "chrono"}, "choose from default, identity, identity-recurrent, uniform"),
+        (
+            "relu-rnn",
+            {"start": "chrono"},
+            "choose from default, identity, identity-recurrent, positive-definite, uniform",
+        ),
         ("gru", {}, "Unknown model 'gru' in the setting 'model': choose from relu-rnn, tanh-rnn, lstm"),
         ("lstm", {"start": "identity"}, "choose from default, orthogonal, chrono, uniform"),
         ("tanh-rnn", {"start": "identity"}, "choose from default, uniform"),
         ("mlp", {"start": "uniform"}, "Unknown option 'start'"),
-        ("relu-rnn", {"start": "zero"}, "choose from default, identity, identity-recurrent, uniform"),
+        (
+            "relu-rnn",
+            {"start": "zero"},
+            "choose from default, identity, identity-recurrent, positive-definite, uniform",
+        ),
         (
             "lstm",
             {"start": "uniform", "start_limit": 0},

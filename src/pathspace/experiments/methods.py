@@ -380,6 +380,13 @@ _OTHER_MODELS = {
     "irnn-path-sgd-short-both": _with(
         _BOTH, "IRNN, Path-SGD, both terms", "path-sgd-short-both on the same", **_IDENTITY
     ),
+    "np-rnn-sgd": _with(
+        _PLAIN["sgd"],
+        "np-RNN, SGD",
+        "SGD on a ReLU RNN from a positive definite recurrent matrix",
+        model="relu-rnn",
+        start="positive-definite",
+    ),
     "tanh-sgd": _with(_PLAIN["sgd"], "tanh RNN, SGD", "SGD on a tanh RNN", "tanh-rnn"),
     "tanh-adam": _with(_PLAIN["adam"], "tanh RNN, Adam", "Adam on a tanh RNN", "tanh-rnn"),
     "lstm-sgd": _with(_PLAIN["sgd"], "LSTM, SGD", "SGD on an LSTM", "lstm"),

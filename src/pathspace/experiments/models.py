@@ -22,7 +22,7 @@ CHOICES = {
     "gate": ("swiglu", "squared-relu"),
 }
 STARTS = {  # of the models that have the option
-    "relu-rnn": ("default", "identity", "identity-recurrent", "uniform"),
+    "relu-rnn": ("default", "identity", "identity-recurrent", "positive-definite", "uniform"),
     "tanh-rnn": ("default", "uniform"),
     "lstm": ("default", "orthogonal", "chrono", "uniform"),
 }
@@ -75,7 +75,9 @@ class Recurrent(Reader):
             Tallec and Y. Ollivier (2018), Can recurrent neural networks warp time? `"identity"`: the identity for
             recurrent weights, zero for biases and N(0, 0.001^2) for all others: the IRNN of Q. Le, N. Jaitly and G.
             Hinton (2015). `"identity-recurrent"`: the identity and zero biases, and input and output weights as PyTorch
-            initialises them.
+            initialises them. `"positive-definite"`: the same with 1 + R^T R / H, divided by its largest eigenvalue,
+            instead of the identity, where R has entries from N(0, 1): the recurrent weights of the np-RNN of S. Talathi
+            and A. Vartak (2015), Improving performance of recurrent neural network with ReLU nonlinearity.
         start_limit: r of the uniform start.
         memory: T of the chrono start, the longest dependency that is expected, in steps.
     """
@@ -117,7 +119,7 @@ class Recurrent(Reader):
                 parameter.uniform_(-limit, limit)
             elif "weight_hh" in name:
                 for gate in parameter.split(parameter.shape[1]):
-                    gate.copy_(torch.eye(len(gate))) if start != "orthogonal" else nn.init.orthogonal_(gate)
+                    _start_recurrence_(gate, start)
             elif start == "identity" and not name.startswith("embedding"):
                 parameter.normal_(0.0, IDENTITY_DEVIATION)
 
@@ -125,6 +127,18 @@ class Recurrent(Reader):
         """Map sequences (B, T, D), or symbols (B, T), to outputs (B, K), or (B, T, K) at every step."""
         states, _ = self.rnn(self.vectors(inputs))
         return self.readout(states if self.output == "every" else states[:, -1])
+
+
+def _start_recurrence_(matrix: Tensor, start: str) -> None:
+    """Fill a recurrent matrix of H by H."""
+    if start == "orthogonal":
+        nn.init.orthogonal_(matrix)
+    elif start == "positive-definite":
+        drawn = torch.randn_like(matrix)
+        sure = drawn.T @ drawn / len(matrix) + torch.eye(len(matrix))
+        matrix.copy_(sure / torch.linalg.eigvalsh(sure)[-1])
+    else:
+        nn.init.eye_(matrix)
 
 
 @torch.no_grad()
