@@ -1,7 +1,8 @@
 """Where runs compute: the processor, or a GPU.
 
 Batches, initial weights and starts are made on the processor for every device, so that a run begins with the same
-numbers everywhere. From the first step on rounding differs, and where there is dropout its random numbers do.
+numbers everywhere. From the first step on rounding differs, and so do the random numbers of dropout and the random
+signs of data-dependent metrics, which are drawn where the model is.
 """
 
 from __future__ import annotations
