@@ -244,7 +244,6 @@ def test_signs_are_drawn_again_after_a_resume():
 
 
 def test_an_option_that_is_changed_counts_from_the_next_call_on():
-    """Of a chain of layers, whose calls are followed in another way for random signs."""
     runs = []
     for made, changed in (("exact", "exact"), ("signs", "exact"), ("signs", "signs")):
         model, x, y = small()

@@ -11,7 +11,6 @@ Letters: kappa as above, a the decay of the average of data.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -36,7 +35,7 @@ from pathspace.paths.data.data_dependent import (
     kappa_terms,
 )
 from pathspace.paths.data.edge_statistics import Sharing
-from pathspace.paths.data.node_measure import Statistic, check_options, spread_of
+from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.paths.kernel.safe_type import Surveyed, Values, survey
 from pathspace.replay.arguments import Arguments, first_examples
 from pathspace.replay.chain import Cell, Chain, chain_of, chain_pass
@@ -215,8 +214,7 @@ class DataDependent(Path):
         if wide:
             return kappa_terms(self.network, in_float64(self.network, batch, near), request, generator, names)
         if chain is not None:
-            summary = functools.partial(spread_of, statistic=self.statistic)
-            seen = chain_pass(self.network, chain, batch, summary, near)
+            seen = chain_pass(self.network, chain, batch, near)
             if seen is not None:
                 return chain_terms(seen, request, generator, names)
         return kappa_terms(

@@ -1,14 +1,11 @@
-"""Networks that are a chain of layers, linear or recurrent ones, and how their forward pass on data is followed.
-
-There the whole of what a pass shows is known beforehand. A linear layer and its ReLU are a cell with one step and no
-recurrence, T = 1 and W_rec = 0:
+"""Networks that are a chain of recurrent layers and a linear readout, and how their forward pass on data is followed.
 
     z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,    h^l_t = relu(z^l_t)
 
-So it is enough to see that each operation takes what the one before it made, instead of matching operations in general
-(see ``follower``), and gradients need no graph. ``nn.RNN`` runs in one call, and returns all states of its last layer.
-That is enough: a state tells where its units are open, and z follows from the states. Those of the layers below, which
-it does not return, are computed once more.
+There the whole of what a pass shows is known beforehand. So it is enough to see that the readout takes what the layers
+made, instead of matching operations in general (see ``follower``), and gradients need no graph. ``nn.RNN`` runs in one
+call, and returns all states of its last layer. That is enough: a state tells where its units are open, and z follows
+from the states. Those of the layers below, which it does not return, are computed once more.
 
 Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-1} = 0.
 """
@@ -30,16 +27,13 @@ from pathspace.replay.replay import evaluation
 from pathspace.squared.recurrence import Stack
 from pathspace.squared.tape import Instruction, Leaf
 
-Summary = Callable[[Tensor, int], Tensor]
-"""From a layer's values and the dimension of the examples to what is wanted of them."""
-
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer: names of its parameters. A linear one has no recurrence."""
+    """One layer: names of its parameters. The readout has no recurrence, and an empty name for it."""
 
     weight: str
-    recurrent: str | None
+    recurrent: str
     biases: tuple[str, ...]
 
     @property
@@ -50,32 +44,26 @@ class Cell:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers from the input to a linear readout, all of them recurrent or none.
+    """Recurrent layers from the input to a linear readout.
 
     Attributes:
-        cells: the layers, from the input on; a ReLU follows each.
+        cells: the recurrent layers, from the input on.
         readout: the last linear map.
         steps: T.
-        time_dim: of what enters, the examples being the other of its first two dimensions; None without recurrence,
-            where the examples are the first.
+        time_dim: of what enters, the examples being the other of its first two dimensions.
         every: whether the states of all steps are read, or those of the last alone.
     """
 
     cells: tuple[Cell, ...]
     readout: Cell
-    steps: int = 1
-    time_dim: int | None = None
-    every: bool = True
+    steps: int
+    time_dim: int
+    every: bool
 
     @property
     def layers(self) -> tuple[Cell, ...]:
         """All of them, the readout the last."""
         return (*self.cells, self.readout)
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether its layers are recurrent."""
-        return self.time_dim is not None
 
 
 @dataclass
@@ -86,7 +74,6 @@ class ChainPass:
         chain: what ran.
         x: what entered, ``[T, n, D]``; not part of a graph.
         states: h^l of all layers but the readout, ``[T, n, H]``; likewise.
-        spreads: what was wanted of their values z^l; of recurrent ones nothing, as it is found from the states.
         leaves: the parameters, by name.
         count: the number of examples n.
     """
@@ -94,7 +81,6 @@ class ChainPass:
     chain: Chain
     x: Tensor
     states: list[Tensor]
-    spreads: list[Tensor]
     leaves: dict[str, Tensor]
     count: int
 
@@ -115,27 +101,17 @@ def chain_of(network: Network) -> Chain | None:
     if moved is None:
         return None
     links, ones = moved
-    if isinstance(links[0].form, Stack):
-        chain = _recurrent_chain(links, owners, ones, network.parameters)
-    else:
-        chain = _linear_chain(links, owners, ones)
+    chain = _recurrent_chain(links, owners, ones, network.parameters)
     if chain is None or owners:  # each is read once
         return None
-    for cell in (chain.readout,) if chain.recurrent else chain.layers:
-        weight, *biases = (network.parameters[name].shape for name in cell.parameters)
-        if len(weight) != 2 or any(shape != weight[:1] for shape in biases):
-            return None
-    expected: list[tuple[int, str]] = []
-    for link in links:
-        expected.append((link.outputs[0], "linear" if link.form == "linear" else link.name.split(" ")[0]))
-        if link.form == "linear":
-            expected.append((link.outputs[0], "relu"))
-    operations = program.operations
+    weight, *biases = (network.parameters[name].shape for name in chain.readout.parameters)
+    if len(weight) != 2 or any(shape != weight[:1] for shape in biases):
+        return None
+    expected = [(link.outputs[0], link.name.split(" ")[0].removesuffix("_")) for link in links[:-1]]
+    expected.append((links[-1].outputs[0], "linear"))
     if (
-        [(op.results[0], op.name.removesuffix("_")) for op in operations]
-        != [(slot, name.removesuffix("_")) for slot, name in expected[:-1]]
-        or (not chain.recurrent and any(op.batch != 0 for op in operations))
-        or set(program.nodes) != {slot for slot, name in expected if name == "linear"}
+        [(op.results[0], op.name.removesuffix("_")) for op in program.operations] != expected
+        or set(program.nodes) != {links[-1].outputs[0]}
         or not tape.outputs == program.outputs == links[-1].outputs
     ):
         return None
@@ -155,25 +131,14 @@ def _after_movements(
     return (links, ones) if links and links[0].inputs[0] == slot else None
 
 
-def _linear_chain(links: Sequence[Instruction], owners: dict[int, str], ones: Tensor) -> Chain | None:
-    """Linear layers alone; takes the names of their parameters."""
-    cells: list[Cell] = []
-    slot = links[0].inputs[0]
-    for link in links:
-        names = [owners.pop(i, "") for i in link.inputs[1:]]
-        if link.form != "linear" or link.inputs[0] != slot or "" in names or not 1 <= len(names) <= 2:
-            return None
-        cells.append(Cell(names[0], None, tuple(names[1:])))
-        slot = link.outputs[0]
-    return Chain(tuple(cells[:-1]), cells[-1]) if ones.dim() == 2 else None
-
-
 def _recurrent_chain(
     links: Sequence[Instruction], owners: dict[int, str], ones: Tensor, parameters: Mapping[str, Tensor]
 ) -> Chain | None:
     """A stack of recurrent layers, movements and a linear layer; takes the names of their parameters."""
     stack, last = links[0].form, links[-1]
-    if stack.directions > 1 or any(stack.starts) or last.form != "linear" or ones.dim() != 3:
+    if not isinstance(stack, Stack) or stack.directions > 1 or any(stack.starts):
+        return None
+    if last.form != "linear" or ones.dim() != 3:
         return None
     names = [owners.pop(i, "") for link in (links[0], last) for i in link.inputs[1:]]
     if "" in names or ones.shape[1 - stack.time_dim] != 1:
@@ -187,7 +152,7 @@ def _recurrent_chain(
     every = _is_read_at_every_step(links[0], links[1:-1], last.inputs[0], steps, hidden)
     if every is None or len(biases) > 1 or parameters[weight].shape[1:] != (hidden,):
         return None
-    return Chain(tuple(cells), Cell(weight, None, tuple(biases)), steps, stack.time_dim, every)
+    return Chain(tuple(cells), Cell(weight, "", tuple(biases)), steps, stack.time_dim, every)
 
 
 def _is_read_at_every_step(
@@ -223,11 +188,7 @@ def _is_read_at_every_step(
 
 
 def chain_pass(
-    network: Network,
-    chain: Chain,
-    inputs: Any,
-    summary: Summary,
-    parameters: Mapping[str, Tensor] | None = None,
+    network: Network, chain: Chain, inputs: Any, parameters: Mapping[str, Tensor] | None = None
 ) -> ChainPass | None:
     """Run a traced model on a batch; None if its pass was not that of the chain, as a replay tells.
 
@@ -235,11 +196,10 @@ def chain_pass(
         network: a traced network that is a chain.
         chain: what it is.
         inputs: what the model is called with, as in :func:`pathspace.replay.replay.replay`, whose errors are raised.
-        summary: what is wanted of the values z^l.
         parameters: values to run with instead of the model's own, by name.
     """
     with evaluation(network, inputs, parameters=parameters) as form:
-        with ChainWitness(network, chain, summary, form.leaves, form.count) as witness:
+        with ChainWitness(network, chain, form.leaves, form.count) as witness:
             result = form.model(*form.args, **form.kwargs)
         return witness.finish(result)
 
@@ -250,24 +210,17 @@ class ChainWitness(TorchFunctionMode):
     Args:
         network: a traced network that is a chain.
         chain: what it is.
-        summary: what is wanted of the values z^l.
         leaves: the parameters, by name.
         count: the number of examples.
     """
 
-    def __init__(
-        self, network: Network, chain: Chain, summary: Summary, leaves: Mapping[str, Tensor], count: int
-    ) -> None:
+    def __init__(self, network: Network, chain: Chain, leaves: Mapping[str, Tensor], count: int) -> None:
         super().__init__()
-        self._network, self._chain, self._summary = network, chain, summary
-        self._leaves, self._count = leaves, count
+        self._network, self._chain, self._leaves, self._count = network, chain, leaves, count
         self._failed = False
         self._held: list[tuple[Tensor, int]] = []  # what entered and what layers made, with their versions
-        self._moved: list[Tensor] = []  # what the next layer may read, and views of that
+        self._moved: list[Tensor] = []  # what the readout may read, and views of that
         self._same: tuple[Tensor, ...] = ()  # which of it the chain's reads
-        self._seen = 0  # layers
-        self._spreads: list[Tensor] = []
-        self._closed: Tensor | None = None  # values of a linear layer whose ReLU is to come
         self._result: Tensor | None = None  # of the readout
 
     def __torch_function__(
@@ -285,8 +238,6 @@ class ChainWitness(TorchFunctionMode):
         """Note an operation; False if it is none of the chain's here."""
         if name == "linear":
             return not kwargs and self._note_linear(args, result)
-        if name in ("relu", "relu_"):
-            return bool(args) and args[0] is self._closed and self._note_relu(result)
         if name == "rnn_relu":
             return not kwargs and self._note_states(args, result)
         if name in MOVEMENTS and args and self._is_moved(args[0]) and isinstance(result, Tensor):
@@ -298,25 +249,13 @@ class ChainWitness(TorchFunctionMode):
         return any(tensor is moved for moved in self._moved)
 
     def _note_linear(self, args: tuple[Any, ...], z: Tensor) -> bool:
-        chain, last = self._chain, len(self._chain.cells)
-        if not 2 <= len(args) <= 3 or self._seen > last or self._closed is not None:
+        if not 2 <= len(args) <= 3 or self._result is not None or not z.requires_grad:
             return False
-        x, cell = args[0], chain.layers[self._seen]
-        if cell.recurrent is not None or not z.requires_grad or not self._are(args[1:], [cell]):
+        if not self._are(args[1:], [self._chain.readout]):
             return False
-        if self._seen:
-            if not self._is_moved(x) or not any(map(x.is_set_to, self._same)):
-                return False
-        elif x.dim() != 2 or x.shape[0] != self._count or x.requires_grad:
+        if not self._is_moved(args[0]) or not any(map(args[0].is_set_to, self._same)):
             return False
-        else:
-            self._hold(x)
-        if self._seen == last:
-            self._result = z
-        else:  # before a ReLU in place
-            self._spreads.append(self._summary(z.detach(), 0))
-            self._closed = z
-        self._seen += 1
+        self._result = z
         return True
 
     def _are(self, parameters: Sequence[Tensor | None], cells: Sequence[Cell]) -> bool:
@@ -327,14 +266,9 @@ class ChainWitness(TorchFunctionMode):
             p is q for p, q in zip(parameters, expected, strict=True)
         )
 
-    def _note_relu(self, h: Tensor) -> bool:
-        self._hold(h)
-        self._moved, self._same, self._closed = [h], (h,), None
-        return True
-
     def _note_states(self, args: tuple[Any, ...], result: Any) -> bool:
         chain, place = self._chain, self._chain.time_dim
-        if place is None or self._seen or len(args) != 9:  # a packed sequence has fewer
+        if self._held or len(args) != 9:  # a packed sequence has fewer
             return False
         x, start, params, _, layers, dropout, train, bidirectional, batch_first = args
         if layers != len(chain.cells) or bidirectional or (dropout and train and layers > 1):
@@ -348,14 +282,11 @@ class ChainWitness(TorchFunctionMode):
         out, last = result
         if not out.requires_grad or start.requires_grad or bool(start.any()):
             return False
-        self._hold(x, out, last)
-        self._moved, self._seen = [out, last], layers
+        self._held = [(t, t._version) for t in (x, out, last)]
+        self._moved = [out, last]
         out, last = out.detach(), last.detach()
         self._same = (out,) if chain.every else (out.select(place, -1), last[-1])
         return True
-
-    def _hold(self, *tensors: Tensor) -> None:
-        self._held += [(t, t._version) for t in tensors]
 
     def finish(self, result: Any) -> ChainPass | None:
         """What was seen, given what the model returned; None if the pass was not that of the chain."""
@@ -367,17 +298,11 @@ class ChainWitness(TorchFunctionMode):
             return None
         if any(t._version != version for t, version in self._held):
             return None
-        held = self._held[:2] if chain.recurrent else self._held
-        x, *states = (self._looked_at(t) for t, _ in held)
-        if chain.recurrent:
-            with torch.no_grad():
-                states = [*_states_below(x, chain.cells, leaves), *states]
-        return ChainPass(chain, x, states, self._spreads, leaves, self._count)
-
-    def _looked_at(self, values: Tensor) -> Tensor:
-        """Values ``[T, n, units]``."""
-        values, place = values.detach(), self._chain.time_dim
-        return values.unsqueeze(0) if place is None else values.transpose(0, place)
+        # [T, n, units]
+        x, states = (t.detach().transpose(0, chain.time_dim) for t, _ in self._held[:2])
+        with torch.no_grad():
+            below = _states_below(x, chain.cells, leaves)
+            return ChainPass(chain, x, [*below, states], leaves, self._count)
 
 
 def _states_below(x: Tensor, cells: Sequence[Cell], leaves: Mapping[str, Tensor]) -> Iterator[Tensor]:

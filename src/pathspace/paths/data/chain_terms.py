@@ -1,4 +1,4 @@
-"""The two terms of the data-dependent kappa for chains of layers, linear or recurrent, without a graph.
+"""The two terms of the data-dependent kappa for chains of recurrent layers, without a graph.
 
 It is what ``data_dependent`` computes with random signs, for the same draws, to rounding. Both are pulled back by hand,
 the seeds only through the examples whose products are taken:
@@ -7,8 +7,6 @@ the seeds only through the examples whose products are taken:
     psi^l_t = (1 - alpha) ((W_rec^2)^T psi^l_{t+1} + (W_in^2 of the layer above)^T psi^{l+1}_t),   1 at outputs
     delta^l_t = s^l_t + 1[h^l_t > 0] o (W_rec^T delta^l_{t+1} + (W_in of the layer above)^T delta^{l+1}_t)
     s_o^i = eps_o^i sqrt(psi_o);    J^i = sum over t of delta_t^i (h_{t-1}^i)^T   (see ``edge_statistics``)
-
-A linear layer has one step t and no W_rec.
 
 Letters: T time, n examples, m rows of seeds, H hidden, l layer, z^l_t = W_in h^{l-1}_t + W_rec h^l_{t-1} + b,
 h^l_t = relu(z^l_t), h^0 the input.
@@ -74,8 +72,7 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
         for name in cell.biases:
             entering.addcmul_(leaves[name], leaves[name])
         mass = torch.lerp(entering, _spread(seen, layer, request), request.alpha)
-        if cell.recurrent:
-            _recur(mass.unbind(0), leaves[cell.recurrent], rest)
+        _recur(mass.unbind(0), leaves[cell.recurrent], rest)
         g.append(mass)
     path: dict[str, Tensor | Outer] = {}
     for layer, cell in reversed(list(enumerate(chain.layers))):
@@ -95,11 +92,9 @@ def _paths(seen: ChainPass, request: Request) -> tuple[dict[str, Tensor | Outer]
 
 def _spread(seen: ChainPass, layer: int, request: Request) -> Tensor:
     """Stat of the values z of a layer, ``[T, H]``."""
-    cell = seen.chain.cells[layer]
-    if cell.recurrent is None:
-        return seen.spreads[layer]
     # z_t = W_in x_t + b + W_rec h_{t-1}
-    h, x, leaves = seen.states[layer], seen.states[layer - 1] if layer else seen.x, seen.leaves
+    cell, leaves = seen.chain.cells[layer], seen.leaves
+    h, x = seen.states[layer], seen.states[layer - 1] if layer else seen.x
     bias = leaves[cell.biases[0]] + leaves[cell.biases[1]] if cell.biases else None
     z = linear(x.reshape(-1, x.shape[2]), leaves[cell.weight], bias)
     z[h.shape[1] :].addmm_(h[:-1].reshape(-1, h.shape[2]), leaves[cell.recurrent].t())
@@ -166,12 +161,7 @@ def _pulled_back(seen: ChainPass, seeds: list[Tensor | None], states: list[Tenso
     weight = leaves[chain.readout.weight]
     for cell, seed, h in zip(chain.cells[::-1], seeds[-2::-1], states[::-1], strict=True):
         above, created = torch.matmul(deltas[0], weight), torch.empty_like(h)
-        if cell.recurrent:
-            _pull_through(leaves[cell.recurrent], seed, h, above, created)
-        else:
-            torch.ops.aten.threshold_backward.grad_input(above, h, 0, grad_input=created)
-            if seed is not None:
-                created.add_(seed.transpose(0, 1))
+        _pull_through(leaves[cell.recurrent], seed, h, above, created)
         deltas.insert(0, created)
         weight = leaves[cell.weight]
     return deltas
