@@ -80,13 +80,13 @@ def rows(text: bytes, seconds: float, units: int) -> Iterator[Row]:
     if seconds:
         yield timed(
             f"network, {units} units",
-            lambda: network.fit(before, held, alphabet=text, seconds=seconds).training_.best_bits,
+            lambda: network.fit(before, held, alphabet=text, seconds=seconds).training_.result_bits,
         )
         grown: list[PCNN] = []
 
         def grow() -> float:
             grown.append(growing(units, before, held, seconds))
-            return grown[0].training_.best_bits
+            return grown[0].training_.result_bits
 
         yield timed(f"network, {units} units, growing parts", grow)
         network = grown[0]

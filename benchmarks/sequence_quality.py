@@ -147,7 +147,7 @@ def main() -> None:
     figure: dict[str, object] = {
         "task": arguments.task,
         "test_regret_bits": round(regret(arguments.task, test, model.bits(test, masks[2])), 1),
-        "validation_regret_bits": round(training.best_bits - true[0] * both - true[1], 1),
+        "validation_regret_bits": round(training.result_bits - true[0] * both - true[1], 1),
         "training_regret_bits": round(-training.log_likelihood / math.log(2) - true[0] - true[1] * both, 1),
         "units": model.parameters_.units,
         "passes": training.passes,

@@ -427,7 +427,7 @@ def test_merged_networks_are_those_of_two_folds(tmp_path: Path) -> None:
     assert cell.size == 3
     assert score.test == regret("music", test, model.bits(test))
     both = regret("music", text, 0.0) + regret("music", held, 0.0)
-    assert np.isclose(score.validation, model.training_.best_bits + both)
+    assert np.isclose(score.validation, model.training_.result_bits + both)
     table = build_table(protocol, [score], None)
     assert table.rows[0].cells[:2] == ("PCNN", "merged")
     assert any("it has learned two texts" in note for note in table.notes)

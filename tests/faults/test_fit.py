@@ -76,7 +76,7 @@ def assert_same(one, other):
     one, other = network(one), network(other)
     for name in ("w", "tau", "rho", "V0"):
         assert np.array_equal(getattr(one.parameters_, name), getattr(other.parameters_, name))
-    assert one.training_.best_bits == other.training_.best_bits
+    assert one.training_.result_bits == other.training_.result_bits
     assert (one.training_.passes, one.training_.tries) == (other.training_.passes, other.training_.tries)
 
 

@@ -62,12 +62,12 @@ def test_an_ensemble_is_one_model_better_on_held_out_text_than_its_best_member(t
     merged = PCNN(**arguments, ensemble=3).fit(text, held)
     assert merged.parameters_.units == 18
     assert merged.bits(held) < single.bits(held)
-    assert merged.training_.best_bits == merged.bits(held)
+    assert merged.training_.result_bits == merged.bits(held)
     merged.save(tmp_path / "m")
     passes = merged.training_.passes
     merged.fit(text, held, passes=passes + 6, resume=True)
     assert merged.training_.passes == passes + 6
-    assert merged.training_.best_bits <= merged.bits(held) + 1e-9
+    assert merged.training_.result_bits <= merged.bits(held) + 1e-9
 
 
 @pytest.mark.parametrize("texts", [1, 2, 5])
@@ -92,7 +92,7 @@ def test_an_ensemble_of_folds_learns_from_all_of_the_text():
     folded = PCNN(**arguments, ensemble=4, folds=4).fit(text)
     assert folded.parameters_.units == 24
     # each part was scored by networks that had not seen it, so the estimate is no better than the fresh text
-    assert folded.training_.best_bits == pytest.approx(folded.bits(fresh), rel=0.1)
+    assert folded.training_.result_bits == pytest.approx(folded.bits(fresh), rel=0.1)
     assert folded.bits(fresh) < PCNN(**arguments).fit(text, 0.25).bits(fresh)
     assert PCNN(**arguments, ensemble=4, folds=4, jobs=2).fit(text).bits(fresh) == folded.bits(fresh)
     with pytest.raises(ValueError, match="cannot go on"):

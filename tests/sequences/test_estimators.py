@@ -135,7 +135,7 @@ def test_restarts_keep_the_best_and_do_not_depend_on_processes():
     arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 0, "seed": 5}
     text, held = TEXT[:130], TEXT[130:]
     alone = [PCNN(**(arguments | {"restarts": 1, "seed": seed})).fit(text, held) for seed in (5, 6, 7)]
-    best = min(alone, key=lambda model: model.training_.best_bits)
+    best = min(alone, key=lambda model: model.training_.result_bits)
     serial = PCNN(**arguments).fit(text, held)
     assert np.array_equal(serial.parameters_.w, best.parameters_.w)
 
@@ -165,7 +165,7 @@ def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others()
         breaks = PCNN(**arguments, seed=3).fit(text, 0.1)
     assert breaks.training_.broke_off
     assert 0 < breaks.training_.passes < alone.training_.passes == 60
-    assert alone.training_.best_bits < breaks.training_.best_bits
+    assert alone.training_.result_bits < breaks.training_.result_bits
     for jobs in (1, 2):
         both = PCNN(**arguments, seed=2, restarts=2, heat=0, jobs=jobs).fit(text, 0.1)
         assert np.array_equal(both.parameters_.w, alone.parameters_.w)
@@ -225,7 +225,7 @@ def test_several_texts_masks_and_a_share_for_validation():
     texts = ["ab" * 20, "abc" * 15, "c"]
     model = PCNN(units=4, passes=30).fit(texts, validation=0.25)
     assert model.bits(texts) == pytest.approx(sum(model.bits(text) for text in texts), rel=1e-12)
-    assert model.training_.best_bits < math.inf
+    assert model.training_.result_bits < math.inf
     same = PCNN(units=4, passes=30).fit(texts, validation=np.float32(0.25))
     assert np.array_equal(same.parameters_.w, model.parameters_.w)
     mask = [t % 2 == 1 for t in range(40)]

@@ -78,7 +78,7 @@ def test_it_goes_on_bit_by_bit_wherever_it_was_stopped(stop):
     whole = train(training, corpus, settings, validation)
     half = train(training, corpus, replace(settings, passes=stop), validation)
     # even there the validation text is looked at, and the log-likelihood that of the whole text
-    assert half.best_bits == pytest.approx(code_length(half.result, validation))
+    assert half.result_bits == pytest.approx(code_length(half.result, validation))
     assert half.log_likelihood == pytest.approx(forward(half.model, corpus).log_likelihood)
     resumed = train(half, corpus, settings, validation)
     assert same(whole, resumed)

@@ -127,6 +127,18 @@ def test_validation_keeps_the_best_and_patience_stops():
     assert code_length(done.model, validation) > done.best_bits
 
 
+@pytest.mark.parametrize(("passes", "every"), [(1, 2), (5, 8), (11, 8)])
+def test_the_last_passes_are_looked_at_whatever_the_schedule(passes, every):
+    training, corpus, validation = some_training()
+    done = train(training, corpus, Settings(passes=passes, validate_every=every), validation)
+    assert done.result is done.model
+    assert (done.result_pass, done.result_bits) == (passes, code_length(done.model, validation))
+    # which is no look of the schedule of a training that goes on
+    seen = []
+    train(done, corpus, Settings(passes=passes + 1, validate_every=every), validation, seen.append)
+    assert seen[0].result_pass == done.best_pass or seen[0].passes % every == 0
+
+
 @pytest.mark.parametrize(("patience", "every"), [(1, 2), (10, 20)])
 def test_patience_ends_no_training_before_a_look(patience, every):
     training, corpus, validation = some_training(units=12, length=120)

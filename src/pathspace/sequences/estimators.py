@@ -42,7 +42,7 @@ class PCNN(SequenceModel):
         passes: most passes, each a step of the writing weights or of all others.
         seconds: most seconds of training, all restarts together, or None.
         patience: passes without a shorter validation text before it stops, or None.
-        validate_every: passes between two looks at the validation text.
+        validate_every: passes between two looks at the validation text; there is one more at the end.
         grow: begin on a part of a text of at least 2^15 symbols, which doubles until it is the whole: better on
             megabytes in seconds, worse in minutes.
         restarts: trainings with seeds seed, seed + 1, ..., the best of which is kept.

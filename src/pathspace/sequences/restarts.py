@@ -55,7 +55,7 @@ class Architecture:
 def score(training: Training, has_validation: bool) -> float:
     """Return what the best training has least of: validation bits, or else minus the log-likelihood."""
     if has_validation:
-        return training.best_bits
+        return training.result_bits
     return -training.log_likelihood if training.passes else math.inf  # NaN before the first pass
 
 

@@ -52,7 +52,7 @@ class Settings:
         passes: stop after this many passes.
         seconds: stop after about this many seconds of training, or never if None.
         patience: stop when the validation has not improved for this many passes, or never if None.
-        validate_every: passes between two looks at the validation text.
+        validate_every: passes between two looks at the validation text; there is one more at the end.
         grow: begin on parts of a long text, which double; see `growing_parts`. No look is taken at the validation text
             before the whole is reached.
 
@@ -103,11 +103,12 @@ class Training:
         seconds: training time so far.
         log_likelihood: of the training text, in nats, NaN before the first pass; while the training is on a part of
             the text, of that part, as if the rest were as long a symbol.
-        best: the parameters with the shortest validation text, or those of the last pass without validation.
+        best: the parameters with the shortest validation text at a scheduled look, or None without validation.
         centre: the start values, where a prior pulls to, or None without one.
         best_bits: length of the validation text in bits under them, infinite before the first look.
         best_pass: the pass that made them.
-        validation_bits: length of the validation text at the last look, NaN before the first.
+        validation_bits: length of the validation text at the last look of this training, NaN before its first; shorter
+            than `best_bits` where a training has ended between two scheduled looks with its best parameters.
         broke_off: whether it, or one of those that were merged, ended because the next direction is not finite; files
             do not say so.
     """
@@ -143,7 +144,21 @@ class Training:
     @property
     def result(self) -> Parameters:
         """The parameters to keep."""
-        return self.model if self.best is None else self.best
+        return self.model if self.best is None or self._ends_best else self.best
+
+    @property
+    def result_bits(self) -> float:
+        """Length of the validation text in bits under them, infinite before the first look."""
+        return self.validation_bits if self._ends_best else self.best_bits
+
+    @property
+    def result_pass(self) -> int:
+        """The pass that made them."""
+        return self.passes if self._ends_best else self.best_pass
+
+    @property
+    def _ends_best(self) -> bool:
+        return self.validation_bits < self.best_bits
 
 
 Report = Callable[[Training], None]
@@ -229,6 +244,16 @@ def _look(training: Training, validation: Corpus | None, memory: _Memory) -> Tra
     return training
 
 
+def _last_look(training: Training, validation: Corpus | None, memory: _Memory) -> Training:
+    """Look at the validation text where a training ends, so that no pass is lost.
+
+    What the scheduled looks have kept stays, with which the training goes on as if it had never stopped.
+    """
+    if validation is None:
+        return training
+    return replace(training, validation_bits=code_length(training.model, validation, memory.validation))
+
+
 def _again(training: Training, validation: Corpus, memory: _Memory) -> Training:
     """Return the training with the length of this validation text; another one than before starts its own record."""
     bits = code_length(training.result, validation, memory.validation)
@@ -239,9 +264,9 @@ def _again(training: Training, validation: Corpus, memory: _Memory) -> Training:
 
 def looked(training: Training, validation: Corpus | None) -> Training:
     """Return a training that was stopped with a look at its validation text, which parts of a text have not had."""
-    if validation is None or training.best is not None:
-        return training
-    return _again(training, validation, _Memory())
+    if validation is not None and training.best is None:
+        training = _again(training, validation, _Memory())
+    return _last_look(training, validation, _Memory())
 
 
 def _compile(model: Parameters, corpus: Corpus, settings: Settings) -> None:
@@ -307,14 +332,16 @@ def _train_on(
     memory, training = _Memory(), replace(training, broke_off=False)
     if training.passes == 0:
         # a fit of no pass may have looked at another text, whose length is no record to beat
-        training = _look(replace(training, best=None, best_bits=math.inf), validation, memory)
+        begun = replace(training, best=None, best_bits=math.inf, validation_bits=math.nan)
+        training = _look(begun, validation, memory)
         if settings.passes == 0:  # contexts may be asked for alone, of a text that is too long to train on
             return training
     state = forward(training.model, corpus, activities(training.model, corpus, memory.a), memory.pi)
     if not math.isfinite(state.log_likelihood):
         raise FloatingPointError("the log-likelihood of the training text is not finite at the start")
     if training.passes > 0:
-        training = replace(training, log_likelihood=state.log_likelihood)
+        # the look at the end of what goes on here is none of its schedule
+        training = replace(training, log_likelihood=state.log_likelihood, validation_bits=math.nan)
         if validation is not None:
             training = _again(training, validation, memory)
         elif training.best is not None:  # by a validation text that is no longer given
@@ -338,4 +365,6 @@ def _train_on(
         training = replace(training, seconds=time.perf_counter() - began)
         if report is not None:
             report(training)
+    if training.passes % settings.validate_every or math.isnan(training.validation_bits):
+        training = _last_look(training, validation, memory)
     return training

@@ -209,7 +209,7 @@ def _network(cell: Cell, protocol: Protocol, text: str, held: str, test: str) ->
         )
         fit = _Fit(model, protocol.seconds.get(cell.text))
         fit(text, held, test)
-        entries.append((model.training_.best_bits, start, fit))
+        entries.append((model.training_.result_bits, start, fit))
     if heat:
         entries = sorted(entries, key=lambda entry: entry[:2])[: -(-restarts // 4)]
     found = []
@@ -233,7 +233,7 @@ def _merged(cell: Cell, protocol: Protocol, text: str, held: str, test: str) -> 
     with _broken_off_quietly():
         model.fit([text, held], alphabet=test)
     # what the halves did not learn is both texts together
-    validation = model.training_.best_bits - TASKS[cell.text].true_bits(text)
+    validation = model.training_.result_bits - TASKS[cell.text].true_bits(text)
     return _Trained(validation, model.bits(test), model, model.training_.broke_off)
 
 

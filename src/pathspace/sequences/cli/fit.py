@@ -390,7 +390,7 @@ def _what_ended(estimator: SequenceModel) -> str:
         return f"the model has made {training.passes} passes already: give more --passes"
     if estimator.seconds is not None and training.seconds >= estimator.seconds:
         return f"the model has had {training.seconds:.1f} seconds already: give more --seconds"
-    return f"the validation part has not improved since pass {training.best_pass}, and --patience is spent"
+    return f"the validation part has not improved since pass {training.result_pass}, and --patience is spent"
 
 
 def _check_resumed(estimator: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:

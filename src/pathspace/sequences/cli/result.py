@@ -60,12 +60,12 @@ class Result:
         held = {}
         if mixed.validation_bits_ is not None and contexts.validation_bits_ is not None:
             held = {
-                "network": self.training.best_bits,
+                "network": self.training.result_bits,
                 "contexts": contexts.validation_bits_,
                 "mixed": mixed.validation_bits_,
             }
         # a network is no measure of itself on the text it was fitted to, and has no bits before its first pass
-        unseen = self.training.best_bits if self.held_counted else math.inf
+        unseen = self.training.result_bits if self.held_counted else math.inf
         by = held or {**trained, "network": unseen}
         kept = "mixed" if context else "network"
         if context is None:
@@ -79,7 +79,11 @@ class Result:
             f"{self.output}: {training.passes} passes in {training.seconds:.1f} s, {training.result.units} units",
         ]
         if training.passes:  # before the first one there is no figure
-            at = "" if training.passes == training.best_pass or not self.held_counted else " at the last pass"
+            at = (
+                ""
+                if training.passes == training.result_pass or not self.held_counted
+                else " at the last pass"
+            )
             lines.append(f"training {each:.4f} bits/symbol{at}")
         figures: dict[str, Any] = {
             "model": str(self.output),
@@ -89,12 +93,12 @@ class Result:
             "training_bits_per_symbol": each,
             "kept": self.kept,
         }
-        held = per_symbol(training.best_bits, self.held_counted)
+        held = per_symbol(training.result_bits, self.held_counted)
         if self.held_counted:
-            figures |= {"validation_bits_per_symbol": held, "best_pass": training.best_pass}
+            figures |= {"validation_bits_per_symbol": held, "best_pass": training.result_pass}
             figures["fitted_to_validation"] = self.ensemble
             told = ", to which the weights of the merged networks are fitted" if self.ensemble else ""
-            lines.append(f"validation {held:.4f} bits/symbol{told}, best at pass {training.best_pass}")
+            lines.append(f"validation {held:.4f} bits/symbol{told}, best at pass {training.result_pass}")
         if self.training_bits is not None:
             bits, counted, part = self.training_bits, self.counted, "training"
             if self.held_bits:
@@ -116,7 +120,7 @@ class Result:
         if others:
             figures["baseline_bits_per_symbol"] = others
             # where no pass was looked at, none is known to have been worse
-            worse = training.validation_bits > training.best_bits
-            overfitted = worse and 2 * training.best_pass < training.passes
+            worse = training.validation_bits > training.result_bits
+            overfitted = worse and 2 * training.result_pass < training.passes
             lines += verdict(held, others, self.training_bits is not None, overfitted)
         say(as_json, figures, *lines, output=self.output)
