@@ -505,11 +505,16 @@ def test_packed_files_are_not_written_over_themselves(run, book):
 
 
 def test_a_network_without_a_pass_leaves_it_to_the_contexts(run, log):
-    for more in ([], ["--share", 0]):
+    """It is not mixed with them either, which would take as long again."""
+    for more in ([], ["--context"], ["--share", 0]):
         figures = json.loads(fit(run, log, "--passes", 0, "--json", *more).stdout)
-        assert figures["kept"] == "mixed"
+        assert figures["kept"] == "contexts"
+    assert figures["training_bits_per_symbol_by_model"].keys() == {"network", "contexts"}
     assert figures["training_bits_per_symbol_by_model"]["network"] is None
-    assert "training nan" not in fit(run, log, "--passes", 0).output
+    for more in ([], ["--share", 0]):
+        assert not re.search(r"nan|mixed", fit(run, log, "--passes", 0, *more).output)
+    fit(run, log, "--passes", 20, "--resume", "--context")
+    assert not load("m").silent
 
 
 def test_contexts_alone_have_no_network_to_go_on_with(run, log, tmp_path):

@@ -350,7 +350,7 @@ def fit(
             if context is not False:
                 masks = {"mask": mask, "validation_mask": held_mask}
                 try:
-                    mixed = mix(estimator, training_text, held, quiet, **masks)
+                    mixtures = mix(estimator, training_text, held, quiet, **masks)
                 except KeyboardInterrupt:
                     if checkpoint is not None:
                         again = "--resume" if interrupted else again
@@ -358,8 +358,8 @@ def fit(
                         told = f"interrupted: {output} {holds}, {again} goes on to mix the network"
                         console.print(told, highlight=False, markup=False, soft_wrap=True)
                     raise
-                result = result.beside(*mixed, context)
-                kept = {"network": estimator, "mixed": mixed[0], "contexts": mixed[1]}[result.kept]
+                result = result.beside(mixtures, context)
+                kept = mixtures.get(result.kept, estimator)
             if kept is not estimator or not is_saved:
                 kept.save(output)
         others = {}

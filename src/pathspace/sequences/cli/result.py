@@ -15,15 +15,23 @@ from pathspace.sequences.training import Training
 from .console import per_symbol, say, symbols_shown
 from .worth import verdict
 
+Kept = Literal["network", "mixed", "contexts"]
+
 
 def mix(
     network: SequenceModel, text: Text, held: Text | float | None, quiet: bool, **masks: Any
-) -> tuple[Mixed, Mixed]:
-    """Return the network mixed with contexts, and contexts beside a silent one, both of which have read the text."""
-    with symbols_shown("mix", quiet) as progress:
-        mixed = Mixed(network).read(text, held, progress=progress, **masks)
+) -> dict[str, Mixed]:
+    """Return contexts beside a silent network, and the network mixed with them, both of which have read the text.
+
+    A network without a pass is not mixed: it says next to nothing, and that would take as long again.
+    """
+    found = {}
     with symbols_shown("contexts alone", quiet) as progress:
-        return mixed, Mixed(network, silent=True).read(text, held, progress=progress, **masks)
+        found["contexts"] = Mixed(network, silent=True).read(text, held, progress=progress, **masks)
+    if network.training_.passes:
+        with symbols_shown("mix", quiet) as progress:
+            found["mixed"] = Mixed(network).read(text, held, progress=progress, **masks)
+    return found
 
 
 @dataclass(frozen=True)
@@ -48,28 +56,22 @@ class Result:
     ensemble: bool = False
     training_bits: dict[str, float] | None = None
     held_bits: dict[str, float] | None = None
-    kept: Literal["network", "mixed", "contexts"] = "network"
+    kept: Kept = "network"
 
-    def beside(self, mixed: Mixed, contexts: Mixed, context: bool | None) -> Result:
-        """Return the result with what the mixture and contexts alone need; None leaves the choice to the bits."""
-        trained = {
-            "network": -self.training.log_likelihood / math.log(2),
-            "contexts": contexts.bits_,
-            "mixed": mixed.bits_,
-        }
-        held = {}
-        if mixed.validation_bits_ is not None and contexts.validation_bits_ is not None:
-            held = {
-                "network": self.training.result_bits,
-                "contexts": contexts.validation_bits_,
-                "mixed": mixed.validation_bits_,
-            }
+    def beside(self, mixtures: dict[str, Mixed], context: bool | None) -> Result:
+        """Return the result with what the models of `mix` need; None leaves the choice to the bits."""
+        trained = {"network": -self.training.log_likelihood / math.log(2)}
+        trained |= {name: mixture.bits_ for name, mixture in mixtures.items()}
+        bits = {name: mixture.validation_bits_ for name, mixture in mixtures.items()}
+        held = {name: each for name, each in bits.items() if each is not None}
+        if held:
+            held = {"network": self.training.result_bits, **held}
         # a network is no measure of itself on the text it was fitted to, and has no bits before its first pass
         unseen = self.training.result_bits if self.held_counted else math.inf
         by = held or {**trained, "network": unseen}
-        kept = "mixed" if context else "network"
-        if context is None:
-            kept = min(("network", "mixed", "contexts"), key=by.__getitem__)
+        allowed: tuple[Kept, ...] = ("mixed", "contexts") if context else ("network", "mixed", "contexts")
+        there = [name for name in allowed if name in by]
+        kept = there[0] if context else min(there, key=by.__getitem__)
         return replace(self, training_bits=trained, held_bits=held, kept=kept)
 
     def say(self, others: dict[str, float], as_json: bool) -> None:
@@ -112,11 +114,13 @@ class Result:
                 "mixed": "the mixture, with the training text in its file",
                 "contexts": "contexts alone, with the training text in their file, and the network to go on with",
             }
-            fitted = "" if self.held_bits else " (fitted to it)"
-            lines.append(
-                f"{part} by network {rows['network']:.4f}{fitted}, contexts {rows['contexts']:.4f}, "
-                f"mixed {rows['mixed']:.4f} bits/symbol: kept is {named[self.kept]}"
+            fitted = {"network": "" if self.held_bits else " (fitted to it)"}
+            told = ", ".join(
+                f"{name} {each:.4f}{fitted.get(name, '')}"
+                for name, each in rows.items()
+                if not math.isnan(each)
             )
+            lines.append(f"{part} by {told} bits/symbol: kept is {named[self.kept]}")
         if others:
             figures["baseline_bits_per_symbol"] = others
             # where no pass was looked at, none is known to have been worse
