@@ -239,6 +239,11 @@ def test_several_texts_masks_and_a_share_for_validation():
         PCNN().fit("abc", validation=0.1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         PCNN().fit("abc", validation=1.5)
+    for empty in ("", [], ["", ""]):
+        with pytest.raises(ValueError, match="the validation text is empty"):
+            PCNN().fit("abc", validation=empty)
+    with pytest.raises(ValueError, match="the text is empty"):
+        PCNN().fit("", validation="abc")
     with pytest.raises(TypeError, match="generator is read only once"):
         PCNN().fit(text for text in texts)
 

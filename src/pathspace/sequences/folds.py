@@ -85,6 +85,8 @@ def fold_of(
     if isinstance(validation, int | float | Real):
         return keep_back(encoded, masks, float(validation), A)
     held = [alphabet.encode(part) for part in as_list(validation)]
+    if not any(len(x) for x in held):
+        raise ValueError("the validation text is empty: give one with a symbol to score, or None for none")
     return Fold(Corpus.of(encoded, A, masks), Corpus.of(held, A, as_masks(validation_mask, validation)))
 
 
