@@ -317,13 +317,26 @@ def test_more_connections_than_units_are_all():
     assert np.array_equal(few.parameters_.tau, full.parameters_.tau)
 
 
-def test_a_network_cannot_go_on_with_other_units_or_another_squash():
-    model = PCNN(units=3, passes=2).fit(TEXT)
-    with pytest.raises(ValueError, match="of 3 units cannot go on with units=4"):
-        model.set_params(units=4).fit(TEXT, passes=4, resume=True)
-    with pytest.raises(ValueError, match="with squash='tanh' cannot go on with squash='logistic'"):
-        model.set_params(units=3, squash="logistic").fit(TEXT, passes=4, resume=True)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_network_cannot_go_on_with_other_arguments_than_it_was_begun_with(loaded, tmp_path):
+    model = PCNN(units=4, connectivity=9, passes=2).fit(TEXT)
+    if loaded:
+        model.save(tmp_path / "m")
+        model = sequences.load(tmp_path / "m")
+    for wrong, before in (
+        ({"units": 5}, "units=4"),
+        ({"squash": "logistic"}, "squash='tanh'"),
+        ({"connectivity": 2}, "connectivity=None"),
+        ({"rate": 0.5, "seed": 7}, "rate=None, seed=0"),
+    ):
+        now = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        kept = model.get_params()
+        with pytest.raises(ValueError, match=f"begun with {before} cannot go on with {now}: fit anew"):
+            model.set_params(**wrong).fit(TEXT, passes=4, resume=True)
+        model.set_params(**kept)
     assert model.training_.passes == 2
+    # all units, in other words
+    assert model.set_params(connectivity=None).fit(TEXT, passes=4, resume=True).training_.passes == 4
 
 
 def test_numbers_of_numpy_are_kept_in_files(tmp_path):

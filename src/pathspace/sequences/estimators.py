@@ -121,7 +121,7 @@ def _restored(stored: storage.Stored) -> SequenceModel:
     known = model.get_params()
     model.set_params(**{name: value for name, value in stored.options.items() if name in known})
     model.told_ = {name: value for name, value in stored.options.items() if name not in known}
-    model.alphabet_, model.training_ = stored.alphabet, stored.training
+    model.restore(stored.alphabet, stored.training)
     return model
 
 
@@ -160,6 +160,5 @@ def merge(
         raise ValueError("networks to merge must share their alphabet")
     merged = type(models[0])(**models[0].get_params())
     merged.set_params(units=parameters.units, restarts=1, ensemble=1, folds=1)
-    merged.alphabet_ = models[0].alphabet_
-    merged.training_ = Training.begin(parameters, merged.rate)
+    merged.restore(models[0].alphabet_, Training.begin(parameters, merged.rate))
     return merged

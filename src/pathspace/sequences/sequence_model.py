@@ -43,6 +43,7 @@ class SequenceModel(Reader):
 
     kind: ClassVar[Kind]
     told_: Mapping[str, Any] = MappingProxyType({})
+    _begun: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -169,8 +170,8 @@ class SequenceModel(Reader):
                 bit. Delete its files when the model is saved.
 
         Raises:
-            ValueError: if there is no symbol, none is to be predicted, an argument is out of range, or ``checkpoint``
-                holds another fit.
+            ValueError: if there is no symbol, none is to be predicted, an argument is out of range, ``checkpoint``
+                holds another fit, or a resumed network was begun with other arguments.
             UnseenSymbolError: if, when resuming, a symbol is new.
             FloatingPointError: if the start values do not give the text a finite log-likelihood, or the first direction
                 of all is not finite.
@@ -187,14 +188,7 @@ class SequenceModel(Reader):
             training = self._fitted()
             if alphabet is not None:
                 self.alphabet_.encode(alphabet)  # raises of a symbol that the model lacks: it gets no more
-            if self.ensemble == 1 and self.units != training.model.units:  # merged ones are larger
-                raise ValueError(
-                    f"a model of {training.model.units} units cannot go on with units={self.units}: fit anew"
-                )
-            if self.squash != training.model.squash:
-                raise ValueError(
-                    f"a model with squash={training.model.squash!r} cannot go on with squash={self.squash!r}: fit anew"
-                )
+            self._check_begun()
             fold = fold_of(self.alphabet_, text, validation, mask, validation_mask)
             kept = self._kept(checkpoint, settings, [fold], training)
             done = train_all([training], [fold], [settings], report=report, kept=kept)
@@ -203,9 +197,10 @@ class SequenceModel(Reader):
             vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
-            own = _plain(self.get_params())
-            named = {name: own[name] for name in ("units", "connectivity", "squash", "rate")}
-            architecture = Architecture(self.kind, **named)
+            begun = self._arguments()
+            architecture = Architecture(
+                self.kind, **{name: value for name, value in begun.items() if name != "seed"}
+            )
             seeds = [self.seed + k for k in range(self.restarts)]
             keep = max(self.ensemble, -(-self.restarts // 4)) // self.folds or 1
             kept = self._kept(checkpoint, settings, folds)
@@ -213,6 +208,7 @@ class SequenceModel(Reader):
             done = ranked[0]
             if self.ensemble > 1:
                 done = [merge_folds([found[: self.ensemble // self.folds] for found in ranked], folds)]
+            self._begun = begun
         if done[0].broke_off:
             told = "not finite: the metric is singular, or has overflowed. Raise damping, or set reach"
             if not done[0].passes:
@@ -229,6 +225,29 @@ class SequenceModel(Reader):
             )
         self.training_ = done[0]
         return self
+
+    def restore(self, alphabet: Alphabet, training: Training) -> None:
+        """Take over what another model has learned, which was begun with the arguments of this one."""
+        self.alphabet_, self.training_, self._begun = alphabet, training, self._arguments()
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return those that decide a network before it has learned anything, and nothing afterwards."""
+        own = _plain(self.get_params())
+        if isinstance(own["connectivity"], int) and own["connectivity"] >= own["units"]:
+            own["connectivity"] = None  # which is all units, too
+        return {name: own[name] for name in ("units", "connectivity", "squash", "rate", "seed")}
+
+    def _check_begun(self) -> None:
+        """Refuse to go on with other arguments than the network was begun with, which would change nothing."""
+        asked = self._arguments()
+        differs = [name for name, value in self._begun.items() if asked[name] != value]
+        if differs:
+            before, now = (
+                ", ".join(f"{name}={values[name]!r}" for name in differs) for values in (self._begun, asked)
+            )
+            raise ValueError(
+                f"a network that was begun with {before} cannot go on with {now}: fit anew, or set it back"
+            )
 
     def _kept(
         self, folder: str | Path | None, settings: Settings, folds: list[Fold], begin: Training | None = None
