@@ -708,6 +708,18 @@ def test_no_baseline_needs_fewer_bits_than_none(run, tmp_path):
     assert all(value > 0 for value in bits.values())
 
 
+def test_a_sample_beyond_all_memories_is_refused_by_its_length(run, book):
+    fit(run, book)
+    for length in (10**17, 10**23):
+        said = run("sample", "m", "--length", length, status=2).stderr
+        assert f"the length must be from 0 to {2**40}, got {length}" in " ".join(said.split())
+    for wrong in (1e23, "12", 2.0):
+        with pytest.raises(
+            TypeError, match=f"the length must be a whole number, got {re.escape(repr(wrong))}"
+        ):
+            load("m").sample(wrong)
+
+
 def test_half_a_surrogate_pair_is_written_as_its_code(run):
     PCNN(units=3, passes=2).fit("\udce9" * 20).save("m")
     assert run("sample", "m", "--length", 2).stdout == r"\udce9\udce9"

@@ -14,6 +14,8 @@ from .folds import Texts, as_list
 from .text import Alphabet, Text
 from .walk import Place, sample
 
+_LONGEST = 1 << 40  # of a sample: a million symbols a second would take twelve days
+
 
 class Reader(ABC):
     """A model that, once fitted, predicts the next symbol of a text."""
@@ -44,7 +46,17 @@ class Reader(ABC):
     def sample(
         self, length: int, seed: int = 0, *, prompt: Text | None = None, temperature: float = 1.0
     ) -> Text:
-        """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws."""
+        """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.
+
+        Raises:
+            TypeError: if the length is no whole number.
+            ValueError: if the length is negative or beyond all memories, or the temperature not positive.
+            UnseenSymbolError: if a symbol of the prompt is not in the alphabet of the model.
+        """
+        if not isinstance(length, int | np.integer):
+            raise TypeError(f"the length must be a whole number, got {length!r}")
+        if not 0 <= length <= _LONGEST:
+            raise ValueError(f"the length must be from 0 to {_LONGEST}, got {length}")
         place = self.begin(length + len(prompt or ""))
         prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
         rng = np.random.default_rng(seed)

@@ -164,10 +164,8 @@ def sample(
         temperature: probabilities are taken to the power 1/temperature; 1 is the model itself.
 
     Raises:
-        ValueError: if the length is negative or the temperature not positive.
+        ValueError: if the temperature is not positive.
     """
-    if length < 0:
-        raise ValueError(f"the length must be at least 0, got {length}")
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature}")
     place.read_all(prompt)
