@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -12,20 +13,18 @@ import typer
 
 from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, clear, is_begun
-from pathspace.sequences.estimators import CLASSES, load
-from pathspace.sequences.folds import fold_of
+from pathspace.sequences.estimators import CLASSES
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.passes import Metric, WritingStep
 from pathspace.sequences.sequence_model import SequenceModel
-from pathspace.sequences.text import Text
 from pathspace.sequences.training import Training, looked
 
 from .console import console, errors, per_symbol
-from .files import After, AsJson, AsText, InputPath, Quiet, mask_after, read, read_for, writable
+from .files import After, AsJson, AsText, InputPath, Quiet, writable
+from .fit_texts import SHARE, Choices, Texts
 from .result import Result, mix
+from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
 from .worth import baseline_bits
-
-PASSES, SHARE = 1000, 0.1
 
 
 class _FitReport:
@@ -200,26 +199,8 @@ def fit(
         writable(output, file, validation, alphabet)
         if resume and not output.exists():
             raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
-        if ensemble > restarts:
-            raise ValueError(
-                f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts"
-            )
-        if restarts % folds or ensemble % folds:
-            raise ValueError(
-                f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
-                "as many networks as the others"
-            )
-        if folds > 1 and (validation is not None or share):
-            option = "--share" if validation is None else "--validation"
-            raise ValueError(f"the --folds take turns as the validation part: leave out {option}")
-        for option, name, names in (
-            ("model", model, CLASSES),
-            ("metric", metric, (None, *get_args(Metric))),
-            ("writing", writing, get_args(WritingStep)),
-        ):
-            if name not in names:
-                choices = ", ".join(filter(None, names))
-                raise ValueError(f"unknown {option} {name!r} in --{option}, choose from {choices}")
+        _check_folds(restarts, ensemble, folds, validation, share)
+        _check_names(model, metric, writing)
         options = {
             "units": units,
             "connectivity": connectivity or None,
@@ -240,179 +221,177 @@ def fit(
             "jobs": jobs,
             "seed": seed,
         }
+        choices = Choices(context, after, share, validation is not None)
         if resume:
-            estimator = _network_of(output)
-            asked = {
-                name: value
-                for name, value in [*options.items(), ("model", model)]
-                if (source := command.get_parameter_source(name)) and source.name != "DEFAULT"
-            }
-            _check_resumed(estimator, output, text, asked)
-            if passes is None and estimator.training_.passes < estimator.passes:
-                passes = estimator.passes
-            left = estimator.seconds is not None and estimator.training_.seconds < estimator.seconds
-            if seconds is None and left:  # a budget that is spent would let no pass happen
-                seconds = estimator.seconds
-            estimator.set_params(passes=PASSES if passes is None else passes, seconds=seconds)
-            told = estimator.told_
-            context = told.get("context") if context is None else context
-            after = told.get("after") if after is None else after
-            if told.get("validation") and validation is None and share is None:
-                # the last tenth of the file, in its place, has been learned
-                raise ValueError(
-                    f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
-                )
-            first = 0.0 if told.get("validation") else told.get("share")
-            if validation is None and share is not None and first is not None and share > first:
-                raise ValueError(
-                    f"--share {share:g} holds back text that the model in {output} has learned: give at most "
-                    f"{first:g}, which it has not seen, or a --validation file"
-                )
-            share = told.get("share") if share is None else share
+            network = network_of(output)
+            check_resumed(network, output, text, _asked(command, {**options, "model": model}))
+            set_budget(network, passes, seconds)
+            choices = choices.over(network.told_, output)
+            text = isinstance(network.alphabet_.symbols, str)
         else:
-            estimator = CLASSES[model](**options)
-        share = SHARE if share is None else share
-        held_back = {"share": share, "validation": validation is not None}
-        estimator.told_ = {"context": context, "after": after, **held_back}
-        training_text = read_for(estimator, file) if resume else read(file, text)
-        # folds take turns, and need no validation part of their own
-        held: Text | float | None = (share or None) if folds == 1 else None
-        if validation is not None:
-            held = read(validation, isinstance(training_text, str))
-        mask, held_mask = mask_after(training_text, after, file), None
-        counted, held_counted = len(training_text) if mask is None else int(mask.sum()), 0
-        if isinstance(held, str | bytes) and validation is not None:
-            held_mask = mask_after(held, after, validation)
-            held_counted = len(held) if held_mask is None else int(held_mask.sum())
-        elif held is not None:
-            size = int(len(training_text) * held)
-            held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
-            counted -= held_counted
-            if mask is not None and size and not (counted and held_counted):
-                part = "training part" if held_counted else "last part, which is held out for validation,"
-                raise ValueError(
-                    f"no symbol of the {part} of {file} comes right after {after!r}, which --after names: give another "
-                    "--share or a --validation file"
-                )
-        elif folds > 1:
-            held_counted = counted
-        known = None if alphabet is None else read(alphabet, isinstance(training_text, str))
+            network = CLASSES[model](**options)
+        choices = choices.settled()
+        network.told_ = asdict(choices)
+        texts = Texts.read(file, text, choices, validation, alphabet, folds)
         # the model of another fit, which only a whole one may replace
         replaces = not resume and output.is_file()
-        begun = estimator.training_.passes if resume else 0
-        again = "--resume" if resume else "the same command without --fresh" if fresh else "the same command"
         with beside(output, fresh) as checkpoint:
-            if checkpoint is not None and is_begun(checkpoint) and not quiet:
-                console.print(
-                    f"going on from {checkpoint} (--fresh starts over)", highlight=False, markup=False
-                )
-            with shown("fit", console, quiet=quiet, bound="at most") as show:
-                report = _FitReport(show, estimator.passes, seconds, max(counted, 1), held_counted)
-                interrupted = False
-                try:
-                    estimator.fit(
-                        training_text,
-                        held,
-                        mask=mask,
-                        validation_mask=held_mask,
-                        alphabet=known,
-                        resume=resume,
-                        report=report,
-                        checkpoint=checkpoint,
-                    )
-                except KeyboardInterrupt:
-                    if report.last is None or estimator.restarts > 1 or replaces:
-                        going_on = checkpoint is not None and is_begun(checkpoint)
-                        told = f"{again} goes on from its checkpoints" if going_on else "nothing is saved"
-                        stays = f"{output} stays as it was, " if replaces else ""
-                        told = f"interrupted: {stays}{told}"
-                        console.print(told, highlight=False, markup=False, soft_wrap=True)
-                        raise
-                    fold = fold_of(estimator.alphabet_, training_text, held, mask, held_mask)
-                    estimator.training_, interrupted = looked(report.last, fold.validation), True
-                    console.print("interrupted: what has been learned is saved, go on with --resume")
-                if resume and estimator.training_.passes == begun and not estimator.training_.broke_off:
-                    mixes = "" if context is False else ", and the network is mixed as it was"
-                    warnings.warn(
-                        f"no pass was made{mixes}: {_what_ended(estimator)}", RuntimeWarning, stacklevel=1
-                    )
-                is_saved = False
-                if checkpoint is not None and not replaces:
-                    # mixing may be stopped; a device or a pipe is written to once
-                    estimator.save(output)
-                    is_saved = True
-                    if (
-                        resume or interrupted
-                    ):  # --resume goes on from the output, and takes these for another fit's
-                        clear(checkpoint)
-            result = Result(output, estimator.training_, counted, held_counted, estimator.ensemble > 1)
-            kept: SequenceModel | Mixed = estimator
-            if context is not False:
-                masks = {"mask": mask, "validation_mask": held_mask}
-                try:
-                    mixtures = mix(estimator, training_text, held, quiet, **masks)
-                except KeyboardInterrupt:
-                    if checkpoint is not None:
-                        again = "--resume" if interrupted else again
-                        holds = "holds the network alone" if is_saved else "stays as it was"
-                        told = f"interrupted: {output} {holds}, {again} goes on to mix the network"
-                        console.print(told, highlight=False, markup=False, soft_wrap=True)
-                    raise
-                result = result.beside(mixtures, context)
-                kept = mixtures.get(result.kept, estimator)
-            if kept is not estimator or not is_saved:
-                kept.save(output)
+            place = _Place(output, checkpoint, resume, fresh, replaces)
+            interrupted = _train(network, texts, place, choices.context, quiet)
+            result = _mix(network, texts, place, choices.context, quiet, interrupted)
         others = {}
-        if folds == 1 and after is None and held_counted:
+        if folds == 1 and choices.after is None and texts.held_counted:
             if not quiet:
                 console.print("setting it beside bzip2, xz and context trees", highlight=False)
             try:
-                others = baseline_bits(*_parts(training_text, held))
+                others = baseline_bits(*texts.parts())
             except KeyboardInterrupt:  # the model is written: say what it has come to
                 result.say({}, as_json)
                 raise
     result.say(others, as_json)
 
 
-def _network_of(output: Path) -> SequenceModel:
-    """Return the network of a model file, to go on with."""
-    estimator = load(output)
-    network = estimator.model if isinstance(estimator, Mixed) else estimator
-    if network is None:
-        raise ValueError(f"{output} holds contexts alone, and no network to go on with: leave out --resume")
-    return network
-
-
-def _what_ended(estimator: SequenceModel) -> str:
-    """Say why a training goes no further, and what lets it."""
-    training = estimator.training_
-    if training.passes >= estimator.passes:
-        return f"the model has made {training.passes} passes already: give more --passes"
-    if estimator.seconds is not None and training.seconds >= estimator.seconds:
-        return f"the model has had {training.seconds:.1f} seconds already: give more --seconds"
-    return f"the validation part has not improved since pass {training.result_pass}, and --patience is spent"
-
-
-def _check_resumed(estimator: SequenceModel, output: Path, text: bool, asked: dict[str, Any]) -> None:
-    """Refuse options that were given and differ from those that the training was begun with."""
-    metric = estimator.stored().settings.metric  # where the default was taken, its name
-    begun = estimator.get_params() | {"model": estimator.kind, "metric": metric}
-    for name, value in asked.items():
-        if name not in ("passes", "seconds", "jobs") and value != begun[name]:
-            shown, there = (0 if one is None else one for one in (value, begun[name]))
-            raise ValueError(
-                f"--{name.replace('_', '-')} {shown} is not what the model in {output} was begun with, {there}: leave "
-                "it out, or begin anew without --resume"
-            )
-    if text and not isinstance(estimator.alphabet_.symbols, str):
+def _check_folds(
+    restarts: int, ensemble: int, folds: int, validation: Path | None, share: float | None
+) -> None:
+    """Refuse numbers of networks that do not fit together."""
+    if ensemble > restarts:
+        raise ValueError(f"the option --ensemble is {ensemble}: give at most the {restarts} of --restarts")
+    if restarts % folds or ensemble % folds:
         raise ValueError(
-            f"the model in {output} reads bytes: leave out --text, or begin anew without --resume"
+            f"--restarts {restarts} and --ensemble {ensemble} must be multiples of --folds {folds}: every fold has "
+            "as many networks as the others"
         )
+    if folds > 1 and (validation is not None or share):
+        option = "--share" if validation is None else "--validation"
+        raise ValueError(f"the --folds take turns as the validation part: leave out {option}")
 
 
-def _parts(training_text: Text, held: Text | float | None) -> tuple[Text, Text]:
-    """Return the held-out text, and what comes before it."""
-    if isinstance(held, str | bytes):
-        return held, training_text
-    cut = len(training_text) - int(len(training_text) * (held or 0.0))
-    return training_text[cut:], training_text[:cut]
+def _check_names(model: str, metric: str | None, writing: str) -> None:
+    """Refuse names that there are not."""
+    for option, name, names in (
+        ("model", model, CLASSES),
+        ("metric", metric, (None, *get_args(Metric))),
+        ("writing", writing, get_args(WritingStep)),
+    ):
+        if name not in names:
+            choices = ", ".join(filter(None, names))
+            raise ValueError(f"unknown {option} {name!r} in --{option}, choose from {choices}")
+
+
+def _asked(command: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the options that were given."""
+    sources = {name: command.get_parameter_source(name) for name in options}
+    return {
+        name: value
+        for name, value in options.items()
+        if (source := sources[name]) and source.name != "DEFAULT"
+    }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a fit writes, and how it goes on.
+
+    Args:
+        output: the model file.
+        checkpoint: the folder of checkpoints; None beside a device or a pipe.
+        resume: whether a model that is there goes on.
+        fresh: whether what was begun there is left.
+        replaces: whether it takes the place of the model of another fit.
+    """
+
+    output: Path
+    checkpoint: Path | None
+    resume: bool
+    fresh: bool
+    replaces: bool
+
+    @property
+    def begun(self) -> bool:
+        return self.checkpoint is not None and is_begun(self.checkpoint)
+
+    @property
+    def saves_first(self) -> bool:
+        """Whether the network is saved before it is mixed, which may be stopped; a pipe is written to once."""
+        return self.checkpoint is not None and not self.replaces
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with this one."""
+        if self.resume:
+            return "--resume"
+        return "the same command without --fresh" if self.fresh else "the same command"
+
+
+def _train(network: SequenceModel, texts: Texts, place: _Place, context: bool | None, quiet: bool) -> bool:
+    """Train and save the network, and say whether that was interrupted with something to save.
+
+    Raises:
+        KeyboardInterrupt: it was, with nothing to save.
+    """
+    if place.begun and not quiet:
+        _say(f"going on from {place.checkpoint} (--fresh starts over)")
+    begun, interrupted = network.training_.passes if place.resume else 0, False
+    with shown("fit", console, quiet=quiet, bound="at most") as show:
+        report = _FitReport(show, network.passes, network.seconds, max(texts.counted, 1), texts.held_counted)
+        try:
+            network.fit(
+                texts.text,
+                texts.held,
+                alphabet=texts.known,
+                resume=place.resume,
+                report=report,
+                checkpoint=place.checkpoint,
+                **texts.masks,
+            )
+        except KeyboardInterrupt:
+            if report.last is None or network.restarts > 1 or place.replaces:
+                told = f"{place.again} goes on from its checkpoints" if place.begun else "nothing is saved"
+                stays = f"{place.output} stays as it was, " if place.replaces else ""
+                _say(f"interrupted: {stays}{told}")
+                raise
+            fold = texts.fold(network.alphabet_)
+            network.training_, interrupted = looked(report.last, fold.validation), True
+            _say("interrupted: what has been learned is saved, go on with --resume")
+        training = network.training_
+        if place.resume and training.passes == begun and not training.broke_off:
+            mixes = "" if context is False or not begun else ", and the network is mixed as it was"
+            warnings.warn(f"no pass was made{mixes}: {what_ended(network)}", RuntimeWarning, stacklevel=1)
+        if place.saves_first and place.checkpoint is not None:
+            network.save(place.output)
+            if place.resume or interrupted:
+                # --resume goes on from the output, and takes these for another fit's
+                clear(place.checkpoint)
+    return interrupted
+
+
+def _mix(
+    network: SequenceModel,
+    texts: Texts,
+    place: _Place,
+    context: bool | None,
+    quiet: bool,
+    interrupted: bool,
+) -> Result:
+    """Mix the network with contexts unless that is refused, save what is kept, and return what the fit has come to."""
+    result = Result(place.output, network.training_, texts.counted, texts.held_counted, network.ensemble > 1)
+    kept: SequenceModel | Mixed = network
+    if context is not False:
+        try:
+            mixtures = mix(network, texts.text, texts.held, quiet, **texts.masks)
+        except KeyboardInterrupt:
+            if place.checkpoint is not None:
+                again = "--resume" if interrupted else place.again
+                holds = "holds the network alone" if place.saves_first else "stays as it was"
+                _say(f"interrupted: {place.output} {holds}, {again} goes on to mix the network")
+            raise
+        result = result.beside(mixtures, context)
+        kept = mixtures.get(result.kept, network)
+    if kept is not network or not place.saves_first:
+        kept.save(place.output)
+    return result
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

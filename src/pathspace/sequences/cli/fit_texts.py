@@ -1,0 +1,139 @@
+"""What ``pathspace sequence fit`` learns and what it holds back: choices that a file of the model keeps, and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pathspace.sequences.folds import Fold, fold_of
+from pathspace.sequences.text import Alphabet, Text
+
+from .files import mask_after, read
+
+SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options that a file keeps beside the model, for a fit that goes on; None: left out.
+
+    Args:
+        context: whether contexts are kept.
+        after: the symbol whose next ones alone are predicted.
+        share: of the file that is held out.
+        validation: whether another file is what is held out.
+    """
+
+    context: bool | None
+    after: str | None
+    share: float | None
+    validation: bool
+
+    def over(self, told: Mapping[str, Any], output: Path) -> Choices:
+        """Return the choices with those of the fit that goes on in the place of what is left out.
+
+        Raises:
+            ValueError: they would hold out what has been learned.
+        """
+        if told.get("validation") and not self.validation and self.share is None:
+            # the last tenth of the file, in its place, has been learned
+            raise ValueError(
+                f"the model in {output} was begun with a --validation file: give it again, or --share 0 for none"
+            )
+        first = 0.0 if told.get("validation") else told.get("share")
+        if not self.validation and self.share is not None and first is not None and self.share > first:
+            raise ValueError(
+                f"--share {self.share:g} holds back text that the model in {output} has learned: give at most "
+                f"{first:g}, which it has not seen, or a --validation file"
+            )
+        return replace(
+            self,
+            context=told.get("context") if self.context is None else self.context,
+            after=told.get("after") if self.after is None else self.after,
+            share=told.get("share") if self.share is None else self.share,
+        )
+
+    def settled(self) -> Choices:
+        """Return the choices with the default of the share."""
+        return self if self.share is not None else replace(self, share=SHARE)
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The texts of a fit.
+
+    Args:
+        text: to learn, with the share of it that is held out at its end.
+        held: the validation text, the share, or None.
+        mask: which symbols of the text are predicted; None: all.
+        held_mask: the same for a validation text.
+        known: symbols that the model shall know too, or None.
+        counted: predicted symbols that are learned.
+        held_counted: predicted symbols that are held out.
+    """
+
+    text: Text
+    held: Text | float | None
+    mask: np.ndarray | None
+    held_mask: np.ndarray | None
+    known: Text | None
+    counted: int
+    held_counted: int
+
+    @classmethod
+    def read(
+        cls,
+        file: Path,
+        as_text: bool,
+        choices: Choices,
+        validation: Path | None,
+        alphabet: Path | None,
+        folds: int,
+    ) -> Texts:
+        """Read the files; raises ValueError where one has no symbol to predict."""
+        text, after = read(file, as_text), choices.after
+        known = None if alphabet is None else read(alphabet, as_text)
+        mask = mask_after(text, after, file)
+        counted = _count(text, mask)
+        if validation is not None:
+            held = read(validation, as_text)
+            held_mask = mask_after(held, after, validation)
+            return cls(text, held, mask, held_mask, known, counted, _count(held, held_mask))
+        if folds > 1:  # they take turns, and need no validation part of their own
+            return cls(text, None, mask, None, known, counted, counted)
+        if not choices.share:
+            return cls(text, None, mask, None, known, counted, 0)
+        size = int(len(text) * choices.share)
+        held_counted = size if mask is None else int(mask[len(mask) - size :].sum())
+        counted -= held_counted
+        if mask is not None and size and not (counted and held_counted):
+            part = "training part" if held_counted else "last part, which is held out for validation,"
+            raise ValueError(
+                f"no symbol of the {part} of {file} comes right after {after!r}, which --after names: give another "
+                "--share or a --validation file"
+            )
+        return cls(text, choices.share, mask, None, known, counted, held_counted)
+
+    @property
+    def masks(self) -> dict[str, Any]:
+        """The masks by the names of arguments."""
+        return {"mask": self.mask, "validation_mask": self.held_mask}
+
+    def fold(self, alphabet: Alphabet) -> Fold:
+        """Return the texts by the numbers of an alphabet."""
+        return fold_of(alphabet, self.text, self.held, self.mask, self.held_mask)
+
+    def parts(self) -> tuple[Text, Text]:
+        """Return the held-out text, and what comes before it."""
+        if isinstance(self.held, str | bytes):
+            return self.held, self.text
+        cut = len(self.text) - int(len(self.text) * (self.held or 0.0))
+        return self.text[cut:], self.text[:cut]
+
+
+def _count(text: Text, mask: np.ndarray | None) -> int:
+    return len(text) if mask is None else int(mask.sum())
