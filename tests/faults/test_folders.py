@@ -194,6 +194,17 @@ def test_a_mistake_in_a_configuration_is_said_with_its_file(
     assert said.count("config.json") == 1
 
 
+def test_equal_numbers_are_the_same_settings_for_every_command(here: Path) -> None:
+    """Of a table they were, of runs 1 and 1.0 were two."""
+    call(*TINY, "--lr", "1")
+    file = here / "runs" / "train" / "config.json"
+    content = json.loads(file.read_text())
+    assert content["settings"]["learning_rates"] == [1.0]
+    content["settings"]["learning_rates"] = [1]
+    file.write_text(json.dumps(dict(reversed(content.items()))))
+    assert "Report: runs/train/report.html" in call(*TINY, "--lr", "1", "--output", "runs/train").stdout
+
+
 @pytest.mark.parametrize("more", [[], ["--resume"]])
 def test_a_broken_configuration_needs_fresh(here: Path, more: list[str]) -> None:
     (here / "runs" / "one").mkdir(parents=True)

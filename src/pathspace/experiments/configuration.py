@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pathspace.experiments import checkpoint, pool
+from pathspace.experiments import checkpoint, folders, pool
 from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume, read_content
@@ -66,12 +65,8 @@ class Configuration:
         }
 
     def is_same(self, other: Configuration) -> bool:
-        """Say whether another command was asked for the same, in whatever order."""
-        return _as_text(self.as_dict()) == _as_text(other.as_dict())
-
-
-def _as_text(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, sort_keys=True)
+        """Say whether another command was asked for the same."""
+        return folders.is_same(self.as_dict(), other.as_dict())
 
 
 def parts_as_dict(recipe: str, title: str, parts: Mapping[str, Configuration]) -> dict[str, Any]:

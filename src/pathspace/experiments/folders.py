@@ -7,7 +7,7 @@ A folder of runs is known by its `config.json`. Commands without `--output` writ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +142,12 @@ def read_content(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is no object")
     return content
+
+
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether two contents of `config.json` are the same, in whatever order; 1 and 1.0 are one number."""
+    kept = (json.loads(json.dumps(content)) for content in (one, other))  # a tuple is a list there
+    return next(kept) == next(kept)
 
 
 def is_own(folder: Path) -> bool:

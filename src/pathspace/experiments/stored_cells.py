@@ -5,7 +5,6 @@ What an engine shares that fills such a table: the folder, where a stopped comma
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,7 +99,8 @@ def begun_table(
     }
 
     def goes_on(folder: Path) -> bool:
-        return not (folder / folders.PAGE).exists() and _is_same(folder, configuration)
+        unfinished = not (folder / folders.PAGE).exists()
+        return unfinished and folders.is_same(folders.read_content(folder), configuration)
 
     def check(folder: Path) -> None:
         _check(folder, configuration, around)
@@ -126,29 +126,23 @@ def _asked_or_begun(
     if around.resume and not (size or options[1]):
         folder = folders.place(around, lambda folder: not (folder / folders.PAGE).exists())
         if folders.is_own(folder):
-            file = folder / folders.FILE
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = folders.read_content(folder)
             if content.get("recipe") == recipe.name and isinstance(content.get("protocol"), dict):
-                return str(content.get("size", "")), [(str(file), content["protocol"])]
+                return str(content.get("size", "")), [(str(folder / folders.FILE), content["protocol"])]
     size = size or next(iter(recipe.sizes), "")
     return size, [*recipe.layers(size), options]
 
 
-def _is_same(output: Path, configuration: dict[str, Any]) -> bool:
-    content = json.loads((output / folders.FILE).read_text(encoding="utf-8"))
-    return content == json.loads(json.dumps(configuration))
-
-
-def _has_fewer_seeds(output: Path, configuration: dict[str, Any]) -> bool:
+def _has_fewer_seeds(content: dict[str, Any], configuration: dict[str, Any]) -> bool:
     """Say whether a folder's results are some of those wanted, as no cell depends on how many seeds there are."""
-    wanted = json.loads(json.dumps(configuration))
-    more = wanted["protocol"]["seeds"]
-    content = json.loads((output / folders.FILE).read_text(encoding="utf-8"))
-    fewer = (content.get("protocol") or {}).get("seeds")
+    protocol = configuration["protocol"]
+    fewer, more = (content.get("protocol") or {}).get("seeds"), protocol["seeds"]
     if not isinstance(fewer, type(more)):
         return False
-    wanted["protocol"]["seeds"] = fewer
-    return content == wanted and (set(fewer) < set(more) if isinstance(fewer, list) else fewer < more)
+    wanted = {**configuration, "protocol": {**protocol, "seeds": fewer}}
+    return folders.is_same(content, wanted) and (
+        set(fewer) < set(more) if isinstance(fewer, list) else fewer < more
+    )
 
 
 def _check(output: Path, configuration: dict[str, Any], around: Surroundings) -> None:
@@ -158,8 +152,8 @@ def _check(output: Path, configuration: dict[str, Any], around: Surroundings) ->
     if not folders.is_own(output):
         if around.resume:
             raise folders.nothing_to_resume(output)
-    elif not _is_same(output, configuration):
-        fewer = _has_fewer_seeds(output, configuration)
+    elif not folders.is_same(content := folders.read_content(output), configuration):
+        fewer = _has_fewer_seeds(content, configuration)
         if not (fewer and around.resume):
             more = ", add to its seeds with --resume" if fewer else ""
             raise ConfigurationError(
