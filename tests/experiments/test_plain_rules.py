@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import build_model
 from pathspace.experiments.plain_rules import SGD
+from pathspace.experiments.settings import Settings
 
 STEPS = 12
 
@@ -67,7 +68,8 @@ def test_muon_for_hidden_layers_leaves_the_first_and_the_last_matrix_to_adam(
         model = build_model(name, 5, 3, {})
         network = ps.trace(model, x) if method == "path-muon" else None
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        optimizer = METHODS[chosen].build(model, network, Hyperparameters(learning_rate=0.01))
+        run = Settings().run_config(chosen, "default", 0.01, 0, evaluate_test=False)
+        optimizer = METHODS[chosen].build(model, network, run)
         outputs = model(x)
         (outputs[0] if isinstance(outputs, tuple) else outputs).square().mean().backward()
         optimizer.step()

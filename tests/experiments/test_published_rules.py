@@ -1,5 +1,7 @@
 """The papers' rules as printed, and the whole natural gradient, against their formulas on one step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,19 +9,26 @@ from torch import nn
 import pathspace as ps
 from cases import mlp
 from oracles.basis import PathValues
-from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.natural import ITERATIONS, LEAST_DAMPING, TOLERANCE
+from pathspace.experiments.run import RunConfig
+from pathspace.experiments.settings import Settings
 
-HYPER = Hyperparameters(1e-4, momentum=0.9, clip_norm=1e-9, damping=0.1, refresh_every=10, clip_step=1e-9)
+PLAIN = replace(
+    Settings().run_config("natural", "default", 0.1, 0, evaluate_test=False), damping=0.0, refresh_every=1
+)
+RUN = replace(
+    PLAIN, learning_rate=1e-4, momentum=0.9, clip_norm=1e-9, damping=0.1, refresh_every=10, clip_step=1e-9
+)
 
 
-def step(method: str, hyper: Hyperparameters = HYPER):
+def step(method: str, run: RunConfig = RUN):
     """A network with gradients, these, the optimizer, and the batch."""
     torch.manual_seed(6)
     model = mlp(3, 4, 4, 2).double()
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
     network = ps.trace(model, x)
-    optimizer = METHODS[method].build(model, network, hyper)
+    optimizer = METHODS[method].build(model, network, run)
     nn.functional.mse_loss(model(x), y).backward()
     gradients = {name: p.grad for name, p in network.parameters.items() if p.grad is not None}
     assert gradients.keys() == network.parameters.keys()
@@ -31,7 +40,7 @@ def test_path_sgd_divides_by_kappa_and_does_nothing_else(both: bool) -> None:
     network, gradients, optimizer, _ = step("path-sgd-published-both" if both else "path-sgd-published")
     kappa = ps.paths.kappa(network, second_term=both)
     known = {
-        name: p.detach() - HYPER.learning_rate * gradients[name] / kappa[name]
+        name: p.detach() - RUN.learning_rate * gradients[name] / kappa[name]
         for name, p in network.parameters.items()
     }
     optimizer.step()
@@ -42,14 +51,13 @@ def test_path_sgd_divides_by_kappa_and_does_nothing_else(both: bool) -> None:
 def test_g_sgd_steps_on_the_values_of_the_cyclic_basis() -> None:
     network, _, optimizer, _ = step("g-sgd-published")
     values = PathValues(network, ps.paths.skeleton(network, "cyclic"))
-    known = values.now() - HYPER.learning_rate * values.gradient()
+    known = values.now() - RUN.learning_rate * values.gradient()
     optimizer.step()
     torch.testing.assert_close(values.now(), known, rtol=1e-9, atol=1e-12)
 
 
 def test_the_natural_gradient_is_that_of_the_batch() -> None:
-    hyper = Hyperparameters(0.1)
-    network, gradients, optimizer, x = step("natural", hyper)
+    network, gradients, optimizer, x = step("natural", PLAIN)
     d = ps.paths.natural_gradient(
         network, x, gradients, damping=LEAST_DAMPING, tolerance=TOLERANCE, iterations=ITERATIONS
     )
@@ -57,7 +65,7 @@ def test_the_natural_gradient_is_that_of_the_batch() -> None:
     optimizer.step()
     for name, p in network.parameters.items():
         torch.testing.assert_close(p.detach(), before[name] - 0.1 * d[name], rtol=1e-12, atol=1e-14)
-    network, gradients, optimizer, _ = step("natural", Hyperparameters(0.1, clip_norm=1e-3))
+    network, gradients, optimizer, _ = step("natural", replace(PLAIN, clip_norm=1e-3))
     optimizer.step()
     length = sum(
         float(((before[name] - p.detach()) / 0.1 * gradients[name]).sum())

@@ -5,7 +5,7 @@ import pytest
 from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.layers import plain_values
-from pathspace.experiments.methods import METHODS, Hyperparameters
+from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import MODELS, build_model
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import Settings, settings_from
@@ -211,14 +211,15 @@ def test_impossible_settings_are_refused_by_name(change: dict[str, Any], says: s
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_refuses_what_it_needs_a_network_for_and_nothing_else(name: str) -> None:
     chosen, model = METHODS[name], build_model("lstm", 2, 3, {"hidden": 4})
+    run = Settings().run_config(name, "default", 0.1, 0, evaluate_test=False)
     assert {*chosen.refuses} < {*MODELS}
     if "lstm" not in chosen.refuses:
         assert not chosen.balances_first
         assert not chosen.normalizes
-        chosen.build(model, None, Hyperparameters(0.1))
+        chosen.build(model, None, run)
     elif not (chosen.balances_first or chosen.normalizes):
         with pytest.raises((AttributeError, TypeError)):
-            chosen.build(model, None, Hyperparameters(0.1)).step()
+            chosen.build(model, None, run).step()
 
 
 def test_settings_of_the_command_line_are_written_as_in_toml() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pathspace.experiments import checkpoint
 from pathspace.experiments.devices import forked_random_state, wait_for
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.methods import Hyperparameters, Method, method
+from pathspace.experiments.methods import Method, method
 from pathspace.experiments.models import OUTSIDE, RESCALABLE, build_model
 from pathspace.experiments.monitor import Listener
 from pathspace.experiments.processes import ALONE, Processes
@@ -229,16 +229,7 @@ def initial_state(
             network = pathspace.trace(model, task.train.inputs[:2].to(device), outside=outside)
     if chosen.normalizes and network is not None:
         model, network = pathspace.nn.ddp_normalize(model, network, **chosen.normalizes), None
-    hyper = Hyperparameters(
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        clip_norm=config.clip_norm,
-        clip_step=config.clip_step or None,
-        weight_decay=config.weight_decay,
-        refresh_every=config.refresh_every,
-        damping=config.damping,
-    )
-    return RunState(model=model, optimizer=chosen.build(model, network, hyper), devices=[str(device)])
+    return RunState(model=model, optimizer=chosen.build(model, network, config), devices=[str(device)])
 
 
 def _train(

@@ -16,29 +16,7 @@ from pathspace.experiments.errors import unknown_name
 if TYPE_CHECKING:
     from torch import nn, optim
 
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """What all methods are given alike.
-
-    Attributes:
-        learning_rate: From the grid.
-        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates, and the
-            quasi-diagonal natural gradient takes none.
-        clip_norm: Largest norm of a step's gradient; None does not clip.
-        clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; None sets no bound.
-        weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
-        refresh_every: Steps between two computations of kappa, for the methods that use it.
-        damping: What they add to kappa, as a fraction of its mean.
-    """
-
-    learning_rate: float
-    momentum: float = 0.0
-    clip_norm: float | None = None
-    weight_decay: float = 0.0
-    refresh_every: int = 1
-    damping: float = 0.0
-    clip_step: float | None = None
+    from pathspace.experiments.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -48,7 +26,7 @@ class Method:
     Attributes:
         label: What tables and figures call it.
         about: What it is, in one line.
-        build: (model, traced network, hyper-parameters) -> the optimizer.
+        build: (model, traced network, configuration of the run) -> the optimizer.
         balances_first: Whether the start is balanced once, function unchanged, before the first step.
         clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine clips the norm
             of the plain gradient.
@@ -68,7 +46,7 @@ class Method:
 
     label: str
     about: str
-    build: Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]
+    build: Callable[[nn.Module, Any, RunConfig], optim.Optimizer]
     balances_first: bool = False
     clips_itself: bool = False
     clips_steps: bool = False
@@ -82,38 +60,38 @@ class Method:
     whole_batch: str = ""
 
 
-def _sgd(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+def _sgd(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
     from torch import optim
 
     from pathspace.experiments.plain_rules import SGD
 
-    if not hyper.weight_decay:
-        return optim.SGD(model.parameters(), lr=hyper.learning_rate, momentum=hyper.momentum)
-    return SGD(model.parameters(), hyper.learning_rate, hyper.momentum, hyper.weight_decay)
+    if not run.weight_decay:
+        return optim.SGD(model.parameters(), lr=run.learning_rate, momentum=run.momentum)
+    return SGD(model.parameters(), run.learning_rate, run.momentum, run.weight_decay)
 
 
-def _adam(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+def _adam(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
     from torch import optim
 
-    return optim.AdamW(model.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay)
+    return optim.AdamW(model.parameters(), lr=run.learning_rate, weight_decay=run.weight_decay)
 
 
-def _soap(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+def _soap(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
     from pathspace.optim.rules.soap import SOAP
 
-    rate, decay = hyper.learning_rate, hyper.weight_decay
+    rate, decay = run.learning_rate, run.weight_decay
     return SOAP(model.parameters(), rate, weight_decay=decay, precondition_frequency=40)
 
 
 def _muon(
     groups: Callable[[nn.Module], Any],
-) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
     """Return the builder of Muon beside AdamW; `groups` makes a model's param groups."""
 
-    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:  # noqa: ARG001
+    def build(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
         from pathspace.optim.rules.muon import MuonAdamW
 
-        return MuonAdamW(groups(model), hyper.learning_rate, weight_decay=hyper.weight_decay)
+        return MuonAdamW(groups(model), run.learning_rate, weight_decay=run.weight_decay)
 
     return build
 
@@ -131,22 +109,25 @@ def _ends_apart(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": others}, {"params": [*ends.values()], "use_muon": False}]
 
 
-def _natural(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+def _natural(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
     from pathspace.experiments.natural import NaturalGradient
 
     return NaturalGradient(
         model,
         network,
-        hyper.learning_rate,
-        hyper.momentum,
-        hyper.weight_decay,
-        hyper.damping,
-        hyper.clip_norm,
+        run.learning_rate,
+        run.momentum,
+        run.weight_decay,
+        run.damping,
+        run.clip_norm,
     )
 
 
 _METRIC = ("clip_norm", "refresh_every", "damping")
 """What optimizers in a metric take of the settings, besides rate and decay."""
+
+_BOUNDS = ("clip_norm", "clip_step")
+"""Of these, 0 and None set none."""
 
 # What methods refuse.
 _NO_SCALES: Mapping[str, str] = dict.fromkeys(("tanh-rnn", "lstm"), "its units cannot be rescaled")
@@ -171,22 +152,22 @@ def _ours(
     least_damping: float = 0.0,
     groups: Callable[[nn.Module], Any] = _together,
     **options: Any,
-) -> Callable[[nn.Module, Any, Hyperparameters], optim.Optimizer]:
+) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
     """Return the builder of the optimizer `name` of `pathspace.optim`.
 
-    Of the hyper-parameters it `takes` some besides rate and decay. Its option `clips` is what the clipping norm goes
+    Of the configuration it `takes` some besides rate and decay. Its option `clips` is what the clipping norm goes
     to; `groups` makes a model's param groups.
     """
 
-    def build(model: nn.Module, network: Any, hyper: Hyperparameters) -> optim.Optimizer:
+    def build(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:
         import pathspace.optim
 
-        given = {take: value for take in takes if (value := getattr(hyper, take)) is not None}
+        given = {take: getattr(run, take) for take in takes if getattr(run, take) or take not in _BOUNDS}
         if "clip_norm" in given:
             given = {clips: given.pop("clip_norm"), **given}
         if "damping" in given:
             given["damping"] = max(given["damping"], least_damping)
-        rate, decay = hyper.learning_rate, hyper.weight_decay
+        rate, decay = run.learning_rate, run.weight_decay
         return getattr(pathspace.optim, name)(
             groups(model), network, lr=rate, weight_decay=decay, **given, **options
         )

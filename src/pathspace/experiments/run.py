@@ -32,19 +32,20 @@ class RunConfig:
         seed: Decides initial weights, rescaling factors and batches.
         epochs: Passes over the training split.
         batch_size: Sequences per step; an incomplete last batch is left out.
-        momentum: See `methods.Hyperparameters`.
-        clip_norm: See `methods.Hyperparameters`.
+        momentum: For the methods that have one in this sense; Adam keeps its own two decay rates, and the
+            quasi-diagonal natural gradient takes none.
+        clip_norm: Largest norm of a step's gradient; None does not clip.
         rescale_exponent: k; the rescaled start uses factors from 2^-k to 2^k.
         threads: Threads of PyTorch; their number changes the order of sums, hence the last bits.
         evaluate_test: Whether the test split is looked at, after every epoch; never while learning rates are chosen.
         schedule: A name in `schedule.SCHEDULES`.
         warmup: The part of the run over which the learning rate rises linearly.
-        weight_decay: See `methods.Hyperparameters`; so are the next two.
-        refresh_every: Steps between two computations of kappa.
-        damping: What is added to kappa, as a fraction of its mean.
+        weight_decay: Decoupled from the gradient: every parameter times 1 - learning_rate weight_decay.
+        refresh_every: Steps between two computations of kappa, for the methods that use it.
+        damping: What they add to kappa, as a fraction of its mean.
         rescale_factor: Largest factor of the rescaled start, any real number; 0 leaves it to `rescale_exponent`.
         validate_every: Steps between validations, besides those after every epoch; 0 makes no others.
-        clip_step: See `methods.Hyperparameters`; 0 sets no bound.
+        clip_step: Longest step on balanced weights, for the methods with `Method.clips_steps`; 0 sets no bound.
         plain_rnn: Whether ReLU recurrent layers are `torch.nn.RNN`, not `pathspace.nn.RNN`, which is equal to rounding.
     """
 

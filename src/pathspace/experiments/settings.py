@@ -60,7 +60,7 @@ class Settings:
         schedule: A name in `schedule.SCHEDULES`.
         warmup: The part of a run, in [0, 1), over which the learning rate rises linearly.
         batch_size: Sequences per step.
-        momentum: See `methods.Hyperparameters`.
+        momentum: See `run.RunConfig`.
         clip_norm: Largest norm of a step's gradient; 0 does not clip.
         clip_step: Longest step, before the learning rate and on balanced weights, of the methods that have such a
             bound (see `pathspace.optim.PathSGD`); 0 sets none.
