@@ -12,6 +12,7 @@ Letters: T time, n examples, D input, H hidden, l layer; h^0_t the input, h^l_{-
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -293,14 +294,13 @@ class ChainWitness(TorchFunctionMode):
         chain, leaves = self._chain, dict[str, Tensor](self._leaves)
         if self._failed or self._result is None or len({leaf.dtype for leaf in leaves.values()}) > 1:
             return None
-        returned = self._network.returned(result)
-        if len(returned) != 1 or returned[0] is not self._result:
+        returned, changed = self._network.returned(result), any(t._version != v for t, v in self._held)
+        if changed or len(returned) != 1 or returned[0] is not self._result:
             return None
-        if any(t._version != version for t, version in self._held):
-            return None
-        # [T, n, units]
-        x, states = (t.detach().transpose(0, chain.time_dim) for t, _ in self._held[:2])
-        with torch.no_grad():
+        x, states = (t.detach().transpose(0, chain.time_dim) for t, _ in self._held[:2])  # [T, n, units]
+        with torch.no_grad(), warnings.catch_warnings():
+            # cuDNN copies weights that are not in one piece of memory, as these are not, and says so
+            warnings.filterwarnings("ignore", "RNN module weights are not part of", UserWarning)
             below = _states_below(x, chain.cells, leaves)
             return ChainPass(chain, x, [*below, states], leaves, self._count)
 

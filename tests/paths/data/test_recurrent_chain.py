@@ -1,5 +1,7 @@
 """Recurrent layers with a readout: the short way to the data-dependent kappa gives what the general one gives."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +83,27 @@ def test_both_terms_are_those_of_any_network(form, sharing, statistic, sizes):
         assert_close(ours.kappa(name, zero, 1.0), theirs.kappa(name, zero, 1.0), rtol=1e-12, atol=0)
         assert ours.data[name].is_contiguous()
     assert len({t.data_ptr() for t in ours.data.values()}) == len(names)
+
+
+def test_what_cudnn_says_of_weights_in_several_pieces_of_memory_is_kept_from_the_user(monkeypatch):
+    run = torch.rnn_relu
+
+    def as_on_a_gpu(*args):
+        warnings.warn(
+            "RNN module weights are not part of single contiguous chunk of memory. This means they need to be "
+            "compacted at every call, possibly greatly increasing memory usage.",
+            stacklevel=2,
+        )
+        return run(*args)
+
+    monkeypatch.setattr(torch, "rnn_relu", as_on_a_gpu)
+    model, x, network = made(every, 6, 5, num_layers=2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        seen = followed(model, network, x, 6)
+    assert seen is not None
+    assert len(seen.states) == 2
+    assert said == []
 
 
 def test_nodes_whose_weight_is_below_all_numbers_have_no_signs_drawn():
