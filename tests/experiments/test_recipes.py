@@ -10,6 +10,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.listing import listing
 from pathspace.experiments.published import load_published, parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
+from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.settings import settings_from
 
 COMPARISONS = [name for name in recipe_names() if not load_recipe(name).engine]
@@ -226,3 +227,9 @@ def test_the_published_numbers_of_g_sgd_stand_beside_the_right_sizes() -> None:
         raw = [name for name in settings.methods if name.endswith("-published")]
         assert sorted(settings.method_rates) == sorted(raw) != []
     assert list(g_adam.values()) == [1.50, 2.49, 3.73, 5.42]
+
+
+def test_every_method_of_a_recipe_has_a_colour_of_its_own() -> None:
+    recipes = [load_recipe(name) for name in COMPARISONS]
+    settings = [settings_from(*recipe.layers(size)) for recipe in recipes for size in recipe.sizes or ("",)]
+    assert 12 <= max(len(one.methods) for one in settings) <= len(set(COLOURS)) == len(COLOURS)

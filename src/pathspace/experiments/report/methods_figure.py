@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that differ to colour-blind eyes too (Okabe and Ito), and three more.
+# Colours that differ to colour-blind eyes too (Okabe and Ito), and as many more as the recipe with most methods needs.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31", "#7f7f7f", "#5e3c99",
-    "#7fbc41",
+    "#7fbc41", "#a50026", "#01665e", "#b7a7e0", "#d6c600",
 )  # fmt: skip
 
 
