@@ -89,8 +89,8 @@ class Path:
             since it moves fast then. Stale values stay invariant.
         second_term: use kappa1 + kappa2 (P16 Section 3) instead of kappa1 alone.
         normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
-            ``"frozen"``: the first that is not 0, for good; ``"none"``: c = 1, the rule of the papers, whose learning
-            rate has another unit for every network. Damping is a fraction of the mean in any case.
+            ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"none"``: c = 1, the rule of the
+            papers, whose learning rate has another unit for every network. Damping is a fraction of the mean anyhow.
 
     Raises:
         ValueError: an option is out of its range.
@@ -288,7 +288,7 @@ class Path:
                 self.state[name]["factor"] = self._finished(name, None, 0.0)
             return
         self._warn_of_unreached(kappa)
-        self._set_normalizers(kappa)
+        self._set_normalizers(kappa, new)
         for name in names:
             smallest = math.prod(low for low, _ in kappa.bounds[name])
             self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
@@ -341,13 +341,13 @@ class Path:
             seen=self._in_frame,
         )
 
-    def _set_normalizers(self, kappa: Surveyed) -> None:
+    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         for name in kappa.values:
-            state, mean = self.state[name], max(0.0, kappa.mean(name))
+            state, mean = self.state[name], kappa.mean(name)
             state["empty"] = mean == 0
-            if self.normalization == "refreshed" or not state.get("mean"):  # none so far
-                state["mean"] = mean
-            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"] or 1.0
+            if self.normalization == "refreshed" or name in new:
+                state["mean"] = mean if mean > 0 else 1.0
+            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
         """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""

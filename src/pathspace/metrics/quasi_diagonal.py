@@ -17,7 +17,7 @@ Letters: o node, n example, J_i = d(seeded values)/dw_i, f gauge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +152,8 @@ class DataDependentWithBias(DataDependent):
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
 
-    def _set_normalizers(self, kappa: Surveyed) -> None:
-        super()._set_normalizers(kappa)
+    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        super()._set_normalizers(kappa, new)
         sizes = [self.network.parameters[name].numel() for name in kappa.values]
         states = [self.state[name] for name in kappa.values]
         sums = (0 if s["empty"] else s["normalizer"] * n for s, n in zip(states, sizes, strict=True))
