@@ -110,7 +110,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         (
             {"task": "characters", "model": "transformer", "methods": ["sgd", "g-sgd"]},
             "The method 'g-sgd' cannot train the model 'transformer': it multiplies activations, so that its outputs "
-            "are no sums over paths. Choose another method, or set model to one that it can train: relu-rnn, mlp, ",
+            "are no sums over paths. Choose another method, or set model to one that it can train: relu-rnn, mlp.$",
         ),
         ({"method_options": {"adam": 3}}, "'method_options' is 3: give a table of model options for 'adam'"),
         ({"method_options": {"sgd": {"start": "zero"}}}, "Unknown value 'zero'"),
@@ -169,6 +169,10 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
             {"methods": ["batch-norm"]},
             "'batch-norm' cannot train the model 'relu-rnn': only the nodes of .* one that it can train: mlp.$",
         ),
+        (
+            {"task": "images", "model": "recurrent-cnn", "methods": ["ddp-norm"]},
+            "'ddp-norm' cannot train the model 'recurrent-cnn': .* by a batch. Choose another method.$",
+        ),
         *(
             ({"model_options": option}, "of the task 'digits' are numbers, answered at their end: leave out")
             for option in ({"output": "every"}, {"embedding": 3})
@@ -179,7 +183,7 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         *(
             (
                 {"model": model, "methods": [name]},
-                f"'{name}' cannot train the model '{model}': its units cannot be rescaled. .* relu-rnn, mlp, recurr",
+                f"'{name}' cannot train the model '{model}': its units cannot be rescaled. .* relu-rnn, mlp.$",
             )
             for model, name in (("lstm", "path-sgd"), ("tanh-rnn", "g-sgd"), ("lstm", "balanced-adam"))
         ),
@@ -239,6 +243,8 @@ def test_settings_of_the_command_line_are_written_as_in_toml() -> None:
         "damping": 1.0,
         "clip_norm": 1e-4,
     }
+    assert parse_settings(["learning_rates=[.1, 1e-2]"]) == {"learning_rates": [0.1, 0.01]}
+    assert parse_settings(["task=" + "[" * 99_999]) == {"task": "[" * 99_999}
     assert parse_settings(["task=infinity", "size= small "]) == {"task": "infinity", "size": "small"}
     digits = "1" * 5000  # more than Python reads as a number
     assert parse_settings([f"epochs={digits}"]) == {"epochs": digits}

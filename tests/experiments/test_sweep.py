@@ -68,6 +68,7 @@ TINY = [
             Dimension("model_options.hidden", low=4, high=64, log=True, points=3),
         ),
         ("schedule=cosine,constant", Dimension("schedule", ("cosine", "constant"))),
+        ("damping=[.1, .01]", Dimension("damping", (0.1, 0.01))),
         ("plain_rnn=[true, false]", Dimension("plain_rnn", (True, False))),
     ],
 )
@@ -95,6 +96,7 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
         (["--search", f"learning_rate={10**400}"], "needs numbers"),
         (["--search", "learning_rate=fast,slow"], "needs numbers"),
         (["--search", "damping=1,2", "--search", "damping=1,2"], "names 'damping' twice"),
+        (["--search", "damping=nan,0.5"], "needs numbers, names, true or false"),
         (["--search", "damping=[[1],[2]]"], "needs numbers, names, true or false"),
         (["--search", "model_options.width=1,2"], "width"),
         (["--sampler", "best"], "Unknown sampler 'best' in --sampler: choose from grid, random, tpe"),

@@ -1,6 +1,7 @@
 """Folders that hold what a command did not write, and commands that meet in one folder."""
 
 import json
+import os
 import re
 import shutil
 from contextlib import ExitStack
@@ -75,10 +76,14 @@ def test_fresh_leaves_nothing_of_an_earlier_report_beside_the_new_one(here: Path
     call(*TINY, "--output", "mine", "--fresh")
     assert (here / "mine" / "pairs.csv").read_text() == "mine"  # of no command of ours
     of_other_settings = ("claim.csv", "claim.png", "pairs.csv", "cost.csv", "cost.json", "unification.png")
+    page = (here / "mine" / "report.html").stat().st_mtime
     for name in (*of_other_settings, "notes"):
         (here / "mine" / name).write_text("earlier")
+        os.utime(here / "mine" / name, (page - 1, page - 1))
+    (here / "mine" / "xor.png").write_text("later")  # than the page, the last file of a report
     call(*TINY, "--output", "mine", "--fresh")
     assert (here / "mine" / "notes").exists()
+    assert (here / "mine" / "xor.png").read_text() == "later"
     assert not {path.name for path in (here / "mine").iterdir()} & {*of_other_settings}
 
 

@@ -173,11 +173,16 @@ def _check_own(folder: Path) -> None:
 
 
 def clear_report(folder: Path) -> None:
-    """Remove the report of an earlier command; where a folder is not ours, files of these names may be somebody's."""
-    remove_file(folder / PAGE)
-    for name in REPORT if is_own(folder) else ():
-        if (folder / name).is_file():
-            remove_file(folder / name)
+    """Remove the report of an earlier command: its page, which was written last, and what is not newer than that.
+
+    What is newer, or in a folder that is not ours, may be somebody's own.
+    """
+    page = folder / PAGE
+    until = page.stat().st_mtime_ns if page.is_file() and is_own(folder) else 0
+    remove_file(page)
+    for file in (folder / name for name in REPORT):
+        if file.is_file() and file.stat().st_mtime_ns <= until:
+            remove_file(file)
 
 
 def nothing_to_resume(folder: Path) -> ConfigurationError:

@@ -52,15 +52,25 @@ def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
 
 
 def read_value(text: str) -> Any:
-    """Read a value of the command line: as in TOML, but .5 and 1. are numbers, too, and a bare word is a string."""
+    """Read a value of the command line: as in TOML, but .5 and 1. are numbers, too, and a bare word is a string.
+
+    Those numbers may stand in a list of numbers.
+    """
     text = text.strip()
     try:
         value = tomllib.loads(f"value = {text}")["value"]
         json.dumps(value)
         return value
-    except (ValueError, TypeError):  # no setting is a date, which is TOML, too, or has 5,000 digits
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # no setting is a date, which is TOML, too, or has 5,000 digits
         pass
     try:
+        if text.startswith("[") and text.endswith("]"):
+            value = list(map(float, text[1:-1].split(",")))
+            return value if all(map(math.isfinite, value)) else text
         number = float(text)
     except ValueError:
         return text

@@ -167,6 +167,15 @@ class Settings:
             )
         check_setting("learning_rates", tuple(rates), f"method_rates of {name!r}")
 
+    def _fits(self, model: str) -> bool:
+        """Say whether a model reads what the task has."""
+        stream = self.task_options.get("stream", False) is True
+        if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES) or (
+            model in models.OF_STREAMS
+        ) != stream:
+            return False
+        return model not in models.OF_SYMBOLS or self.task in tasks.OF_SYMBOLS
+
     def _check_model_of(self, name: str) -> None:
         model, options = self.model_of(name)
         if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES):
@@ -189,10 +198,11 @@ class Settings:
         check_model(model, options)
         refuses = method(name).refuses
         if model in refuses:
-            others = ", ".join(other for other in models.MODELS if other not in refuses)
+            others = ", ".join(other for other in models.MODELS if other not in refuses and self._fits(other))
+            remedy = f", or set model to one that it can train: {others}" if others else ""
             raise ConfigurationError(
-                f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. Choose another method, or "
-                f"set model to one that it can train: {others}."
+                f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. "
+                f"Choose another method{remedy}."
             )
         if self.task not in tasks.OF_SYMBOLS and (
             options.get("embedding") or options.get("output") == "every"

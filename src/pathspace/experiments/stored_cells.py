@@ -108,8 +108,10 @@ def begun_table(
     with folders.taken(around, goes_on, check) as output:
         check(output)  # anew: another command may have been at work here
         finished = (output / folders.PAGE).exists()
-        folders.clear_report(output)
-        if around.fresh or (finished and not around.resume):
+        if not (around.fresh or (finished and not around.resume)):
+            remove_file(output / folders.PAGE)
+        else:
+            folders.clear_report(output)
             # before the new configuration is there, with which a command that is stopped now would go on from these
             for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):
                 for file in (output / name).glob(ours):

@@ -177,7 +177,10 @@ def parse_search(text: str) -> Dimension:
     if not isinstance(values, list):
         raise ConfigurationError(f"--search {text!r} is no list: write {EXAMPLE}.")
     read = [read_value(one) if isinstance(one, str) else one for one in values]
-    if not read or not all(isinstance(one, bool | int | float | str) and one != "" for one in read):
+    finite = all(not isinstance(one, float) or math.isfinite(one) for one in read)
+    if not (read and finite) or not all(
+        isinstance(one, bool | int | float | str) and one != "" for one in read
+    ):
         raise ConfigurationError(f"--search {text!r} needs numbers, names, true or false: write {EXAMPLE}.")
     if name in (RATE, DECAY) and not all(_is_number(one) for one in read):
         raise ConfigurationError(f"--search {text!r} needs numbers: write {EXAMPLE}.")
