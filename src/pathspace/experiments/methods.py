@@ -60,7 +60,7 @@ class Method:
     whole_batch: str = ""
 
 
-def _sgd(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
+def _sgd(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
     from torch import optim
 
     from pathspace.experiments.plain_rules import SGD
@@ -70,13 +70,13 @@ def _sgd(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # 
     return SGD(model.parameters(), run.learning_rate, run.momentum, run.weight_decay)
 
 
-def _adam(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
+def _adam(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
     from torch import optim
 
     return optim.AdamW(model.parameters(), lr=run.learning_rate, weight_decay=run.weight_decay)
 
 
-def _soap(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
+def _soap(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
     from pathspace.optim.rules.soap import SOAP
 
     rate, decay = run.learning_rate, run.weight_decay
@@ -88,7 +88,7 @@ def _muon(
 ) -> Callable[[nn.Module, Any, RunConfig], optim.Optimizer]:
     """Return the builder of Muon beside AdamW; `groups` makes a model's param groups."""
 
-    def build(model: nn.Module, network: Any, run: RunConfig) -> optim.Optimizer:  # noqa: ARG001
+    def build(model: nn.Module, _network: Any, run: RunConfig) -> optim.Optimizer:
         from pathspace.optim.rules.muon import MuonAdamW
 
         return MuonAdamW(groups(model), run.learning_rate, weight_decay=run.weight_decay)
