@@ -167,17 +167,8 @@ class Settings:
             )
         check_setting("learning_rates", tuple(rates), f"method_rates of {name!r}")
 
-    def _fits(self, model: str) -> bool:
-        """Say whether a model reads what the task has."""
-        stream = self.task_options.get("stream", False) is True
-        if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES) or (
-            model in models.OF_STREAMS
-        ) != stream:
-            return False
-        return model not in models.OF_SYMBOLS or self.task in tasks.OF_SYMBOLS
-
-    def _check_model_of(self, name: str) -> None:
-        model, options = self.model_of(name)
+    def _check_reads(self, model: str) -> None:
+        """Refuse a model that cannot read what the task has."""
         if (model in models.OF_IMAGES) != (self.task in tasks.OF_IMAGES):
             kind = "images" if self.task in tasks.OF_IMAGES else "sequences"
             raise ConfigurationError(
@@ -195,10 +186,23 @@ class Settings:
             )
             reads = "reads streams alone" if not stream else "carries no state along a stream"
             raise ConfigurationError(f"The model {model!r} {reads}: {remedy}.")
+
+    def _reads(self, model: str) -> bool:
+        try:
+            self._check_reads(model)
+        except ConfigurationError:
+            return False
+        return True
+
+    def _check_model_of(self, name: str) -> None:
+        model, options = self.model_of(name)
+        self._check_reads(model)
         check_model(model, options)
         refuses = method(name).refuses
         if model in refuses:
-            others = ", ".join(other for other in models.MODELS if other not in refuses and self._fits(other))
+            others = ", ".join(
+                other for other in models.MODELS if other not in refuses and self._reads(other)
+            )
             remedy = f", or set model to one that it can train: {others}" if others else ""
             raise ConfigurationError(
                 f"The method {name!r} cannot train the model {model!r}: {refuses[model]}. "

@@ -108,14 +108,14 @@ def begun_table(
     with folders.taken(around, goes_on, check) as output:
         check(output)  # anew: another command may have been at work here
         finished = (output / folders.PAGE).exists()
-        if not (around.fresh or (finished and not around.resume)):
-            remove_file(output / folders.PAGE)
-        else:
+        if around.fresh or (finished and not around.resume):
             folders.clear_report(output)
             # before the new configuration is there, with which a command that is stopped now would go on from these
             for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):
                 for file in (output / name).glob(ours):
                     remove_file(file)
+        else:
+            remove_file(output / folders.PAGE)
         write_json(output / folders.FILE, configuration)
         around.chosen(output)
         yield protocol, configuration, output
