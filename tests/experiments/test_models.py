@@ -79,6 +79,14 @@ def test_the_identity_may_stand_beside_pytorchs_input_and_output_weights() -> No
             assert torch.equal(parameter, default[name])
 
 
+def test_the_np_rnn_is_a_relu_network_from_the_positive_definite_start() -> None:
+    settings = settings_from(("a test", {"methods": ["np-rnn-sgd"], "starts": ["default"]}))
+    name, options = settings.model_of("np-rnn-sgd")
+    matrix = dict(build_model(name, 2, 3, options).named_parameters())["rnn.weight_hh_l0"]
+    assert name == "relu-rnn"
+    assert torch.linalg.eigvalsh(matrix.detach())[-1].item() == pytest.approx(1, abs=1e-5)
+
+
 def test_the_positive_definite_start_keeps_one_direction_and_shrinks_all_others() -> None:
     model = build_model("relu-rnn", 2, 3, {"hidden": 200, "layers": 2, "start": "positive-definite"})
     parameters = dict(model.named_parameters())
