@@ -10,7 +10,7 @@ import pytest
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT, Place, run_all
-from pathspace.experiments.report import conclusion
+from pathspace.experiments.report import conclusion, write_report
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
@@ -72,6 +72,21 @@ def test_finished_runs_are_taken_from_disk_and_the_rest_is_done(tiny_settings: M
     for one, other in zip(whole.rows, again.rows, strict=True):
         assert without_seconds(list(one.runs)) == without_seconds(list(other.runs))
         assert one.difference == other.difference
+
+
+def test_where_there_is_one_rate_nothing_is_tuned(tiny_settings: Make, tmp_path: Path) -> None:
+    settings = tiny_settings(learning_rates=[0.05], weight_decays=[0.1], baselines=["sgd"], seeds=2)
+    given = compare(settings, tmp_path / "given", Monitor())
+    assert given.tuning == ()
+    assert len(list((tmp_path / "given").glob("runs/*/result.json"))) == sum(len(r.runs) for r in given.rows)
+    assert {(row.learning_rate, row.weight_decay) for row in given.rows} == {(0.05, 0.1)}
+    # both reports say that the rates were given, and draw no curve over rates
+    page = write_report(given, tmp_path, title="a test", configuration={"versions": {}}).read_text()
+    assert "Learning rates were given, none was chosen." in page
+    assert "Rate and decay were given: 0.05 and 0.1." in page
+    assert "0/0" not in page
+    chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), tmp_path / "chosen", Monitor())
+    assert len(chosen.tuning) == len(settings.methods) * len(settings.starts) * 2
 
 
 def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Workers, tmp_path: Path) -> None:

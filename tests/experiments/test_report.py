@@ -657,7 +657,7 @@ def test_a_report_of_runs_that_all_diverged_at_once_can_be_drawn(
 def test_of_a_single_run_no_decay_is_said_to_be_chosen(comparison: Comparison) -> None:
     decayed = replace(comparison, settings=replace(comparison.settings, weight_decays=(0.1,)))
     assert "Weight decays, chosen along with the rates: 0.1." in notes(decayed, None)
-    assert "Weight decays" not in " ".join(notes(replace(decayed, choices={}), None))
+    assert "Weight decays" not in " ".join(notes(replace(decayed, choices={}, tuning=()), None))
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

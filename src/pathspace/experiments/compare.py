@@ -14,7 +14,14 @@ from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import Place, load_task, run_all
 from pathspace.experiments.processes import ALONE, Processes
 from pathspace.experiments.run import RunConfig, RunResult
-from pathspace.experiments.selection import Choice, choose, chosen_runs, decay_runs, tuning_runs
+from pathspace.experiments.selection import (
+    Choice,
+    choose,
+    chosen_runs,
+    decay_runs,
+    only_choices,
+    tuning_runs,
+)
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.symmetry import check_symmetry, run_distinct
 from pathspace.experiments.tasks.task import Task
@@ -84,7 +91,7 @@ class Comparison:
         metric: What the test error is, with its unit.
         choices: The learning rate chosen for every (method, start).
         rows: In the order of methods and starts.
-        tuning: The runs that learning rates were chosen by.
+        tuning: The runs that learning rates were chosen by; empty where nothing was to be chosen.
         weights: How many weights the model of each method has.
     """
 
@@ -154,7 +161,6 @@ def compare(
     task = check_task_of(settings, data_dir)
     place = Place(output / RUNS, data_dir, resume, settings.checkpoint_every, device)
     with executor or ThisProcess() as ready:
-        title = "Choosing learning rates on the validation split"
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_all(configs, place, monitor, title=title, executor=ready)
@@ -162,17 +168,19 @@ def compare(
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
 
-        tuning = run(tuning_runs(settings), title)
-        others = decay_runs(settings, choose(tuning, settings.tuning))
-        if others:
-            tuning += run(others, "Choosing decays on the validation split")
-        choices = choose(tuning, settings.tuning)
+        tuning: list[RunResult] = []
+        choices = only_choices(settings)
+        if configs := tuning_runs(settings):
+            tuning += run(configs, "Choosing learning rates on the validation split")
+            if others := decay_runs(settings, choose(tuning, settings.tuning)):
+                tuning += run(others, "Choosing decays on the validation split")
+            choices = choose(tuning, settings.tuning)
         if settings.verified_seeds:
             checks = chosen_runs(settings, choices, seeds=settings.verified_seeds)
             check_symmetry(checks, every, "Checking that equal runs are equal")
         plans = [plan for method in settings.methods for plan in _plans(settings, method, choices)]
         configs = [config for plan in plans for config in _configs(settings, plan)]
-        final = run(configs, "Training with the chosen rates")
+        final = run(configs, "Training with the chosen rates" if tuning else "Training")
     return Comparison(
         settings=settings,
         task_description=task.description,

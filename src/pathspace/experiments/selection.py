@@ -20,7 +20,7 @@ class Choice:
         learning_rate: With `weight_decay`, the pair of the least mean validation error; ties go to the least
             validation loss, or, by one standard error, to the least rate.
         scores: The mean validation error of every rate in the grid, with the decay that is best for it; infinite
-            where a run diverged.
+            where a run diverged. Empty where nothing was to be chosen.
         at_edge: Whether the choice is the smallest or largest rate of a grid of several: a wider grid may do
             better.
         all_diverged: Whether no rate came through; the choice is then the smallest one.
@@ -43,8 +43,11 @@ class Choice:
 def tuning_runs(settings: Settings) -> list[RunConfig]:
     """Return the runs that rates and decays are chosen by; none of them looks at the test split.
 
-    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest.
+    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where every method has
+    one pair of them there is nothing to choose, and no run.
     """
+    if len(settings.weight_decays) == 1 and all(len(settings.rates_of(m)) == 1 for m in settings.methods):
+        return []
     decays = settings.weight_decays[:1] if settings.tuning == "in turn" else settings.weight_decays
     return [
         run
@@ -71,6 +74,15 @@ def decay_runs(settings: Settings, choices: Mapping[tuple[str, str], Choice]) ->
         for decay in settings.weight_decays[1:]
         for run in _tuning(settings, method, start, choice.learning_rate, decay)
     ]
+
+
+def only_choices(settings: Settings) -> dict[tuple[str, str], Choice]:
+    """Return the one rate and decay of every (method, start), where there is nothing to choose."""
+    return {
+        (method, start): Choice(settings.rates_of(method)[0], {}, False, False, settings.weight_decays[0])
+        for method in settings.methods
+        for start in settings.starts
+    }
 
 
 def chosen_runs(

@@ -172,7 +172,7 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
         "best"
         if standing.against is None and row.method in baselines and not standing.failure
         else interval_label(standing.difference, metric, sign="+"),
-        f"{choice.failed}/{choice.tried}",
+        f"{choice.failed}/{choice.tried}" if choice.tried else NOTHING,
         _plain(standing.milliseconds, ".2f"),
     ]
     if comparison.settings.target_error:
@@ -210,8 +210,10 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         f"{100 * settings.warmup:g} % warm-up, clip {settings.clip_norm:g}. Against best: the difference of test "
         "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
         "validation error.",
-        f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
-        f"{_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of "
+        f"Rate and decay were given: {_list(settings.learning_rates)} and {_list(settings.weight_decays)}."
+        if not tried
+        else "Rate and decay: the same grid for every method and start (rates "
+        f"{_list(settings.learning_rates)}; decays {_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of "
         f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} on other seeds, judged on the validation split. "
         "* at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
         *own_grids(settings),

@@ -60,14 +60,14 @@ def draw(comparison: Comparison) -> tuple[bytes, str]:
 
 def _draw_starts(figure: Figure, comparison: Comparison) -> None:
     methods, kinds = comparison.settings.methods, kinds_of_error(comparison)
-    rows = 1 + len(kinds) + bool(comparison.choices)
+    rows = 1 + len(kinds) + bool(comparison.tuning)
     figure.set_size_inches(1.2 + 2.9 * len(methods), 0.9 + 2.6 * rows)
     axes = figure.subplots(rows, len(methods), sharey="row", squeeze=False)
     for column, name in enumerate(methods):
         _losses(axes[0, column], comparison, name)
         for place, kind in enumerate(kinds, 1):
             _errors(axes[place, column], comparison, name, kind)
-        if comparison.choices:
+        if comparison.tuning:
             _rates(axes[-1, column], comparison, name)
     axes[0, 0].set_ylabel("training loss")
     for below, kind in zip(axes[1:, 0], [*kinds, "validation"], strict=False):

@@ -38,7 +38,7 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
     below = [
         kind for kind in kinds for _ in range(6 // len(kinds))
     ]  # six columns: one to three kinds share them
-    above = ["losses"] * 4 + ["rates"] * 2 if comparison.choices else ["losses"] * 6
+    above = ["losses"] * 4 + ["rates"] * 2 if comparison.tuning else ["losses"] * 6
     figure.set_size_inches(12.0, 7.6)
     panels: Any = [above, below]
     axes: dict[str, Axes] = figure.subplot_mosaic(panels)
@@ -47,14 +47,14 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         draw_losses(axes["losses"], row.runs, label=METHODS[row.method].label, **style)
         for kind in kinds:
             draw_errors(axes[kind], row, comparison.settings.epochs, kind, **style)
-        if comparison.choices:
+        if comparison.tuning:
             _rates(axes["rates"], comparison, number, row.method)
     axes["losses"].set(yscale="log", xlabel="step", ylabel="training loss")
     limit_losses(axes["losses"], comparison)
     for kind in kinds:
         axes[kind].set_ylabel(f"{kind} {comparison.metric}")
         name_errors(axes[kind], comparison, kind)
-    if comparison.choices:
+    if comparison.tuning:
         set_rate_axis(axes["rates"], [rate for c in comparison.choices.values() for rate in c.scores])
         axes["rates"].set_xlabel("learning rate (ring: chosen; cross: diverged)")
         axes["rates"].set_ylabel(f"validation {comparison.metric}")

@@ -157,7 +157,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         f"Seconds: training steps of one run, {settings.threads} thread{'s' * (settings.threads > 1)}."
     ]
     sentences += _weights_note(comparison)
-    if comparison.choices:
+    if comparison.tuning:
         length = f", {count(settings.tuning_epochs, 'epoch')}" if settings.tuning_epochs else ""
         sentences.append(
             "Learning rates were chosen on the validation split, by the same grid for every method and "
@@ -166,7 +166,9 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             * (settings.tuning == "one standard error" and settings.tuning_seeds > 1)
         )
         sentences += own_grids(settings)
-    if comparison.choices and settings.weight_decays != (0.0,):
+    elif comparison.choices:
+        sentences.append("Learning rates were given, none was chosen.")
+    if comparison.tuning and settings.weight_decays != (0.0,):
         decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
         sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
     if settings.schedule != "constant" or settings.warmup:
