@@ -166,10 +166,10 @@ def check(ends, steps):
             model, network, name, "PathAdam" if rule == "all data" else rule, slice(None), steps
         )
         for other in ends:
+            # SOAP's basis turns with rounding: 2.5e-10 apart after fifty steps on a processor without AVX-512
+            near = 1e-8 if rule == "PathSOAP" and steps == STEPS else 1e-10
             for parameter, end in other[name, rule].items():
-                assert_close(
-                    end, alone[parameter], rtol=1e-10, atol=1e-10, msg=f"{name}, {rule}: {parameter}"
-                )
+                assert_close(end, alone[parameter], rtol=near, atol=near, msg=f"{name}, {rule}: {parameter}")
 
 
 def test_two_processes_train_as_one(tmp_path):
