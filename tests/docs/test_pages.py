@@ -167,9 +167,10 @@ def test_commands_on_a_page_are_understood(line, tmp_path, monkeypatch):
 
     from pathspace.cli import app
 
-    monkeypatch.setattr("pathspace.experiments.commands.check_task_of", lambda *_: None)
+    for checked in ("execution", "reproduce"):
+        monkeypatch.setattr(f"pathspace.experiments.{checked}.check_task_of", lambda *_: None)
     for work in (
-        "commands.compare", "commands.train", "invariance.check_all", "path_summary.summarize",
+        "execution.compare", "execution.train", "invariance.check_all", "path_summary.summarize",
         "long_memory.command.all_results", "sweep.command.sweep",
     ):  # fmt: skip
         monkeypatch.setattr(f"pathspace.experiments.{work}", begin)

@@ -12,7 +12,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from pathspace.cli import app
-from pathspace.experiments import commands
+from pathspace.experiments import reproduce
 from pathspace.experiments.compare import Comparison, Row, compare
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.report.claim import as_json, best_baseline, claim_sentences, claim_table, standings
@@ -287,7 +287,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
-    output, execute = recipes / "runs", commands._execute
+    output, execute = recipes / "runs", reproduce.execute
 
     def stopped(asked: Any, around: Any, **given: Any) -> Any:
         if asked.recipe == "other":
@@ -296,7 +296,7 @@ def test_parts_are_resumed_with_the_settings_that_were_given(
 
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(commands, "_execute", stopped)
+        interrupted.setattr(reproduce, "execute", stopped)
         assert CliRunner().invoke(app, [*command, "--epochs", "2"]).exit_code == 130
     refused = CliRunner().invoke(app, [*command, "--resume", "--epochs", "3"])
     assert "holds unfinished runs with other settings" in refused.stderr
@@ -309,7 +309,7 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
     recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pathspace.experiments.report.files.draw_claim", lambda _: (b"", "<svg></svg>"))
-    output, execute = recipes / "runs", commands._execute
+    output, execute = recipes / "runs", reproduce.execute
     command = ["reproduce", "both", "--workers", "1", "--output", str(output)]
     assert CliRunner().invoke(app, command).exit_code == 0
 
@@ -319,7 +319,7 @@ def test_a_part_that_starting_over_had_not_come_to_does_not_stand_in_the_way(
         return execute(asked, around, **given)
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(commands, "_execute", stopped)
+        interrupted.setattr(reproduce, "execute", stopped)
         assert CliRunner().invoke(app, [*command, "--fresh", "--seeds", "1"]).exit_code == 130
     resumed = CliRunner().invoke(app, [*command, "--resume"])
     assert resumed.exit_code == 0, resumed.output

@@ -14,7 +14,7 @@ import torch
 
 import pathspace
 from command_line import call
-from pathspace.experiments import commands, methods
+from pathspace.experiments import execution, methods
 from pathspace.experiments.compare import Comparison, compare
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.monitor import Monitor
@@ -148,7 +148,7 @@ def test_a_study_that_was_stopped_is_done_without_its_runs(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr("pathspace.experiments.commands.run_study", stopped)
+        interrupted.setattr("pathspace.experiments.execution.run_study", stopped)
         assert call(*command).exit_code == 130
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("runs/*/result.json")}
     assert done
@@ -164,10 +164,10 @@ def test_runs_on_the_gpus_of_a_cluster_do_not_lose_their_study_here(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = Recipe("timed", "Timed", {}, {"": {}}, study={"name": "cost", "": {"rounds": 1, "steps": 1}})
-    around = commands.Surroundings(
+    around = execution.Surroundings(
         None, tmp_path, device="cuda", engine="ray", address="10.0.0.1:6379", quiet=True
     )
-    commands._study(recipe, comparison, "", tmp_path, around)
+    execution._study(recipe, comparison, "", tmp_path, around)
     assert (tmp_path / "cost.json").exists()
 
 

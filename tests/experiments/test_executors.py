@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from pathspace.cli import app
 from pathspace.cli.groups import EngineOptions
 from pathspace.experiments import checkpoint
-from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.engine import InterruptedRunError
 from pathspace.experiments.engines import executor_for
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.executor import Ended, Executor, Job, ThisProcess, WorkerDiedError
+from pathspace.experiments.layers import parse_settings
 from pathspace.experiments.monitor import Listener, Monitor
 from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
@@ -203,7 +203,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
         asked.append((engine, processes, options["address"]))
         return Here()
 
-    monkeypatch.setattr("pathspace.experiments.commands.executor_for", instead)
+    monkeypatch.setattr("pathspace.experiments.execution.executor_for", instead)
     for name in ("report.files.draw", "sweep.report.draw"):
         monkeypatch.setattr(f"pathspace.experiments.{name}", lambda _: (b"", "<svg></svg>"))
     tiny = [

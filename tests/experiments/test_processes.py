@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from pathspace.experiments.commands import Surroundings, run_train
+from pathspace.experiments.commands import run_train
 from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.execution import Surroundings
 from pathspace.experiments.processes import ALONE, Processes, _choose_gpu, expect_one, joined
 from pathspace.experiments.run import RunResult
 from processes import in_processes

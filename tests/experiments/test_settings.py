@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from pathspace.experiments.commands import parse_settings
 from pathspace.experiments.errors import ConfigurationError
-from pathspace.experiments.layers import plain_values
+from pathspace.experiments.layers import parse_settings, plain_values
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import MODELS, build_model
 from pathspace.experiments.recipes import load_recipe

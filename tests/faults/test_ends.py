@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pathspace import cli
-from pathspace.experiments import commands, stored_cells
+from pathspace.experiments import commands, execution, stored_cells
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.stored_cells import _computed
 
@@ -122,7 +122,7 @@ def test_children_of_a_killed_process_end(tmp_path):
 def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_path):
     others, late = set(multiprocessing.active_children()), tmp_path / "late"  # those of other tests go on
     slow = f"import pathlib, time; time.sleep(20); pathlib.Path({str(late)!r}).touch()"
-    found = _computed(["", slow], exec, commands.Surroundings(None, tmp_path, processes=2))
+    found = _computed(["", slow], exec, execution.Surroundings(None, tmp_path, processes=2))
     next(found)
     with pytest.raises(KeyboardInterrupt):
         found.throw(KeyboardInterrupt)
@@ -136,7 +136,7 @@ def test_what_a_process_that_died_was_at_is_done_once_more(tmp_path, capfd, monk
     once = (
         f"import pathlib\nif not (died := pathlib.Path({str(died)!r})).exists(): died.touch(); exec({dies!r})"
     )
-    around = commands.Surroundings(None, tmp_path, processes=2)
+    around = execution.Surroundings(None, tmp_path, processes=2)
     assert list(_computed(["", once, ""], exec, around)) == [None, None, None]
     assert died.exists()
     assert capfd.readouterr().err == "A process died: what it and the others were at begins again.\n"

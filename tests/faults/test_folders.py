@@ -141,7 +141,7 @@ def test_results_of_another_command_are_refused(
 ) -> None:
     if command[-1] == content["recipe"]:
         return
-    for runs in ("commands._runs", "sweep.command.sweep"):
+    for runs in ("execution._runs", "sweep.command.sweep"):
         monkeypatch.setattr(f"pathspace.experiments.{runs}", lambda *_, **__: pytest.fail("it runs"))
     for folder, file in ((here / "out", content), (here / "out" / "one", {**TABLE, "protocol": 0})):
         folder.mkdir()
@@ -160,7 +160,7 @@ def test_results_of_another_command_are_refused(
 
 def test_a_report_whose_runs_were_deleted_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(*TINY)
-    monkeypatch.setattr("pathspace.experiments.commands._runs", lambda *_, **__: pytest.fail("it runs"))
+    monkeypatch.setattr("pathspace.experiments.execution._runs", lambda *_, **__: pytest.fail("it runs"))
     shutil.rmtree(here / "runs" / "train" / "runs")
     before = contents(here)
     for command in ([*TINY, "--lr", "0.2"], ["reproduce", "winner"]):
@@ -240,9 +240,9 @@ def test_two_commands_do_not_meet_in_one_folder(here: Path) -> None:
 def test_a_command_that_another_one_overtakes_takes_the_next_folder(
     here: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pathspace.experiments import commands
+    from pathspace.experiments import execution
 
-    folder, load = here / "runs" / "train", commands.check_task_of
+    folder, load = here / "runs" / "train", execution.check_task_of
     with ExitStack() as other:
 
         def overtaken(*arguments: Any) -> Any:
@@ -253,6 +253,6 @@ def test_a_command_that_another_one_overtakes_takes_the_next_folder(
                     other.enter_context(folders.alone_in(folder))
             return load(*arguments)
 
-        monkeypatch.setattr(commands, "check_task_of", overtaken)
+        monkeypatch.setattr(execution, "check_task_of", overtaken)
         assert "Report: runs/train-2/report.html" in call(*TINY).stdout
         assert [path.name for path in folder.iterdir()] == ["notes"]

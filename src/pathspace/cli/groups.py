@@ -35,7 +35,7 @@ from pathspace.cli.options import (
 from pathspace.experiments.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.execution import Surroundings
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -90,7 +90,7 @@ class SettingOptions:
         Raises:
             ConfigurationError: A value is out of its range, or given twice; says of which option.
         """
-        from pathspace.experiments.commands import parse_settings
+        from pathspace.experiments.layers import parse_settings
         from pathspace.experiments.settings import check_setting
 
         given = {name: value for name, value in (more | self._by_name()).items() if value is not None}
@@ -139,7 +139,7 @@ class SurroundingOptions:
             name: Of the folder below `runs`, where no other is given.
             folders: Gets the folder once it is known, as options that go on there.
         """
-        from pathspace.experiments.commands import Surroundings
+        from pathspace.experiments.execution import Surroundings
 
         same = {field.name: getattr(self, field.name) for field in fields(SurroundingOptions)}
         return Surroundings(

@@ -155,7 +155,7 @@ def reproduce(
         _list_recipes(where.as_json)
         return
     with clear_errors(f"reproduce {name}") as folders:
-        from pathspace.experiments.commands import run_reproduce
+        from pathspace.experiments.reproduce import run_reproduce
 
         options = settings.chosen()
         around = where.surroundings(name, folders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +49,34 @@ def laid_over(protocol: type[Laid], layers: Collection[Layer]) -> Laid:
             else:
                 values[name] = value
     return protocol(**values)
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
+    """Read `--set NAME=VALUE` options; the values as `read_value` takes them.
+
+    Raises:
+        ConfigurationError: There is no equals sign.
+    """
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"--set {assignment!r} has no value: write --set NAME=VALUE.")
+        value = read_value(text)
+        table, dot, option = name.partition(".")
+        if dot:
+            options = settings.setdefault(table, {})
+            if not isinstance(options, dict):
+                raise ConfigurationError(
+                    f"{table!r} is given both as a value and as a table: give one of them."
+                )
+            options[option] = value
+        else:
+            earlier = settings.get(name)
+            if isinstance(earlier, dict) and isinstance(value, dict):
+                value = {**earlier, **value}
+            settings[name] = value
+    return settings
 
 
 def read_value(text: str) -> Any:

@@ -29,7 +29,7 @@ from pathspace.experiments.terminal import print_line
 from pathspace.progress import Lines
 
 if TYPE_CHECKING:
-    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.execution import Surroundings
     from pathspace.experiments.recipes import Recipe
 
 FOLDER = "cells"

@@ -22,7 +22,7 @@ from pathspace.experiments.stored_cells import all_results, begun_table
 from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
-    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.execution import Surroundings
     from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 

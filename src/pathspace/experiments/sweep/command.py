@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pathspace.experiments.commands import Surroundings, begun
 from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.errors import ConfigurationError, unknown_name
+from pathspace.experiments.execution import Surroundings, begun
 from pathspace.experiments.folders import PAGE
 from pathspace.experiments.layers import Layer
 from pathspace.experiments.live import monitor

@@ -17,7 +17,7 @@ from pathspace.experiments.symbols.report import as_json, write_report
 from pathspace.experiments.terminal import output_console, print_json, print_line
 
 if TYPE_CHECKING:
-    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.execution import Surroundings
     from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 

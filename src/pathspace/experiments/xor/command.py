@@ -20,7 +20,7 @@ from pathspace.experiments.xor.report import as_json, write_report
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pathspace.experiments.commands import Surroundings
+    from pathspace.experiments.execution import Surroundings
     from pathspace.experiments.layers import Layer
     from pathspace.experiments.recipes import Recipe
 

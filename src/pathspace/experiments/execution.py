@@ -1,0 +1,260 @@
+"""A command at work in its folder: what it continues there, its runs, its report, and what it prints."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from pathspace.experiments import configuration as configurations
+from pathspace.experiments import folders
+from pathspace.experiments.compare import Comparison, check_task_of, compare, train
+from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.engine import check_parts
+from pathspace.experiments.engines import executor_for
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.executor import Executor
+from pathspace.experiments.folders import PAGE
+from pathspace.experiments.live import monitor
+from pathspace.experiments.processes import ALONE, Processes
+from pathspace.experiments.published import Published, load_published
+from pathspace.experiments.recipes import Recipe
+from pathspace.experiments.report import (
+    build_table,
+    claim_table,
+    conclusion,
+    pairs_of,
+    pairs_table,
+    print_table,
+    write_report,
+)
+from pathspace.experiments.report.files import as_json
+from pathspace.experiments.studies import run_study
+from pathspace.experiments.terminal import output_console, print_json, print_line
+
+
+@dataclass(frozen=True)
+class Surroundings(folders.Wanted):
+    """Options of every command that do not change results, but for the last bits.
+
+    Attributes:
+        data_dir: Where tasks look for data sets.
+        processes: Runs at a time; None: see `engines.executor_for`.
+        as_json: Print the results as JSON on standard output instead of a table.
+        device: Where runs compute, a name in `devices.DEVICES`.
+        quiet: Show no progress.
+        chosen: Told the folder once it is known.
+        engine: Who does the runs, a name in `engines.ENGINES`.
+        address: Of a Ray cluster; empty: none.
+        joined: The processes that do a run together, for `train`.
+    """
+
+    data_dir: Path | None = None
+    processes: int | None = 1
+    as_json: bool = False
+    device: str = "cpu"
+    quiet: bool = False
+    chosen: Callable[[Path], object] = lambda _folder: None
+    engine: str = "local"
+    address: str = ""
+    joined: Processes = ALONE
+
+    def absolute(self) -> Surroundings:
+        """Return the same with folders that any process finds."""
+        output, data_dir = (path and path.absolute() for path in (self.output, self.data_dir))
+        return replace(self, output=output, data_dir=data_dir, default=self.default.absolute())
+
+    @property
+    def run_device(self) -> str:
+        """Where runs compute. A cluster's machines may have what this one has not.
+
+        Raises:
+            ConfigurationError: There is no such device here, and runs are to be done here.
+        """
+        return self.device if self.address and self.device != "auto" else chosen_device(self.device)
+
+    def executor(self, threads: int) -> Executor:
+        """Return who does the runs, with so many threads each."""
+        return executor_for(
+            self.engine, self.processes, address=self.address, threads=threads, device=self.run_device
+        )
+
+
+@dataclass(frozen=True)
+class Done:
+    """A comparison, what it was asked for, the folder of its report, and what a study of it found."""
+
+    comparison: Comparison
+    configuration: Configuration
+    folder: Path
+    found: Sequence[RenderableType] = ()
+
+
+def execute(
+    asked: Configuration, around: Surroundings, *, given: bool, studied: Recipe | None = None
+) -> Done:
+    """Do all runs, and the study of a recipe that has one, and write the report."""
+    with begun(asked, around, given=given) as (configuration, output, resume):
+        comparison = _runs(configuration, output, around, resume=resume)
+        found = (
+            _study(studied, comparison, configuration.size, output, around)
+            if studied and studied.study
+            else []
+        )
+        # last: without it the same command goes on here
+        write_report(
+            comparison,
+            output,
+            title=configuration.title,
+            configuration=configuration.as_dict(),
+            published=_published(configuration),
+        )
+    return Done(comparison, configuration, output, found)
+
+
+@contextmanager
+def begun(
+    asked: Configuration, around: Surroundings, *, given: bool
+) -> Iterator[tuple[Configuration, Path, bool]]:
+    """Give the folder that a command is to write to, with nobody else at work there.
+
+    Args:
+        asked: What the command was asked for.
+        around: Where to write, and whether to continue.
+        given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
+
+    Yields:
+        What is to be run, the folder, and whether earlier runs are continued.
+
+    Raises:
+        ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
+    """
+    around.executor(asked.settings.threads)  # refused before a folder is made
+
+    def goes_on(folder: Path) -> bool:
+        if not configurations.unfinished(folder):
+            return False
+        return (around.resume and not given) or configurations.is_same(folder, asked)
+
+    def check(folder: Path) -> None:
+        configuration, _ = _settle(asked, folder, around, given=given)
+        check_task_of(configuration.settings, around.data_dir)  # before the results of an earlier command go
+        for name in configuration.settings.methods:
+            check_parts(configuration.settings.batch_size, name, around.joined.count)
+
+    with folders.taken(around, goes_on, check) as output:
+        # Anew: another command may have been at work here while the task was loaded.
+        configuration, resume = _settle(asked, output, around, given=given)
+        if not resume:
+            configurations.clear(output)
+            configurations.write(configuration, output)
+        around.chosen(output)
+        if resume and not (around.resume or around.quiet):
+            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+        yield configuration, output, resume
+
+
+def _runs(configuration: Configuration, output: Path, around: Surroundings, *, resume: bool) -> Comparison:
+    display, watcher = monitor(Console(stderr=True), quiet=around.quiet)
+    with display:
+        if configuration.seed is None:
+            return compare(
+                configuration.settings,
+                output,
+                watcher,
+                data_dir=around.data_dir,
+                resume=resume,
+                executor=around.executor(configuration.settings.threads),
+                device=around.run_device,
+            )
+        return train(
+            configuration.settings,
+            configuration.seed,
+            output,
+            watcher,
+            data_dir=around.data_dir,
+            resume=resume,
+            device=around.run_device,
+            processes=around.joined,
+        )
+
+
+def _study(
+    recipe: Recipe, comparison: Comparison, size: str, output: Path, around: Surroundings
+) -> list[RenderableType]:
+    if around.run_device != "cpu":  # which this machine may lack: the runs may have been a cluster's
+        Console(stderr=True).print("The study computes on the processor.", highlight=False)
+    name = recipe.study["name"]
+    with Console(stderr=True, quiet=around.quiet).status(f"Studying the {name}"):
+        return run_study(name, recipe.study_options(size), comparison, output, around.data_dir)
+
+
+def _settle(
+    asked: Configuration, output: Path, around: Surroundings, *, given: bool
+) -> tuple[Configuration, bool]:
+    """Decide what to run and whether to continue earlier runs."""
+    unfinished = configurations.unfinished(output)
+    if around.fresh or not (around.resume or holds_results(output)):
+        return asked, False
+    stored = configurations.read(output)
+    # a sweep that is only resumed names no recipe
+    is_its_own = stored.command == asked.command and (bool(asked.sweep) or stored.recipe == asked.recipe)
+    if around.resume and not given and is_its_own:
+        return stored, True
+    if stored.is_same(asked):
+        return stored, around.resume or unfinished
+    recipe = "" if stored.sweep else stored.recipe  # named, it would ask for the recipe's own settings
+    raise other_settings(output, (stored.command, recipe), unfinished=unfinished)
+
+
+def holds_results(output: Path) -> bool:
+    """Say whether a folder of ours holds runs, a table, or a report alone, whose runs somebody has deleted."""
+    return configurations.is_begun(output) or (folders.is_own(output) and (output / PAGE).exists())
+
+
+def other_settings(output: Path, command: Sequence[str], *, unfinished: bool) -> ConfigurationError:
+    """Return the error for a folder that `command` wrote to with other settings."""
+    if not unfinished:
+        return ConfigurationError(
+            f"The folder {str(output)!r} holds finished runs with other settings: give another --output, or start "
+            "over with --fresh."
+        )
+    words = ["pathspace", *filter(None, command), "--resume", "--output", str(output)]
+    return ConfigurationError(
+        f"The folder {str(output)!r} holds unfinished runs with other settings: continue those by "
+        f"`{shlex.join(words)}`, give another --output, or start over with --fresh."
+    )
+
+
+def _published(configuration: Configuration) -> Published | None:
+    return load_published(configuration.recipe) if configuration.recipe else None
+
+
+def print_results(done: Sequence[Done], around: Surroundings) -> None:
+    """Print the results: as JSON, one object or the list of the parts; or as a table and the place of the page."""
+    if around.as_json:
+        values = [
+            as_json(each.comparison, each.configuration.as_dict(), _published(each.configuration))
+            for each in done
+        ]
+        print_json(values[0] if len(values) == 1 else values)
+        return
+    for each in done:
+        comparison, published = each.comparison, _published(each.configuration)
+        claims = comparison.settings.baselines and comparison.choices
+        console = output_console(150 if claims else 120)
+        if claims:
+            print_table(claim_table(comparison), console, published)
+        else:
+            print_table(build_table(comparison, published), console, published)
+            for sentence in conclusion(comparison):
+                console.print(sentence, highlight=False, markup=False)
+        if pairs := pairs_of(comparison, published):
+            print_table(pairs_table(comparison, pairs), console)
+        print_line(console, f"Report: {each.folder / PAGE}")

@@ -1,0 +1,130 @@
+"""What `pathspace reproduce` does: the recipe of an experiment, of several in parts, or of an engine of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from pathspace.experiments import configuration as configurations
+from pathspace.experiments import folders
+from pathspace.experiments.compare import Comparison, check_task_of
+from pathspace.experiments.configuration import Configuration
+from pathspace.experiments.devices import chosen_device
+from pathspace.experiments.errors import ConfigurationError
+from pathspace.experiments.execution import (
+    Surroundings,
+    execute,
+    holds_results,
+    other_settings,
+    print_results,
+)
+from pathspace.experiments.folders import PAGE
+from pathspace.experiments.layers import Layer
+from pathspace.experiments.recipes import ENGINES, Recipe, load_recipe
+from pathspace.experiments.report import write_parts
+from pathspace.experiments.settings import settings_from
+from pathspace.experiments.storage import write_json
+from pathspace.experiments.terminal import output_console, print_line
+
+
+def run_reproduce(name: str, size: str, options: Layer, around: Surroundings) -> dict[str, Comparison]:
+    """Do what `pathspace reproduce` was asked for; see there. Returns the comparisons by recipe, if any."""
+    recipe = load_recipe(name)
+    if recipe.engine:
+        if chosen_device(around.device) != "cpu" and around.device != "auto":
+            raise ConfigurationError(
+                f"The recipe {name!r} computes on the processor alone: leave --device {around.device} out."
+            )
+        import_module(f"{ENGINES[recipe.engine]}.command").reproduce(recipe, size, options, around)
+        return {}
+    if recipe.parts:
+        return _reproduce_parts(recipe, size, options, around)
+    done = execute(_asked(recipe, size, options), around, given=bool(size or options[1]), studied=recipe)
+    print_results([done], around)
+    console = Console(stderr=True) if around.as_json else output_console()
+    for part in done.found:
+        console.print(part, highlight=False)
+    return {name: done.comparison}
+
+
+def _asked(recipe: Recipe, size: str, options: Layer) -> Configuration:
+    size = size or next(iter(recipe.sizes), "")
+    where, chosen = options
+    if "methods" in chosen and "baselines" not in chosen:
+        # Whoever picks some of a claim's methods means its baselines among them.
+        kept = [name for name in settings_from(*recipe.layers(size)).baselines if name in chosen["methods"]]
+        options = where, {**chosen, "baselines": kept}
+    settings = settings_from(*recipe.layers(size), options)
+    return Configuration("reproduce", recipe.title, settings, recipe=recipe.name, size=size)
+
+
+def _reproduce_parts(
+    recipe: Recipe, size: str, options: Layer, around: Surroundings
+) -> dict[str, Comparison]:
+    """Run the parts of a recipe, each in a folder of its own, and bring their results together on one page.
+
+    Parts that are done are not done again until the whole is, so the same command continues what was stopped.
+    """
+    # all of them: what one refuses, as its settings or its data, is refused before hours of another
+    asked = {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
+    given = bool(size or options[1])
+
+    def is_begun(output: Path) -> bool:
+        return any(folders.is_own(output / part) for part in recipe.parts)
+
+    def goes_on(output: Path) -> bool:
+        if not is_begun(output) or (output / PAGE).exists():
+            return False
+        try:
+            return (around.resume and not given) or configurations.are_same(
+                configurations.read_parts(output), asked
+            )
+        except ConfigurationError:
+            return False
+
+    def begins(output: Path) -> bool:
+        return around.fresh or not (is_begun(output) or holds_results(output))
+
+    def check(output: Path) -> None:
+        if around.resume and not is_begun(output):
+            raise folders.nothing_to_resume(output)
+        for each in asked.values() if begins(output) else ():
+            around.executor(each.settings.threads)
+            check_task_of(each.settings, around.data_dir)
+
+    with folders.taken(around, goes_on, check) as output:
+        unfinished = not (output / PAGE).exists()
+        if not begins(output):
+            stored = configurations.read_parts(output)
+            if around.resume and not given:
+                asked = stored
+            elif not configurations.are_same(stored, asked):
+                raise other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
+        resumes = not around.fresh and (around.resume or unfinished)
+        known = {part for part in recipe.parts if folders.is_own(output / part)}
+        folders.clear_report(output)
+        if around.fresh:
+            for part in known:  # also those that the command may be stopped before it comes to
+                configurations.clear(output / part)
+                configurations.write(asked[part], output / part)
+        content = configurations.parts_as_dict(recipe.name, recipe.title, asked)
+        write_json(output / folders.FILE, content)
+        around.chosen(output)
+        done = {}
+        for part, configuration in asked.items():
+            here = replace(
+                around, output=output / part, resume=resumes and part in known, chosen=lambda _folder: None
+            )
+            done[part] = execute(configuration, here, given=True)
+            if not around.as_json:
+                print_results([done[part]], here)
+        comparisons = {part: each.comparison for part, each in done.items()}
+        page = write_parts(comparisons, output, title=recipe.title, configuration=content)
+    if around.as_json:
+        print_results(list(done.values()), around)
+    else:
+        print_line(output_console(), f"All parts: {page}")
+    return comparisons
