@@ -221,6 +221,21 @@ def test_a_root_mean_square_written_by_hand_is_recognised(way):
     assert_close(*found, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("square", [torch.square, lambda x: x.pow(2), lambda x: x * x])
+@pytest.mark.parametrize("way", BY_HAND)
+def test_that_of_a_square_is_recognised_too(square, way):
+    """As of a squared ReLU, which is the square of something itself."""
+    found = []
+    for function in (BY_HAND[way], lambda x: functional.rms_norm(x, (4,))):
+        written = Written(lambda x, of=function: of(square(x.relu())))
+        network = ps.trace(
+            shaken(nn.Sequential(nn.Linear(3, 4), written, nn.Linear(4, 2))), torch.zeros(1, 3).double()
+        )
+        assert not network.cuts
+        found.append(ps.paths.kappa(network))
+    assert_close(*found, rtol=0, atol=0)
+
+
 NOT_ONE = {
     "no root": lambda x: x * x.pow(2).mean(-1, keepdim=True),
     "divided by the square": lambda x: x / x.pow(2).mean(-1, keepdim=True),

@@ -39,8 +39,10 @@ def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value
     if len(values) != 1 or (name.endswith("_") and not name.endswith("__")):
         return None
     statistic = x.statistic
-    if statistic is None:
-        squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
+    squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
+    if statistic is None or (
+        squares and not statistic.over
+    ):  # x may be a square itself, as a squared ReLU is
         return Statistic(x, 2) if squares else None
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
         return statistic
@@ -86,7 +88,7 @@ def by_its_root(recorder: Recorder, args: Sequence[Any], kwargs: Any) -> Any:
     first, second = (recorder.lookup(t) for t in args)
     if first is None or second is None:
         return None
-    turned = first.statistic is not None and name in _PRODUCTS
+    turned = first.statistic is not None and bool(first.statistic.over) and name in _PRODUCTS
     x, by = (second, first) if turned else (first, second)
     statistic = by.statistic
     if (
