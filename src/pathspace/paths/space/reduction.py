@@ -111,21 +111,6 @@ class ReductionGraph:
         parts = vector.split([shape.numel() for shape in self.shapes])
         return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
-    def entering(self, unit_class: int) -> Tensor:
-        """Numbers of the edges whose weight is multiplied by the scale of a class; self-loops too."""
-        return self._ending_at(unit_class, self.target, self.source)
-
-    def leaving(self, unit_class: int) -> Tensor:
-        """Numbers of the edges whose weight is divided by the scale of a class; self-loops too."""
-        return self._ending_at(unit_class, self.source, self.target)
-
-    @tables_on_the_cpu()
-    def _ending_at(self, unit_class: int, nodes: Tensor, of_inverses: Tensor) -> Tensor:
-        if not 0 <= unit_class < self.num_classes:
-            raise IndexError(f"there is no unit class {unit_class}: the network has {self.num_classes}")
-        ends = (self.factors(nodes) == unit_class + 1) | (self.factors(of_inverses) == -unit_class - 1)
-        return ends.any(0).nonzero().flatten()
-
     @tables_on_the_cpu()
     def exponents(self) -> Tensor:
         """How rescaling moves the logarithms of the weights: d log|w_e| / d log s_c, float64 ``[E, num_classes]``.
@@ -176,8 +161,6 @@ def reduction_graph(network: Network) -> ReductionGraph:
         >>> graph = ps.paths.reduction_graph(ps.trace(model, torch.zeros(1, 2)))
         >>> graph.num_edges, graph.num_classes, graph.edge(7)
         (10, 3, ('2.weight', (0, 1)))
-        >>> [graph.edge(e) for e in graph.leaving(1).tolist()]
-        [('2.weight', (0, 1))]
     """
     expect_network(network)
     sources, targets, biases = [], [], []
