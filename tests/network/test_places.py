@@ -1,4 +1,5 @@
 """What may change in a traced model, and what may not."""
+# ruff: noqa: ARG005
 
 import pytest
 import torch
@@ -134,3 +135,81 @@ def test_hooks_on_gradients_are_the_users_own():
     model(x.requires_grad_()).sum().backward()
     assert "after" in calls
     assert "before" in calls
+
+
+class Masked(nn.Module):
+    """A function of units and of a buffer between two layers."""
+
+    def __init__(self, function, **buffers):
+        super().__init__()
+        self.read, self.mix, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        for name, values in buffers.items():
+            self.register_buffer(name, values)
+        self._function = function
+
+    def forward(self, x):
+        h = self.read(x).relu()
+        return self.out(self._function(self, h, self.mix(h).relu()))
+
+
+CONDITION, INDEX = torch.tensor([True, False, True, True]), torch.tensor([2, 0, 3, 1])
+DECIDES = {
+    "where": (lambda m, h, z: torch.where(m.own, h, z), CONDITION),
+    "its opposite": (lambda m, h, z: z + h * ~m.own, CONDITION),
+    "filled": (lambda m, h, z: z + h.masked_fill(m.own, 0), CONDITION),
+    "index": (lambda m, h, z: z + h[:, m.own], INDEX),
+    "sorted first": (lambda m, h, z: z + h[:, m.own.argsort()], INDEX),
+    "gathered": (lambda m, h, z: z + h.gather(1, m.own.expand(len(h), 4)), INDEX),
+    "compared": (lambda m, h, z: torch.where(m.own > 1, h, z), INDEX.float()),
+    "what is left of one": (lambda m, h, z: z + h * (1 - m.own), CONDITION.float()),
+}
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_a_buffer_that_decided_which_units_belong_together_keeps_its_values(name):
+    function, values = DECIDES[name]
+    model, x = Masked(function, own=values.clone()), torch.randn(5, 3)
+    network = ps.trace(model, x)
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1)
+    model(x).sum().backward()
+    model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer.step()
+    model.own.copy_(values.roll(1))
+    before = [p.clone() for p in model.parameters()]
+    for use in (optimizer.step, network.check_current, lambda: ps.rescaling.balance_(network)):
+        with pytest.raises(RuntimeError, match=r"buffer 'own' has other values .* trace the model again"):
+            use()
+    assert all(map(torch.equal, before, model.parameters()))
+    model.own = values.clone()  # another tensor with the old values
+    optimizer.step()
+
+
+MAY_CHANGE = {
+    "a factor": (lambda m, h, z: z * m.own, torch.rand(4)),
+    "a factor with zeros": (lambda m, h, z: z * m.own, CONDITION.float()),
+    "a deviation": (lambda m, h, z: z / (m.own + 1e-5).sqrt(), torch.rand(4)),
+    "a number of examples": (lambda m, h, z: z / m.own, torch.tensor(3)),
+    "a counter": (lambda m, h, z: (m.own.add_(1), z)[1], torch.tensor(3)),
+    "what a call writes first": (
+        lambda m, h, z: (m.own.fill_(False), torch.where(m.own, h, z))[1],
+        CONDITION,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAY_CHANGE)
+def test_other_buffers_may_change(name):
+    function, values = MAY_CHANGE[name]
+    model, x = Masked(function, own=values.clone()), torch.randn(5, 3)
+    network = ps.trace(model, x)
+    model.own.copy_(values.roll(1) if values.dim() else values + 1)
+    output = model(x)
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert torch.equal(model(x), output)
+
+
+def test_a_mask_may_grow():
+    model = Masked(lambda m, h, z: torch.where(m.own[:, : h.shape[1]], z, h), own=CONDITION[None].clone())
+    network = ps.trace(model, torch.randn(5, 3))
+    model.own = torch.cat([model.own, model.own], 1)
+    network.check_current()

@@ -35,17 +35,21 @@ class Call:
         batch_dim: the dimension of the inputs that holds the batch.
         states: positions or names of arguments that carry a hidden state.
         outside: paths of the modules left to the plain rule.
+        constants: name -> values of the buffers that decided the network: masks and indices, on the CPU.
+        unused: names of the parameters that it did not use, but for those of the modules outside.
     """
 
     arguments: Any
     batch_dim: int | None
     states: frozenset[int | str]
     outside: frozenset[str]
+    constants: Mapping[str, Tensor]
+    unused: tuple[str, ...]
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with by position and by name: a dict, a tuple or list of arguments, or a single one."""
-    if isinstance(data, dict):
+    """What a model is called with by position and by name: a mapping, a tuple or list of arguments, or a single one."""
+    if isinstance(data, Mapping):  # a dict, or another as transformers' tokenizers return
         return (), {**data}
     return tuple(data) if isinstance(data, (tuple, list)) else (data,), {}
 
@@ -120,10 +124,10 @@ class Network:
 
     @cached_property
     def _places(self) -> Places:
-        return Places(self.model, self.parameters, self.call.outside)
+        return Places(self.model, self.parameters, self.call.outside, self.call.constants)
 
     def check_current(self, *, parts: bool = False) -> None:
-        """Raise RuntimeError if modules or parameters of the model are no longer those that were traced.
+        """Raise RuntimeError if modules, parameters or masks of the model are no longer those that were traced.
 
         Args:
             parts: whether parameters may be split over processes by FSDP since; the network follows these, in the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
@@ -21,10 +21,15 @@ class Places:
         model: the model.
         parameters: name -> parameter of the network.
         outside: paths of modules that the network leaves out; what they are made of may change.
+        constants: name -> values of the buffers that decided the network.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], outside: frozenset[str]
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        outside: frozenset[str],
+        constants: Mapping[str, Tensor],
     ) -> None:
         self._model = model
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
@@ -44,6 +49,9 @@ class Places:
             self._leaves.append(
                 (model.get_submodule(path)._parameters, leaf, parameter, parameter.shape, name)
             )
+
+        self._constants = constants
+        self._seen: dict[str, tuple[Tensor, int]] = {}  # buffers that had these values, and their version
 
     def check(self) -> dict[str, nn.Parameter]:
         """Raise RuntimeError if a part was replaced; by name, the parameters that were split over processes since."""
@@ -89,7 +97,25 @@ class Places:
                     "conversion, a move from the meta or to another kind of device, or load_state_dict with "
                     "assign=True): trace the model again"
                 )
+        for name, values in self._constants.items():
+            self._check_constant(name, values)
         return split
+
+    def _check_constant(self, name: str, values: Tensor) -> None:
+        """Raise RuntimeError if a mask or an index has other values; compared only where something was written."""
+        now = self._model.get_buffer(name)
+        version = -1 if now.is_inference() else now._version  # which inference tensors do not count
+        seen, its = self._seen.get(name, (None, -1))
+        if seen is now and its == version >= 0:
+            return
+        # a mask that grows with the longest sequence keeps what it had
+        if now.shape == values.shape and not torch.equal(now.detach().to(values), values):
+            raise RuntimeError(
+                f"the buffer '{name}' has other values than when the model was traced (load_state_dict, or a mask or "
+                "an index that changes), and these decided which weights belong together: trace the model again, and "
+                "make a new optimizer"
+            )
+        self._seen[name] = now, version
 
     def _parameter(self, name: str) -> nn.Parameter | None:
         try:

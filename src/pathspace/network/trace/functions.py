@@ -30,6 +30,12 @@ def short_name(func: Callable[..., Any]) -> str:
     return name
 
 
+ARITHMETIC = frozenset(
+    form
+    for name in ("add", "sub", "mul", "div")
+    for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
+) | {"rsub", "__truediv__", "__rtruediv__", "__itruediv__"}
+"""Sums and products, which take a constant for a number."""
 PLAIN = (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(Ellipsis))
 """What an argument is, if it is neither a tensor nor a container."""
 

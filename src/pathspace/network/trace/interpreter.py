@@ -25,6 +25,7 @@ from pathspace.network.rules.scale_free import SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
 from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.functions import (
+    ARITHMETIC,
     CHECKS,
     ENDINGS,
     METADATA,
@@ -94,6 +95,8 @@ class Interpreter(TorchFunctionMode):
             recorder.refuse(*_UNREGISTERED)
         if not values:
             return self._constant(args, kwargs)
+        if any(v.kind in ("hidden", "parameter") for v in values):
+            recorder.constants |= recorder.buffers_in(filter(self._decides, unknown))
         self._check_destination(args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
@@ -219,11 +222,27 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
+        from_buffers = recorder.buffers_in(tensors_in(args, kwargs))
         result = recorder.func(*args, **kwargs)
+        if changes(name) and args:  # what a call writes itself is as it was whenever the model is called
+            recorder.from_buffers.pop(id(args[0]), None)
+            from_buffers = frozenset()
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor._is_view():
-                self._viewed[id(tensor._base)] = tensor._base
+            if isinstance(tensor, Tensor):
+                if tensor._is_view():
+                    self._viewed[id(tensor._base)] = tensor._base
+                if from_buffers:
+                    recorder.from_buffers[id(tensor)] = tensor, from_buffers
         return result
+
+    def _decides(self, constant: Tensor) -> bool:
+        """Whether scales go by the values of a buffer's constant: an index, a condition, or numbers with zeros."""
+        recorder = self.recorder
+        if id(constant) not in recorder.from_buffers or constant.layout is not torch.strided:
+            return False
+        if not constant.is_floating_point() and recorder.name not in ARITHMETIC:
+            return True
+        return bool(((constant == 0) | constant.isinf()).any())  # both fit every scale
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """A product of an input with a constant, if that is zero throughout."""

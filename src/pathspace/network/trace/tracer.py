@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,6 +99,8 @@ def trace(
         raise ValueError(f"the model has no parameters: {type(model).__name__} cannot be trained or rescaled")
     names = outside_names(model, outside)
     _check_whole(model)
+    if isinstance(example_input, Mapping):
+        example_input = dict(example_input)
     plan = _Plan(model, example_input, names, output, frozenset(states), strict)
     try:
         network = plan.network(batch_dim)
@@ -245,16 +247,22 @@ class _Plan:
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
         program = Program(tuple(recorder.operations), slots, cuts=cuts, by_batch=frozenset(recorder.by_batch))
-        call = self._call(batch_dim)
+        unused = tuple(
+            n for n, p in before.items() if id(p) not in recorder.read and id(parameters[n]) not in owned
+        )
+        call = self._call(batch_dim, recorder.constants, unused)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         _check_types(network.parameters, torch.is_floating_point)
         return _Pass(network, coverage(recorder), examples)
 
-    def _call(self, batch_dim: int | None) -> Call:
+    def _call(self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...]) -> Call:
         empty = pytree.tree_map_only(
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
-        return Call(empty, batch_dim, self.states, frozenset(self.outside))
+        values = {
+            name: self.model.get_buffer(name).detach().to("cpu", copy=True) for name in sorted(constants)
+        }
+        return Call(empty, batch_dim, self.states, frozenset(self.outside), values, unused)
 
 
 def _placed(one: Network, two: Network) -> Network:
