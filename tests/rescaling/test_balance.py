@@ -490,6 +490,32 @@ def test_half_of_the_digits_may_be_rounding(dtype, least):
     assert model[0].weight[0, 0] != model.start
 
 
+class Masking(nn.Sequential):
+    """Its last output is filled in, and once its weights are others its scores may be, too."""
+
+    start, drift, fill = 0.0, 0.0, -math.inf
+
+    def forward(self, x):
+        scores = super().forward(x)
+        if self.drift and self[0].weight[0, 0] != self.start:
+            scores = scores + self.drift
+        return torch.cat([scores, torch.full_like(scores[:, :1], self.fill)], 1)
+
+
+@pytest.mark.parametrize("fill", [-math.inf, math.inf, -1e9, 1e4])
+def test_the_check_looks_past_what_is_filled_in(fill):
+    model, x = Masking(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    model.fill = fill
+    network = ps.trace(model, x)
+    ps.rescaling.random_rescale_(network, 0.1, 10.0)
+    model.start, model.drift = model[0].weight[0, 0].item(), 0.1
+    with pytest.raises(ps.rescaling.FunctionChangedError, match=r"output 0 .* moved by 0\.1"):
+        ps.rescaling.balance_(network, x)
+    model.drift = 0.0
+    ps.rescaling.balance_(network, x)
+    assert model[0].weight[0, 0] != model.start
+
+
 def test_the_check_refuses_what_is_not_finite():
     model = mlp(3, 4, 2)
     network = ps.trace(model, torch.zeros(1, 3))
@@ -652,3 +678,36 @@ def test_the_function_in_training_form_stays():
     ps.rescaling.balance_(network, x)
     torch.testing.assert_close(model(x), before, rtol=1e-10, atol=1e-12)
     assert model.training
+
+
+class ActorCritic(nn.Module):
+    """Two heads, one of which another method reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.actor, self.critic = mlp(3, 4, 4), nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.actor(self.trunk(x).relu())
+
+    def value(self, x):
+        return self.critic(self.trunk(x).relu())
+
+
+class Both(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x), self.model.value(x)
+
+
+def test_heads_that_took_no_part_in_the_trace_are_named():
+    model, x = ActorCritic(), torch.randn(5, 3)
+    with pytest.warns(UserWarning, match=r"critic\.weight, critic\.bias took no part in the forward pass"):
+        ps.rescaling.balance_(ps.trace(model, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.rescaling.balance_(ps.trace(model, x, outside=["critic"]))  # known to the caller
+        ps.rescaling.balance_(ps.trace(Both(model), x))

@@ -344,3 +344,66 @@ def test_either_copy_may_cease_to_be_finite(steps):
     )
     assert not report.finite
     assert report.largest_weight_difference == math.inf
+
+
+class Policy(torch.nn.Module):
+    """Scores of actions, those that are not allowed filled in."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.scores = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        self.fill = fill
+
+    def forward(self, x, allowed):
+        return self.scores(x).masked_fill(~allowed, self.fill)
+
+
+ALLOWED = torch.tensor([[True, False, True], [True, True, True]])
+
+
+@pytest.mark.parametrize("fill", [-math.inf, -1e9])
+def test_masked_outputs_are_neither_a_difference_nor_a_divergence(fill):
+    def check_policy(make):
+        return ps.rescaling.check_invariance(
+            Policy(fill),
+            (torch.randn(2, 4), ALLOWED),
+            lambda scores: torch.nn.functional.cross_entropy(scores, torch.tensor([0, 2])),
+            make,
+            steps=3,
+        )
+
+    assert check_policy(lambda m, n: ps.optim.PathAdam(m.parameters(), n, lr=0.01)).passed
+    report = check_policy(lambda m, _: torch.optim.Adam(m.parameters(), lr=0.01))
+    assert report.largest_output_difference > 1e-3  # beside the scores, not beside what was filled in
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    mlp = BY_NAME["mlp"]
+    case = SimpleNamespace(model=mlp.model, example=mlp.example, loss=lambda out: 0 * out.sum() + math.inf)
+    assert not check(case, path_sgd, steps=1).finite
+
+
+class Signs(torch.optim.Optimizer):
+    """A rule whose step has another name than lr, and one that has none."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure=None):  # noqa: ARG002
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= 0.01 * p.grad.sign()
+
+
+@pytest.mark.parametrize("options", [{"eta": 0.01}, {"lr": None}])
+def test_an_optimizer_may_have_no_learning_rate(options):
+    alone = check(BY_NAME["mlp"], lambda m, _: Signs(m.parameters(), **options), steps=2)
+    assert not alone.outputs_equal
+    assert alone.differs_from_sgd
+    wrapped = check(
+        BY_NAME["mlp"],
+        lambda m, n: ps.optim.Invariant(m.parameters(), n, Signs, points=(), **options),
+        steps=2,
+    )
+    assert wrapped.passed

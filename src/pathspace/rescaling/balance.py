@@ -28,7 +28,7 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
-from pathspace.rescaling.invariance import called
+from pathspace.rescaling.invariance import called, difference
 from pathspace.rescaling.rescale import rescale_
 
 LARGE = 100.0
@@ -118,7 +118,7 @@ def balance_(
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
     Warns:
-        UserWarning: a factor is beyond 100 or below 1/100.
+        UserWarning: a factor is beyond 100 or below 1/100, or parameters took no part in the traced forward pass.
 
     Source:
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
@@ -139,6 +139,7 @@ def balance_(
     if powers_of_two:
         factors = factors.log2().round().exp2()
     _warn_of_large(network, factors)
+    _warn_of_unused(network)
     if example_input is None:
         rescale_(network, factors)
         return factors
@@ -215,6 +216,19 @@ def _warn_of_large(network: Network, factors: Tensor) -> None:
         )
 
 
+def _warn_of_unused(network: Network) -> None:
+    """Tell of parameters that another method of the model may read traced units by, as the critic of an actor."""
+    unused = network.call.unused
+    if unused and network.num_classes:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        warnings.warn(
+            f"{', '.join(unused[:3])}{more} took no part in the forward pass that was traced: if another method of the "
+            "model applies them to traced units, balance_ has changed what it computes. Trace a forward pass that uses "
+            "them all",
+            stacklevel=3,
+        )
+
+
 class _Probe:
     """The outputs of a model for one example, before a change of its parameters and after it."""
 
@@ -242,8 +256,7 @@ class _Probe:
             if not old.is_floating_point() or not old.numel():
                 continue
             allowed = torch.finfo(old.dtype).eps ** 0.5 if tolerance is None else tolerance
-            old, new = old.double(), new.double()
-            moved, largest = float((new - old).abs().max()), float(old.abs().max())
+            moved, largest = difference(old, new)
             if not moved <= allowed * largest:
                 raise FunctionChangedError(
                     f"output {i} of the network moved by {moved:.3g}, where the largest output is {largest:.3g} and "

@@ -17,6 +17,9 @@ from pathspace.network.network import arguments_in
 from pathspace.network.trace.shadow import copy_of
 from pathspace.rescaling.rescale import random_rescale_
 
+MASK = 1e4
+"""Outputs of this size that stay as they are were filled in, to be passed over by a softmax or a maximum."""
+
 
 @dataclass(frozen=True)
 class InvarianceReport:
@@ -28,8 +31,9 @@ class InvarianceReport:
         largest_output_difference: largest absolute difference of outputs, relative to the largest output.
         weights_equal: whether the weights, the rescaling undone, were bitwise equal after the last step.
         largest_weight_difference: largest absolute difference of those, relative to each parameter's largest element.
-        differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate.
-        finite: whether all outputs and weights stayed finite.
+        differs_from_sgd: whether the optimizer's steps differ from plain SGD's with the same learning rate; True where
+            it has no number as option ``lr``.
+        finite: whether losses, weights and outputs stayed finite, but for infinities that both copies return alike.
         moved: whether the steps changed a parameter at all.
     """
 
@@ -138,9 +142,9 @@ def check_invariance(
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"make_optimizer must return an optimizer, got {type(optimizer).__name__}")
-    rates = {id(p): g["lr"] for g in optimizers[0].param_groups for p in g["params"]}
+    rates: dict[int, Any] = {id(p): g.get("lr") for g in optimizers[0].param_groups for p in g["params"]}
     names = {id(p): name for name, p in ours.named_parameters()}
-    by_name = {names[i]: float(rate) for i, rate in rates.items() if i in names}
+    by_name = {names[i]: rate for i, rate in rates.items() if i in names}
     if not by_name:
         raise ValueError(
             "the optimizer holds no parameter of the model that make_optimizer was given: make it from that model and "
@@ -151,15 +155,17 @@ def check_invariance(
     for step in range(steps):
         outputs = []
         for m, network, optimizer in zip((ours, rescaled), networks, optimizers, strict=True):
-            output = _step(m, example_input, loss, optimizer, seed + step)
+            output, value = _step(m, example_input, loss, optimizer, seed + step)
+            finite = finite and math.isfinite(value)
             # a model may also return hidden states, which do change with the scale
             outputs.append(torch.cat([t.detach().double().reshape(-1) for t in network.returned(output)]))
             if not outputs[-1].numel():
                 raise ValueError("the example gives no output to compare: give one example at least")
         ours_flat, rescaled_flat = outputs
-        finite = finite and bool(torch.isfinite(ours_flat).all() and torch.isfinite(rescaled_flat).all())
+        odd = ~(ours_flat.isfinite() & rescaled_flat.isfinite())  # infinities of masks stand in both
+        finite = finite and bool((ours_flat == rescaled_flat)[odd].all())
         equal = equal and torch.equal(ours_flat, rescaled_flat)
-        output_difference = max(output_difference, _relative_difference(ours_flat, rescaled_flat))
+        output_difference = max(output_difference, _relative(*difference(ours_flat, rescaled_flat)))
 
     weight_difference, weights_equal = 0.0, True
     for name, parameter in ours.named_parameters():
@@ -170,7 +176,9 @@ def check_invariance(
             other = other / networks[1].edge_factors(traced, factors.to(other.device))
         mine = parameter.detach().double()
         weights_equal = weights_equal and torch.equal(mine, other)
-        weight_difference = max(weight_difference, _relative_difference(mine, other))
+        if mine.numel():
+            apart = _relative(float((mine - other).abs().max()), float(mine.abs().max()))
+            weight_difference = max(weight_difference, apart)
 
     return InvarianceReport(
         steps=steps,
@@ -179,16 +187,24 @@ def check_invariance(
         weights_equal=weights_equal,
         largest_weight_difference=weight_difference,
         moved=_differ(ours, model),
-        differs_from_sgd=_differs_from_sgd(ours, plain, by_name, example_input, loss, seed, steps),
+        differs_from_sgd=any(rate is None for rate in by_name.values())  # it has a size of steps of its own
+        or _differs_from_sgd(
+            ours, plain, {n: float(rate) for n, rate in by_name.items()}, example_input, loss, seed, steps
+        ),
         finite=finite and _is_finite(ours) and _is_finite(rescaled),
     )
 
 
-def _relative_difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference beside the largest entry of a; infinite where it is no number."""
-    if not a.numel():
-        return 0.0
-    return float(((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).nan_to_num(math.inf, math.inf))
+def difference(old: Tensor, new: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors with entries, and the largest entry: what masks both alike counts as 0."""
+    old, new = old.double(), new.double()
+    masks = (old == new) & (old.abs() >= MASK)
+    return float((new - old).masked_fill(masks, 0).abs().max()), float(old.masked_fill(masks, 0).abs().max())
+
+
+def _relative(moved: float, largest: float) -> float:
+    """A largest difference beside a largest entry; infinite where it is no number."""
+    return moved / max(largest, 1e-300) if math.isfinite(moved) else math.inf
 
 
 def _is_finite(model: nn.Module) -> bool:
@@ -200,7 +216,7 @@ def called(model: nn.Module, example_input: Any, seed: int) -> Any:
     """What a model returns, with random numbers of a seed; torch's random state is restored."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     # copies: the model may write into them
-    args, kwargs = arguments_in(pytree.tree_map_only(Tensor, torch.clone, example_input))
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, arguments_in(example_input))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         return model(*args, **kwargs)
@@ -212,14 +228,14 @@ def _step(
     loss: Callable[[Any], Tensor],
     optimizer: torch.optim.Optimizer,
     seed: int,
-) -> Any:
-    """One optimizer step; returns what the model returned before it."""
-    outputs = []
+) -> tuple[Any, float]:
+    """One optimizer step; returns what the model returned before it, and the loss."""
+    seen: list[tuple[Any, float]] = []
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        outputs.append(called(model, example_input, seed))
-        value = loss(outputs[-1])
+        output = called(model, example_input, seed)
+        value = loss(output)
         if not isinstance(value, Tensor):
             raise TypeError(f"loss must return a tensor of one number, got {type(value).__name__}")
         if value.numel() != 1:
@@ -227,6 +243,7 @@ def _step(
             raise ValueError(
                 f"loss must return a tensor of one number, got one of shape {shape}; take its mean"
             )
+        seen.append((output, float(value.detach())))
         value.backward()
         return value
 
@@ -238,7 +255,7 @@ def _step(
         closure()
         take()
     torch.clear_autocast_cache()  # or the next call would take the weights before this step
-    return outputs[0]
+    return seen[0]
 
 
 def _differ(a: nn.Module, b: nn.Module) -> bool:
