@@ -141,6 +141,41 @@ def test_no_path_starts_at_an_initial_state_of_zeros(start):
     assert rank == ps.paths.degrees_of_freedom(network) == 9 + 9 + 4 - 3
 
 
+class Again(nn.Module):
+    """A weight that multiplies zeros first, as in the first step of a loop, and units then."""
+
+    def __init__(self, first, then):
+        super().__init__()
+        self.read, self.again = nn.Linear(2, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self._first, self._then = first, then
+
+    def forward(self, x):
+        h = (self.read(x) + self._first(self.again, x.new_zeros(*x.shape[:-1], 3))).relu()
+        return self._then(self.again.weight, h)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda w, h: nn.functional.linear(h, w),
+        lambda w, h: h @ w.t(),
+        lambda w, h: torch.matmul(h, w.mT),
+        lambda w, h: torch.einsum("bti,oi->bto", h, w),
+    ],
+    ids=["linear", "@", "matmul", "einsum"],
+)
+@pytest.mark.parametrize(
+    "first", [lambda a, zeros: a(zeros), lambda a, _: a.weight[0]], ids=["zeros", "a bias"]
+)
+def test_a_weight_that_stood_in_the_place_of_activations_is_a_weight_still(first, then):
+    model, x = Again(first, then).double(), torch.randn(2, 3, 2, dtype=torch.float64)
+    network = ps.trace(model, x)
+    paths = ps.paths.enumerate_paths(network)
+    values = paths.factor * paths.values(network.parameters)
+    assert_close(values.square().sum(), ps.paths.squared_path_norm(network))
+    assert_close(paths.output(network.parameters, ps.paths.activity(network, x)), model(x).flatten(1))
+
+
 def test_what_enters_a_softmax_is_the_output():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.Softmax(-1)).double()
     x = torch.randn(4, 2, dtype=torch.float64)

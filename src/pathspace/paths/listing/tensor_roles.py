@@ -86,8 +86,8 @@ class TensorRoles:
         return None if result is None else result[1]
 
     def is_unit(self, tensor: Tensor) -> bool:
-        """Whether the tensor holds activations; an input that was read before has nodes, and is none."""
-        return id(tensor) in self._units and id(tensor) not in self._data
+        """Whether the tensor holds activations; an input or a weight that was read before has nodes, and is none."""
+        return id(tensor) in self._units and id(tensor) not in self._data and id(tensor) not in self._weights
 
     def _bind(self, tensor: Tensor, nodes: Tensor) -> Tensor:
         self._units[id(tensor)] = (tensor, nodes.reshape(tensor.shape))

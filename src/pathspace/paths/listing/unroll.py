@@ -211,7 +211,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if name in CLAMPS:
             return not is_relu(args, kwargs)
         if name in ENDINGS and name in RULES:  # a product of activations, or a division by one
-            acts = [id(t) in self._units and id(t) not in self._data for t in tensors]
+            acts = [self.is_unit(t) for t in tensors]
             return sum(acts) > 1 or ("div" in name and acts[-1] and args[0] is not tensors[-1])
         return name in ENDINGS or name in ("softmax", "log_softmax")
 
@@ -306,7 +306,7 @@ class Unroller(TensorRoles, TorchFunctionMode):
         leaves = [(p, t) for p, t in enumerate(pytree.tree_leaves((args, kwargs))) if isinstance(t, Tensor)]
         weighted = [(p, t) for p, t in leaves if self._weight(t)]
         read = {id(t) for _, t in leaves if t.is_floating_point() or name in _NUMBERS} & self._data.keys()
-        acts = [(p, t) for p, t in leaves if id(t) in self._units or id(t) in read]
+        acts = [(p, t) for p, t in leaves if self.is_unit(t) or id(t) in read]
         if name in _PRODUCTS and not acts:  # a parameter in the place of activations
             acts, weighted = weighted[:1], weighted[1:]
         sources = [self._sources(t).flatten() for _, t in acts]
