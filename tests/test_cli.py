@@ -523,6 +523,13 @@ def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
     arguments = [*COMPARE, "--output", str(tmp_path)]
     assert call(*arguments).exit_code == 0
     before = curves(tmp_path)
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
+    for more in ([], ["--quiet"]):
+        same = call(*arguments, *more)
+        assert same.exit_code == 0
+        assert ("was finished already" in same.stderr) == (not more)
+        assert "Report: " in same.stdout
+        assert {path: path.stat().st_mtime_ns for path in done} == done
     (tmp_path / "report.html").unlink()  # as if the command had been killed before its end
     (lost,) = (tmp_path / "runs").glob("sgd-balanced-0.01-1000-*/result.json")
     lost.unlink()

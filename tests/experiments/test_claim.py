@@ -277,9 +277,13 @@ def test_parts_that_are_done_are_kept_until_the_whole_is(
     refused = CliRunner().invoke(app, [*command, "--epochs", "2"])
     assert refused.exit_code == 2
     assert "holds unfinished runs with other settings" in refused.stderr
-    # the whole is done: the same command starts over
     assert CliRunner().invoke(app, command).exit_code == 0
-    assert CliRunner().invoke(app, command).exit_code == 0
+    done = {path: path.stat().st_mtime_ns for path in done}
+    same = CliRunner().invoke(app, command)
+    assert same.stderr.count("was finished already") == 1
+    assert "All parts: " in same.stdout
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert CliRunner().invoke(app, [*command, "--fresh"]).exit_code == 0
     assert all(path.stat().st_mtime_ns > when for path, when in done.items())
 
 

@@ -423,7 +423,10 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     assert again["settings"][0]["methods"]["path-muon"]["reported"][0]["error"] == 0.125
     assert again["settings"][1] == content["settings"][1]
 
-    printed = call("--output", str(folder), "--json")  # finished: starts over
+    taken = call("--output", str(folder), "--json")
+    assert "was finished already" in taken.stderr
+    assert json.loads(taken.stdout)["settings"] == again["settings"]
+    printed = call("--output", str(folder), "--json", "--fresh")
     assert json.loads(printed.stdout)["settings"] == content["settings"]
 
 

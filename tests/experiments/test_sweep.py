@@ -445,6 +445,9 @@ def test_a_killed_sweep_goes_on_and_does_no_run_again(tmp_path: Path) -> None:
     assert whole.exit_code == 0
     trials = [json.loads((tmp_path / n / "results.json").read_text())["trials"] for n in ("killed", "whole")]
     assert trials[0] == trials[1]
+    same = call(*command)
+    assert "was finished already" in same.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -129,7 +129,10 @@ def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: py
     before.pop(("CTW", "anbn"))
     assert again == before
 
-    printed = call("--output", str(folder), "--json")  # finished: starts over
+    taken = call("--output", str(folder), "--json")
+    assert "was finished already" in taken.stderr
+    assert 123.25 in [row["test"] for row in json.loads(taken.stdout)["rows"]]
+    printed = call("--output", str(folder), "--json", "--fresh")
     assert json.loads(printed.stdout)["rows"] == content["rows"]
 
 
@@ -147,7 +150,7 @@ def test_draws_are_added_to_a_table(tmp_path: Path) -> None:
     )
     (tmp_path / "report.html").touch()
     write_checked(marked, {**written, "test": 123.25})
-    refused = call(*words, "--seeds", "2")  # which would start over
+    refused = call(*words, "--seeds", "2")
     assert (refused.exit_code, "add to its seeds with --resume" in refused.stderr) == (2, True)
     assert "123.25" in marked.read_text()
     more = call(*words, "--seeds", "2", "--resume")

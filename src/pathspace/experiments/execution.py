@@ -130,7 +130,7 @@ def begun(
         given: Whether any of the settings was chosen; else `--resume` takes those of the folder.
 
     Yields:
-        What is to be run, the folder, and whether earlier runs are continued.
+        What is to be run, the folder, and whether earlier runs are continued, or taken if they are finished.
 
     Raises:
         ConfigurationError: The folder holds something else, or a setting does not fit this machine or the task.
@@ -156,7 +156,10 @@ def begun(
             configurations.write(configuration, output)
         around.chosen(output)
         if resume and not (around.resume or around.quiet):
-            print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+            if configurations.unfinished(output):
+                print(f"Continuing the unfinished runs in {output} (--fresh starts over).", file=sys.stderr)
+            else:
+                folders.say_finished(output)
         yield configuration, output, resume
 
 
@@ -198,8 +201,7 @@ def _study(
 def _settle(
     asked: Configuration, output: Path, around: Surroundings, *, given: bool
 ) -> tuple[Configuration, bool]:
-    """Decide what to run and whether to continue earlier runs."""
-    unfinished = configurations.unfinished(output)
+    """Decide what to run and whether earlier runs are continued, finished ones too."""
     if around.fresh or not (around.resume or holds_results(output)):
         return asked, False
     stored = configurations.read(output)
@@ -208,9 +210,9 @@ def _settle(
     if around.resume and not given and is_its_own:
         return stored, True
     if stored.is_same(asked):
-        return stored, around.resume or unfinished
+        return stored, True
     recipe = "" if stored.sweep else stored.recipe  # named, it would ask for the recipe's own settings
-    raise other_settings(output, (stored.command, recipe), unfinished=unfinished)
+    raise other_settings(output, (stored.command, recipe), unfinished=configurations.unfinished(output))
 
 
 def holds_results(output: Path) -> bool:

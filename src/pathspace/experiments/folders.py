@@ -7,6 +7,7 @@ A folder of runs is known by its `config.json`. Commands without `--output` writ
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -183,6 +184,14 @@ def clear_report(folder: Path) -> None:
     for file in (folder / name for name in REPORT):
         if file.is_file() and file.stat().st_mtime_ns <= until:
             remove_file(file)
+
+
+def say_finished(folder: Path) -> None:
+    """Tell the user that a command finds its report in a folder, and erases nothing of it."""
+    print(
+        f"{str(folder)!r} was finished already: results that are there are taken (--fresh starts over).",
+        file=sys.stderr,
+    )
 
 
 def nothing_to_resume(folder: Path) -> ConfigurationError:

@@ -66,7 +66,7 @@ def _reproduce_parts(
 ) -> dict[str, Comparison]:
     """Run the parts of a recipe, each in a folder of its own, and bring their results together on one page.
 
-    Parts that are done are not done again until the whole is, so the same command continues what was stopped.
+    Parts that are done are not done again, so the same command continues what was stopped.
     """
     # all of them: what one refuses, as its settings or its data, is refused before hours of another
     asked = {part: _asked(load_recipe(part), size, options) for part in recipe.parts}
@@ -103,10 +103,11 @@ def _reproduce_parts(
                 asked = stored
             elif not configurations.are_same(stored, asked):
                 raise other_settings(output, ("reproduce", recipe.name), unfinished=unfinished)
-        resumes = not around.fresh and (around.resume or unfinished)
+            if not (unfinished or around.resume or around.quiet):
+                folders.say_finished(output)
         known = {part for part in recipe.parts if folders.is_own(output / part)}
-        folders.clear_report(output)
         if around.fresh:
+            folders.clear_report(output)
             for part in known:  # also those that the command may be stopped before it comes to
                 configurations.clear(output / part)
                 configurations.write(asked[part], output / part)
@@ -116,7 +117,10 @@ def _reproduce_parts(
         done = {}
         for part, configuration in asked.items():
             here = replace(
-                around, output=output / part, resume=resumes and part in known, chosen=lambda _folder: None
+                around,
+                output=output / part,
+                resume=not around.fresh and part in known,
+                chosen=lambda _folder: None,
             )
             done[part] = execute(configuration, here, given=True)
             if not around.as_json:

@@ -70,7 +70,7 @@ def begun_table(
     *,
     others: Sequence[str] = (),
 ) -> Iterator[tuple[Laid, dict[str, Any], Path]]:
-    """Give the folder of a table, with nobody else at work in it; what a finished table left there is gone.
+    """Give the folder of a table, with nobody else at work in it; its cells stay where it was finished, too.
 
     Cells with other settings are refused, but with `--resume` those of the same with fewer seeds are taken.
 
@@ -107,15 +107,16 @@ def begun_table(
 
     with folders.taken(around, goes_on, check) as output:
         check(output)  # anew: another command may have been at work here
-        finished = (output / folders.PAGE).exists()
-        if around.fresh or (finished and not around.resume):
+        if around.fresh:
             folders.clear_report(output)
             # before the new configuration is there, with which a command that is stopped now would go on from these
             for name, ours in ((FOLDER, "*.json"), *((name, "*") for name in others)):
                 for file in (output / name).glob(ours):
                     remove_file(file)
-        else:
-            remove_file(output / folders.PAGE)
+        elif around.resume:
+            remove_file(output / folders.PAGE)  # until the seeds are there that may have been added
+        elif (output / folders.PAGE).exists() and not around.quiet:
+            folders.say_finished(output)
         write_json(output / folders.FILE, configuration)
         around.chosen(output)
         yield protocol, configuration, output
