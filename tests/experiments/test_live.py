@@ -50,7 +50,7 @@ def test_pipes_get_a_line_now_and_then_with_the_time_left(
     now[0] += 9
     watcher.advanced(second, 10, 0.25)
     assert stream.getvalue().splitlines()[1:] == [
-        "  0/4  sgd, balanced, rate 2, seed 3: step 10/100, loss 0.25; all runs, 5 %, 0:10 so far, about 3:10 left"
+        "  0/4  sgd, balanced, rate 2, seed 3: step 10/100, loss 0.25; all runs, 5 %, 0:10 so far, about 3:31 left"
     ]
 
 
@@ -62,9 +62,41 @@ def test_steps_of_a_checkpoint_took_no_time(tiny_settings: Callable[..., Setting
     watcher.stage("Training", 1)
     watcher.started(config, 10_000)
     watcher.advanced(config, 9_001, 0.5)
-    now[0] += 10
+    now[0] += 9
     watcher.advanced(config, 9_010, 0.5)  # a second a step
-    assert stream.getvalue().splitlines()[1].endswith("all runs, 90 %, 0:10 so far, about 16:30 left")
+    assert stream.getvalue().splitlines()[1].endswith("all runs, 90 %, 0:09 so far, about 16:30 left")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_comes_before_the_first_step_is_no_measure_of_the_rest(
+    tiny_settings: Callable[..., Settings], workers: int
+) -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    lines = PlainLines(Console(file=stream, width=60), clock=lambda: now[0])
+    display = Progress(console=Console(file=io.StringIO()), auto_refresh=False, get_time=lambda: now[0])
+    bars = Bars(display)
+    configs = [
+        tiny_settings().run_config("sgd", "balanced", 0.01, seed, evaluate_test=True)
+        for seed in range(workers)
+    ]
+    for watcher in (lines, bars):
+        watcher.stage("Training", workers)
+        for config in configs:
+            watcher.started(config, 1110)
+    for config in configs:
+        now[0] += 7  # of loading and tracing
+        for watcher in (lines, bars):
+            watcher.advanced(config, 1, 0.5)
+    assert "0:07 so far\n" in stream.getvalue()
+    for step in range(2, 562):
+        now[0] += 0.01
+        for watcher in (lines, bars):
+            for config in configs:
+                watcher.advanced(config, step, 0.5)
+    assert stream.getvalue().splitlines()[-1].endswith("about 0:06 left")
+    if workers == 1:  # else what the one does while the other traces counts for half a minute
+        assert display.tasks[0].time_remaining == pytest.approx(5.5, abs=1)
 
 
 def result_of(config: RunConfig) -> RunResult:

@@ -28,6 +28,7 @@ class Parts:
 
     def __init__(self, runs: int) -> None:
         self.runs, self.done = runs, 0
+        self._any_over = False  # of those that began here
         self._steps: dict[str, tuple[int, int]] = {}  # of the runs in progress: steps done, and all
 
     def started(self, config: RunConfig, steps: int) -> None:
@@ -35,22 +36,26 @@ class Parts:
         before, _ = self._steps.get(config.key, (0, steps))
         self._steps[config.key] = (before, steps)
 
-    def advanced(self, config: RunConfig, step: int) -> tuple[int, float] | None:
-        """A run has done so many steps; returns all of them, and what part of the stage it found done.
+    def advanced(self, config: RunConfig, step: int) -> tuple[int, float, bool] | None:
+        """A run has done so many steps; returns all of them, what part of the stage it found done, and what follows.
 
-        None of a run that is over: a cluster may tell late.
+        That is whether time begins to tell here: a process takes its first step for its first run after loading and
+        tracing, which may take longer than all other steps. None of a run that is over: a cluster may tell late.
         """
         if config.key not in self._steps:
             return None
         before, steps = self._steps[config.key]
         self._steps[config.key] = (step, steps)
         found = 0 if before else step - 1  # a run tells its first step
-        return steps, found / max(1, steps) / max(1, self.runs)
+        return steps, found / max(1, steps) / max(1, self.runs), not (before or self._any_over)
 
     def finished(self, config: RunConfig) -> float:
         """A run is over, or its result was there already; returns what part of the stage took no time therefore."""
         self.done += 1
-        return 0.0 if self._steps.pop(config.key, None) else 1 / max(1, self.runs)
+        if self._steps.pop(config.key, None) is None:
+            return 1 / max(1, self.runs)
+        self._any_over = True
+        return 0.0
 
     @property
     def in_runs(self) -> float:
@@ -111,8 +116,11 @@ class PlainLines(Notes):
         told = self._parts.advanced(config, step)
         if told is None:
             return
-        steps, found = told
-        self._lines.skip(found)
+        steps, found, begins = told
+        if begins:
+            self._lines.prepared(self._parts.share)
+        else:
+            self._lines.skip(found)
         done = f"{self._parts.done}/{self._parts.runs}"
         self._lines.told(
             self._parts.share, f"  {done}  {config.label}: step {step}/{steps}, loss {loss:.4g}; all runs"
