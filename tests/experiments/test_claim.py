@@ -115,6 +115,10 @@ def test_a_run_that_was_lost_or_missed_the_target_leaves_no_mean(comparison: Com
         else replace(row.runs[0], test_error=1e34, validations=(begin, Validation(8, 1e34, 1e34)))
     )
     changed = replace(comparison, rows=(*comparison.rows[:2], replace(row, runs=(gone, *row.runs[1:]))))
+    given = {name: replace(choice, tried=0, failed=0) for name, choice in changed.choices.items()}
+    for tuned in (changed, replace(changed, choices=given)):
+        defined = "A run failed if it diverged, or ended with no less validation loss than it began with."
+        assert defined in claim_table(tuned).notes
     standing = standings(changed)[2]
     assert (standing.error, standing.difference, standing.steps, standing.seconds) == (None,) * 4
     assert (standing.verdict, standing.reached) == ("failed", 2)

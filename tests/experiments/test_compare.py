@@ -10,7 +10,7 @@ import pytest
 from pathspace.experiments.compare import Row, compare, largest_difference
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT, Place, run_all
-from pathspace.experiments.report import conclusion, write_report
+from pathspace.experiments.report import claim_table, conclusion, write_report
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
@@ -84,7 +84,9 @@ def test_where_there_is_one_rate_nothing_is_tuned(tiny_settings: Make, tmp_path:
     page = write_report(given, tmp_path, title="a test", configuration={"versions": {}}).read_text()
     assert "Learning rates were given, none was chosen." in page
     assert "Rate and decay were given: 0.05 and 0.1." in page
-    assert "0/0" not in page
+    table = claim_table(given)
+    assert "failed" not in table.columns
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
     chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), tmp_path / "chosen", Monitor())
     assert len(chosen.tuning) == len(settings.methods) * len(settings.starts) * 2
 

@@ -129,7 +129,7 @@ def _interval(values: Sequence[float | None]) -> Interval | None:
 
 def claim_table(comparison: Comparison) -> Table:
     """Put the standings into words."""
-    target = comparison.settings.target_error
+    target, found = comparison.settings.target_error, standings(comparison)
     columns = [
         "optimizer",
         "start",
@@ -137,13 +137,12 @@ def claim_table(comparison: Comparison) -> Table:
         "decay",
         f"test {comparison.metric}",
         "against best",
-        "failed",
+        *(["failed"] if found[0].choice.tried else []),
         "ms/step",
     ]
     if target:
         columns += [f"steps to {target:g}", "seconds"]
     rows = []
-    found = standings(comparison)
     for method in comparison.settings.methods:
         for standing in found:
             if standing.row.method == method:
@@ -172,7 +171,7 @@ def _words(comparison: Comparison, standing: Standing) -> TableRow:
         "best"
         if standing.against is None and row.method in baselines and not standing.failure
         else interval_label(standing.difference, metric, sign="+"),
-        f"{choice.failed}/{choice.tried}" if choice.tried else NOTHING,
+        *([f"{choice.failed}/{choice.tried}"] if choice.tried else []),
         _plain(standing.milliseconds, ".2f"),
     ]
     if comparison.settings.target_error:
@@ -215,8 +214,9 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         else "Rate and decay: the same grid for every method and start (rates "
         f"{_list(settings.learning_rates)}; decays {_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of "
         f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} on other seeds, judged on the validation split. "
-        "* at the edge of the grid. Failed: how many of these runs diverged or ended no better than they began.",
+        "* at the edge of the grid. The column failed counts these runs.",
         *own_grids(settings),
+        "A run failed if it diverged, or ended with no less validation loss than it began with.",
     ]
     notes += claim_sentences(comparison)
     if "rescaled" in settings.starts:
