@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pathspace.experiments.compare import Row, compare, largest_difference
+from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.report import claim_table, conclusion, write_report
@@ -89,6 +90,10 @@ def test_where_there_is_one_rate_nothing_is_tuned(tiny_settings: Make, tmp_path:
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
     chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), tmp_path / "chosen", Monitor())
     assert len(chosen.tuning) == len(settings.methods) * len(settings.starts) * 2
+    # config.json names the seeds that were run, and no others
+    for comparison in (given, chosen):
+        content = Configuration("compare", "a test", comparison.settings).as_dict()
+        assert content["tuning_seeds"] == sorted({run.config.seed for run in comparison.tuning})
 
 
 def test_two_processes_give_what_one_gives(tiny_settings: Make, two_workers: Workers, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathspace.experiments.compare import RUNS
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.folders import FILE, PAGE, clear_report, is_own, nothing_to_resume, read_content
 from pathspace.experiments.layers import plain_values
+from pathspace.experiments.selection import is_tuned
 from pathspace.experiments.settings import FIRST_TUNING_SEED, Settings, settings_from
 from pathspace.experiments.storage import remove_file, write_json
 
@@ -45,11 +46,11 @@ class Configuration:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with seeds and versions spelled out."""
         settings = self.settings
-        tuned = len(settings.learning_rates) > 1 or self.seed is None
         if self.sweep:  # none of its runs is one to report
             seeds, tuning_seeds = [], [FIRST_TUNING_SEED + i for i in range(settings.seeds)]
         else:
             seeds = list(range(settings.seeds)) if self.seed is None else [self.seed]
+            tuned = self.seed is None and is_tuned(settings)
             tuning_seeds = [FIRST_TUNING_SEED + i for i in range(settings.tuning_seeds)] if tuned else []
         return {
             "command": self.command,

@@ -40,13 +40,18 @@ class Choice:
     failed: int = 0
 
 
+def is_tuned(settings: Settings) -> bool:
+    """Say whether a method has several rates or decays to choose from."""
+    return len(settings.weight_decays) > 1 or any(len(settings.rates_of(m)) > 1 for m in settings.methods)
+
+
 def tuning_runs(settings: Settings) -> list[RunConfig]:
     """Return the runs that rates and decays are chosen by; none of them looks at the test split.
 
-    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where every method has
-    one pair of them there is nothing to choose, and no run.
+    With `tuning = "in turn"` they all have the first decay, and `decay_runs` has the rest. Where nothing is tuned
+    there is no run.
     """
-    if len(settings.weight_decays) == 1 and all(len(settings.rates_of(m)) == 1 for m in settings.methods):
+    if not is_tuned(settings):
         return []
     decays = settings.weight_decays[:1] if settings.tuning == "in turn" else settings.weight_decays
     return [
