@@ -198,7 +198,7 @@ def test_another_start_can_run_at_its_own_rate_alone(
         assert by_name["path-adam", start].error == by_name["path-adam", "balanced"].error
     assert by_name["adam", "rescaled"].error != by_name["adam", "balanced"].error
     notes = " ".join(claim_table(comparison).notes)
-    assert "to the last bit (checked on 1 seed in runs of tuning's length; one run stands for all)" in notes
+    assert "to the last bit (checked on 1 seed in runs of 2 epochs; one run stands for all)" in notes
 
 
 PARTS = """

@@ -12,6 +12,7 @@ from pathspace.experiments.configuration import Configuration
 from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.pool import RESULT, Place, run_all
 from pathspace.experiments.report import claim_table, conclusion, write_report
+from pathspace.experiments.report.table import notes
 from pathspace.experiments.run import RunConfig, RunResult
 from pathspace.experiments.settings import Settings
 from pathspace.experiments.storage import write_checked
@@ -83,8 +84,11 @@ def test_where_there_is_one_rate_nothing_is_tuned(tiny_settings: Make, tmp_path:
     assert {(row.learning_rate, row.weight_decay) for row in given.rows} == {(0.05, 0.1)}
     # both reports say that the rates were given, and draw no curve over rates
     page = write_report(given, tmp_path, title="a test", configuration={"versions": {}}).read_text()
-    assert "Learning rates were given, none was chosen." in page
-    assert "Rate and decay were given: 0.05 and 0.1." in page
+    assert "Learning rates were given: 0.05.<" in page
+    assert "Learning rates were given: 0.05. Decay: 0.1." in page
+    own = replace(given, settings=replace(settings, method_rates={"path-sgd": [0.3]}))
+    assert "Learning rates were given: 0.05; Path-SGD: 0.3." in notes(own, None)
+    assert "Learning rates were given: 0.05; Path-SGD: 0.3. Decay: 0.1." in claim_table(own).notes
     table = claim_table(given)
     assert "failed" not in table.columns
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}

@@ -667,6 +667,15 @@ def test_a_single_tuning_seed_has_no_standard_error(comparison: Comparison, seed
     assert ("least rate within one standard error" in text) == (seeds > 1)
 
 
+@pytest.mark.parametrize(("epochs", "told"), [(0, "runs of 2 epochs"), (1, "shorter runs of 1 epoch")])
+def test_the_runs_that_showed_others_equal_are_as_long_as_is_said(
+    comparison: Comparison, epochs: int, told: str
+) -> None:
+    settings = replace(comparison.settings, verified_seeds=1, tuning_epochs=epochs)
+    said = f"Runs that a symmetry makes equal were done once, after {told} had shown that they are equal."
+    assert said in notes(replace(comparison, settings=settings), None)
+
+
 def test_weights_are_stated_where_methods_train_other_models(comparison: Comparison) -> None:
     assert f"Weights: {6 * (2 + 6 + 2) + 7}." in build_table(comparison).notes
     counts = {"sgd": 1234, "path-sgd": 1234, "lstm-adam": 98765}

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.intervals import Interval, t_interval
-from pathspace.experiments.report.table import NOTHING, Table, TableRow, count, devices_note, own_grids
+from pathspace.experiments.report.table import (
+    NOTHING,
+    Table,
+    TableRow,
+    count,
+    devices_note,
+    given_rates,
+    own_grids,
+)
 from pathspace.experiments.run import RunResult
 from pathspace.experiments.selection import Choice
 from pathspace.experiments.storage import finite
@@ -209,16 +217,21 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
         f"{100 * settings.warmup:g} % warm-up, clip {settings.clip_norm:g}. Against best: the difference of test "
         "errors to the best baseline of the same start, paired by seeds; the best baseline is the one of the least "
         "validation error.",
-        f"Rate and decay were given: {_list(settings.learning_rates)} and {_list(settings.weight_decays)}."
-        if not tried
-        else "Rate and decay: the same grid for every method and start (rates "
-        f"{_list(settings.learning_rates)}; decays {_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of "
-        f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} on other seeds, judged on the validation split. "
-        "* at the edge of the grid. The column failed counts these runs.",
-        *own_grids(settings),
-        "A run failed if it diverged, or ended with no less validation loss than it began with.",
     ]
-    notes += claim_sentences(comparison)
+    length = count(settings.tuning_epochs or settings.epochs, "epoch")
+    if tried:
+        notes += [
+            f"Rate and decay: the same grid for every method and start (rates {_list(settings.learning_rates)}; decays "
+            f"{_list(settings.weight_decays)}; {pairs}), {count(tried, 'run')} of {length} on other seeds, judged on "
+            "the validation split. * at the edge of the grid. The column failed counts these runs.",
+            *own_grids(settings),
+        ]
+    else:
+        notes.append(f"{given_rates(settings)} Decay: {settings.weight_decays[0]:g}.")
+    notes += [
+        "A run failed if it diverged, or ended with no less validation loss than it began with.",
+        *claim_sentences(comparison),
+    ]
     if "rescaled" in settings.starts:
         factor, k = settings.rescale_factor, settings.rescale_exponent
         span = (
@@ -231,7 +244,7 @@ def _notes(comparison: Comparison, found: Sequence[Standing]) -> list[str]:
     if same:
         seeds = settings.verified_seeds
         how = (
-            f"checked on {seeds} seed{'s' * (seeds > 1)} in runs of tuning's length; one run stands for all"
+            f"checked on {seeds} seed{'s' * (seeds > 1)} in runs of {length}; one run stands for all"
             if seeds
             else f"on {settings.seeds} seed{'s' * (settings.seeds > 1)}"
         )

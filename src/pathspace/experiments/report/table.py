@@ -167,7 +167,7 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         )
         sentences += own_grids(settings)
     elif comparison.choices:
-        sentences.append("Learning rates were given, none was chosen.")
+        sentences.append(given_rates(settings))
     if comparison.tuning and settings.weight_decays != (0.0,):
         decays = ", ".join(f"{decay:g}" for decay in settings.weight_decays)
         sentences.append(f"Weight decays, chosen along with the rates: {decays}.")
@@ -192,8 +192,10 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
         )
         sentences.append(f"Rescaled: each unit's weights times a random {span}.")
     if settings.verified_seeds:
+        shorter = "shorter " if 0 < settings.tuning_epochs < settings.epochs else ""
         sentences.append(
-            "Runs that a symmetry makes equal were done once, after shorter ones had shown that they are equal."
+            f"Runs that a symmetry makes equal were done once, after {shorter}runs of "
+            f"{count(settings.tuning_epochs or settings.epochs, 'epoch')} had shown that they are equal."
         )
     if any(choice.at_edge for choice in comparison.choices.values()):
         sentences.append("* at the edge of the grid: a wider grid may do better.")
@@ -220,6 +222,17 @@ def own_grids(settings: Settings) -> list[str]:
         for rates, names in labels.items()
     )
     return [f"A grid of its own, of as many rates, has: {' '.join(told)}"] if grids else []
+
+
+def given_rates(settings: Settings) -> str:
+    """Name the one rate of all methods, and of those that have one of their own."""
+    own = [
+        f"{METHODS[name].label}: {settings.rates_of(name)[0]:g}"
+        for name in settings.methods
+        if name in settings.method_rates
+    ]
+    shared = [f"{settings.learning_rates[0]:g}"] if len(own) < len(settings.methods) else []
+    return f"Learning rates were given: {'; '.join([*shared, *own])}."
 
 
 def count(number: int, thing: str) -> str:
