@@ -1,3 +1,4 @@
+import shlex
 from typing import Any
 
 import pytest
@@ -90,8 +91,22 @@ def test_grids_of_methods_that_do_not_run_may_have_any_number_of_rates() -> None
     options = {"methods": ["sgd", "adam"], "learning_rates": [0.1, 0.2, 0.3], "method_rates": own}
     settings = settings_from(("a test", options))
     assert settings.rates_of("adam") == (0.1, 0.2, 0.3)
-    with pytest.raises(ConfigurationError, match="give 3 rates for 'path-sgd-published', as learning_rates"):
+    says = (
+        r"has a grid of 2 for 'path-sgd-published', and learning_rates one of 3: give as many, such as "
+        r"`--set 'method_rates.path-sgd-published=\[1e-09, 1e-08, ...\]'`, or leave the method out by --methods.$"
+    )
+    with pytest.raises(ConfigurationError, match=says):
         settings_from(("a test", {**options, "methods": ["sgd", "path-sgd-published"]}))
+
+
+def test_what_a_grid_of_its_own_is_refused_with_can_be_typed() -> None:
+    layers = [*load_recipe("adding").layers("long-400"), ("the command line", {"learning_rates": [0.01]})]
+    with pytest.raises(ConfigurationError, match=r"a grid of 5 .* learning_rates one of 1:") as refused:
+        settings_from(*layers)
+    option, given = shlex.split(str(refused.value).split("`")[1])
+    assert option == "--set"
+    settings = settings_from(*layers, ("the command line", parse_settings([given])))
+    assert settings.rates_of("path-sgd-published") == (1e-7,)
 
 
 @pytest.mark.parametrize("size", ["paper-ptb", "paper-text8"])
@@ -117,8 +132,9 @@ def test_the_paper_s_lstm_on_characters_has_half_the_units(size: str) -> None:
         ({"method_rates": {"lstm": [0.1]}}, "Unknown method 'lstm' in the setting 'method_rates'"),
         (
             {"method_rates": {"sgd": [0.1]}},
-            r"'method_rates' is \[0.1\]: give \d+ rates for 'sgd', as learning_rates",
+            r"'method_rates' has a grid of 1 for 'sgd', and learning_rates one of \d+: give as many",
         ),
+        ({"method_rates": {"sgd": 0.1}}, "'method_rates' is 0.1: give a list of rates for 'sgd'"),
         (
             {"learning_rates": [0.1], "method_rates": {"adam": [-1]}},
             "method_rates of 'adam' is .*give one or more pos",

@@ -159,13 +159,19 @@ class Settings:
         return model, {**common, **chosen.model_options, **self.method_options.get(name, {})}
 
     def _check_rates_of(self, name: str) -> None:
-        rates = self.method_rates[name]
-        runs = name in self.methods  # which all get the same number of tuning runs
-        if not isinstance(rates, list | tuple) or (runs and len(rates) != len(self.learning_rates)):
-            raise _wrong(
-                "method_rates", rates, f"{len(self.learning_rates)} rates for {name!r}, as learning_rates has"
-            )
+        rates, wanted = self.method_rates[name], len(self.learning_rates)
+        if not isinstance(rates, list | tuple):
+            raise _wrong("method_rates", rates, f"a list of rates for {name!r}")
         check_setting("learning_rates", tuple(rates), f"method_rates of {name!r}")
+        if name in self.methods and len(rates) != wanted:  # all get the same number of tuning runs
+            first = max(0, len(rates) - wanted) // 2
+            example = [f"{rate:g}" for rate in rates[first : first + wanted]]
+            example += ["..."] * (len(example) < wanted)
+            raise ConfigurationError(
+                f"The setting 'method_rates' has a grid of {len(rates)} for {name!r}, and learning_rates one of "
+                f"{wanted}: give as many, such as `--set 'method_rates.{name}=[{', '.join(example)}]'`, or leave the "
+                "method out by --methods."
+            )
 
     def _check_reads(self, model: str) -> None:
         """Refuse a model that cannot read what the task has."""
