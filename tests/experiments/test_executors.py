@@ -112,6 +112,19 @@ def test_a_process_that_died_between_two_stages_is_replaced(tiny_config: Configs
                     worker.pool.submit(os.getpid).result(60)
 
 
+def test_sigterm_to_every_process_leaves_workers_to_the_command(tiny_config: Configs, tmp_path: Path) -> None:
+    def processes(workers: Workers) -> list[int]:
+        return [number for worker in workers._idle for number in worker.pool._processes]
+
+    with Copies(1) as workers:
+        list(workers.run([PlacedRun(tiny_config(), Place(tmp_path))], Monitor()))
+        (before,) = processes(workers)
+        os.kill(before, signal.SIGTERM)
+        (ended,) = workers.run([PlacedRun(tiny_config(seed=1), Place(tmp_path))], Monitor())
+        assert ended.result is not None
+        assert processes(workers) == [before]
+
+
 class Stops(Notes):
     """Asks every run to stop at the first validation after its start."""
 

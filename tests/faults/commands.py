@@ -159,6 +159,11 @@ def interrupted_at(number: int, later: int) -> Callable[[], None]:
     )
 
 
+def terminated_at(number: int) -> Callable[[], None]:
+    """Return what sends SIGTERM at the `number`-th change of a file."""
+    return at_changes(lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == number else None)
+
+
 def with_room_for(size: int) -> Callable[[], None]:
     """Return what keeps a process from writing more than `size` bytes into any file, as on a full disk."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -32,6 +32,7 @@ from .commands import (
     moments,
     prepare,
     result,
+    terminated_at,
     with_room_for,
 )
 
@@ -105,6 +106,17 @@ def test_two_ctrl_cs_end_a_command_quietly(name, here, undisturbed):
         code, said = at_a_terminal(here, COMMANDS[name], interrupted_at(moment, later))
         assert code == 130, said
         assert "Traceback" not in said
+    assert finish(name, here) == whole
+
+
+@pytest.mark.parametrize("name", ["train", "compress"])
+def test_sigterm_ends_a_command_as_ctrl_c_does(name, here, undisturbed):
+    whole = undisturbed(name)
+    code, said = at_a_terminal(here, COMMANDS[name], terminated_at({"train": 20, "compress": 1}[name]))
+    assert code == 143, said
+    if name == "train":
+        assert "Stopped. Continue with: pathspace train --resume --output out" in said
+        assert list((here / "out").glob("runs/*/checkpoint.pt"))
     assert finish(name, here) == whole
 
 

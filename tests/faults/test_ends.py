@@ -17,9 +17,10 @@ from pathspace.experiments.stored_cells import _computed
 
 @pytest.fixture(autouse=True)
 def _own_handler():
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,20 @@ cli.main()
 def test_a_second_ctrl_c_ends_quietly():
     done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("ctrl_c", ["default_int_handler", "SIG_IGN"])
+def test_sigterm_is_heard_where_ctrl_c_is_ignored_too(ctrl_c):
+    code = (
+        f"import os, signal, sys; signal.signal(signal.SIGINT, signal.{ctrl_c})\n"
+        "from pathspace import cli\n"
+        "from pathspace.experiments import commands\n"
+        "commands.run_check_invariance = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['pathspace', 'check-invariance']\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (143, "Stopped.\n")
 
 
 def test_an_ignored_ctrl_c_stays_ignored():

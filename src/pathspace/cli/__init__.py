@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pathspace.cli import networks, training
-from pathspace.cli.errors import BROKEN, INTERRUPTED, WRONG_USE, clear_errors
+from pathspace.cli.errors import BROKEN, INTERRUPTED, TERMINATED, WRONG_USE, clear_errors
 
 TRACEBACK = "PATHSPACE_TRACEBACK"
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Overflow when unpacking long")
@@ -45,10 +45,17 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show, it shows as its code
         sys.stdout.reconfigure(errors="backslashreplace")
     os.environ["MPLBACKEND"] = "agg"  # figures are files; the backend of a notebook may be missing here
+    interrupts = _Interrupts()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: in the background
-        signal.signal(signal.SIGINT, _Interrupts())
+        signal.signal(signal.SIGINT, interrupts)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupts.terminate)
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            ended.code = interrupts.code
+        raise
     except Exception as error:
         if mended := _mendable(error):
             typer.echo(f"Error: {mended}", err=True)
@@ -78,10 +85,14 @@ def _mendable(error: Exception) -> str:
 
 
 class _Interrupts:
-    """Ctrl-C: the first interrupts what is being done, another one, while that is being put away, ends it quietly."""
+    """Ctrl-C: the first interrupts what is being done, another one, while that is being put away, ends it quietly.
+
+    Attributes:
+        code: The exit code of what was interrupted.
+    """
 
     def __init__(self) -> None:
-        self._heard = False
+        self._heard, self.code = False, INTERRUPTED
 
     def __call__(self, _number: int, _frame: object) -> None:
         if not self._heard:
@@ -89,7 +100,15 @@ class _Interrupts:
             raise KeyboardInterrupt
         if sys.stderr.isatty():
             os.write(2, b"\x1b[?25h\n")  # the cursor that a progress bar has hidden
-        os._exit(INTERRUPTED)
+        os._exit(self.code)
+
+    def terminate(self, number: int, frame: object) -> None:
+        """Take SIGTERM, which schedulers send some time before they kill, for Ctrl-C."""
+        self.code = TERMINATED
+        if callable(signal.getsignal(signal.SIGINT)):  # such as a run's, which ends with a checkpoint
+            signal.raise_signal(signal.SIGINT)
+        else:
+            self(number, frame)
 
 
 def _print_version(wanted: bool) -> None:

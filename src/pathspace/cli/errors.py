@@ -10,7 +10,7 @@ import typer
 from pathspace.experiments.errors import ConfigurationError, LostProcessError, StorageError
 from pathspace.experiments.processes import expect_one, is_first, started_by_torchrun
 
-DIVERGED, WRONG_USE, BROKEN, INTERRUPTED = 1, 2, 70, 130
+DIVERGED, WRONG_USE, BROKEN, INTERRUPTED, TERMINATED = 1, 2, 70, 130, 143
 EXTRAS = {"optuna": "sweep", "ray": "ray"}  # of packages that only some options need
 
 

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: the parent alone hears Ctrl-C; workers send their progress back."""
+"""Worker processes on this machine: the parent alone hears Ctrl-C and SIGTERM; workers send their progress back."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ class _Worker:
 def _start_worker(sender: Any, stopped: Any) -> None:
     global _channel
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for one in (signal.SIGINT, signal.SIGTERM):  # which a scheduler may send to every process
+        signal.signal(one, signal.SIG_IGN)
 
     def send(message: Any) -> None:
         with contextlib.suppress(OSError):  # nobody listens any longer: the run is to write its checkpoint
