@@ -31,7 +31,7 @@ COMMANDS = {
     "fit-restarts": [*FIT, "--passes", "12", "--restarts", "3", "--heat", "4", "--ensemble", "2"],
     "compress": ["sequence", "compress", "model", "text", "-o", "out", "--force"],
     "decompress": ["sequence", "decompress", "model", "packed", "-o", "out"],
-    "generate-task": ["sequence", "generate-task", "anbn", "-o", "out"],
+    "generate-task": ["sequence", "generate-task", "anbn", "-o", "out", "--force"],
 }  # fmt: skip
 TEXT = "she sells sea shells by the sea shore; " * 8
 

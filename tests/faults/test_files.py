@@ -20,7 +20,7 @@ def put(path: Path, content: bytes) -> None:
 
 
 def generate(output: Path) -> object:
-    return CliRunner().invoke(app, ["sequence", "generate-task", "anbn", "-o", str(output)])
+    return CliRunner().invoke(app, ["sequence", "generate-task", "anbn", "--force", "-o", str(output)])
 
 
 def device(folder: Path, name: str, minor: int) -> Path:

@@ -308,6 +308,32 @@ def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, m
     run("compress", "m", book, "-o", "/dev/null")
 
 
+def test_a_task_is_written_over_a_file_only_when_somebody_says_so(run, tmp_path):
+    file = tmp_path / "t"
+    file.touch()  # with nothing to lose
+    run("generate-task", "anbn", "-o", "t")
+    file.write_text("mine")
+    refused = run("generate-task", "anbn", "-o", "t", status=2).output
+    assert "t exists: give another --output, or --force" in refused
+    assert file.read_text() == "mine"
+    run("generate-task", "anbn", "-o", "t", "--force")
+    assert file.read_text() != "mine"
+
+
+def test_a_fit_writes_over_models_alone(run, book, tmp_path):
+    (tmp_path / "m").write_text("mine")
+    said = " ".join(run("fit", book, "-o", "m", status=2).output.split())
+    assert (
+        "m holds no model that could be read, and would be lost: give another --output, or remove it" in said
+    )
+    assert (tmp_path / "m").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "m"]
+    (tmp_path / "m").write_bytes(b"")
+    for more in (["--no-context"], ["--context"], []):  # over nothing, a network and a mixture
+        run("fit", book, "-o", "m", "--units", 3, "--passes", 2, *more)
+    assert load(tmp_path / "m")
+
+
 def test_ctrl_c_at_a_question_ends_a_command_as_anywhere_and_no_answer_is_no(
     run, book, tmp_path, monkeypatch
 ):

@@ -11,8 +11,10 @@ import numpy as np
 import typer
 
 from pathspace.files import check_writable, write_atomically
+from pathspace.sequences.estimators import load
 from pathspace.sequences.mixed import Mixed
 from pathspace.sequences.sequence_model import SequenceModel
+from pathspace.sequences.storage import ModelFileError
 from pathspace.sequences.text import Text, marks_after
 
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
@@ -73,8 +75,8 @@ def writable(path: Path, *used: Path | None) -> Path:
 
 
 def may_overwrite(path: Path, force: bool) -> None:
-    """Ask before a file is overwritten; where nobody can answer, refuse. Devices and pipes hold nothing to lose."""
-    if force or not path.is_file():
+    """Ask before a file is overwritten; where nobody can answer, refuse."""
+    if force or not _holds_something(path):
         return
     if not _somebody_answers():
         raise ValueError(f"the output file {path} exists: give another --output, or --force to overwrite it")
@@ -86,6 +88,24 @@ def may_overwrite(path: Path, force: bool) -> None:
         agreed = False
     if not agreed:
         raise ValueError(f"nothing is written: {path} stays as it is")
+
+
+def may_become_model(path: Path) -> None:
+    """Refuse a file that holds anything but a model, which the next fit may replace."""
+    if not _holds_something(path):
+        return
+    try:
+        load(path)
+    except ModelFileError as error:
+        raise ValueError(
+            f"the output file {path} holds no model that could be read, and would be lost: give another --output, or "
+            "remove it"
+        ) from error
+
+
+def _holds_something(path: Path) -> bool:
+    """Say whether there is anything to lose: not on devices, in pipes and where a shell has just made the file."""
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _somebody_answers() -> bool:

@@ -20,7 +20,7 @@ from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training, looked
 
 from .console import console, errors, per_symbol
-from .files import After, AsJson, AsText, InputPath, Quiet, writable
+from .files import After, AsJson, AsText, InputPath, Quiet, may_become_model, writable
 from .fit_texts import SHARE, Choices, Texts
 from .result import Result, mix
 from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
@@ -185,7 +185,7 @@ def fit(
 
     Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
     on from there. Ctrl-C saves what a network has learned, for --resume; a model that was there before stays, and the
-    same command goes on.
+    same command goes on. A file that holds anything but a model is never written over.
 
     \b
     Examples:
@@ -199,6 +199,8 @@ def fit(
         writable(output, file, validation, alphabet)
         if resume and not output.exists():
             raise ValueError(f"there is no {output} to go on from: leave out --resume, or give its --output")
+        if not resume:
+            may_become_model(output)
         _check_folds(restarts, ensemble, folds, validation, share)
         _check_names(model, metric, writing)
         options = {

@@ -15,16 +15,19 @@ from pathspace.sequences.tasks import TASKS
 from pathspace.sequences.text import Alphabet
 
 from .console import errors, per_symbol, say
-from .files import AsJson, read, writable, write
+from .files import AsJson, Force, may_overwrite, read, writable, write
 
 
 def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic text of the paper's size and print its true code length.
+
+    Asks before it overwrites a file, as compress does.
 
     \b
     Examples:
@@ -35,6 +38,7 @@ def generate_task(
         if task not in TASKS:
             raise ValueError(f"unknown task {task!r}, choose from {', '.join(sorted(TASKS))}")
         writable(output)
+        may_overwrite(output, force)
         text = TASKS[task].generate(np.random.default_rng(seed))
         write(output, text.encode())
         length = TASKS[task].true_bits(text)
