@@ -92,6 +92,10 @@ def test_where_there_is_one_rate_nothing_is_tuned(tiny_settings: Make, tmp_path:
     table = claim_table(given)
     assert "failed" not in table.columns
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    recorder = Recorder()
+    alone = replace(settings, methods=("sgd",), starts=("balanced",), verified_seeds=1)
+    compare(alone, tmp_path / "alone", recorder)
+    assert [runs for _, runs in recorder.stages] == [2]  # nor is there anything to be checked
     chosen = compare(replace(settings, learning_rates=(0.02, 0.05)), tmp_path / "chosen", Monitor())
     assert len(chosen.tuning) == len(settings.methods) * len(settings.starts) * 2
     # config.json names the seeds that were run, and no others

@@ -163,7 +163,7 @@ def compare(
     with executor or ThisProcess() as ready:
 
         def every(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
-            return run_all(configs, place, monitor, title=title, executor=ready)
+            return run_all(configs, place, monitor, title=title, executor=ready) if configs else []
 
         def run(configs: Sequence[RunConfig], title: str) -> list[RunResult]:
             return run_distinct(configs, every, title) if settings.verified_seeds else every(configs, title)
