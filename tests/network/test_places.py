@@ -152,6 +152,12 @@ class Masked(nn.Module):
         return self.out(self._function(self, h, self.mix(h).relu()))
 
 
+def marked(index):
+    result = torch.zeros(4, dtype=torch.bool)
+    result[index] = True
+    return result
+
+
 CONDITION, INDEX = torch.tensor([True, False, True, True]), torch.tensor([2, 0, 3, 1])
 DECIDES = {
     "where": (lambda m, h, z: torch.where(m.own, h, z), CONDITION),
@@ -160,8 +166,11 @@ DECIDES = {
     "index": (lambda m, h, z: z + h[:, m.own], INDEX),
     "sorted first": (lambda m, h, z: z + h[:, m.own.argsort()], INDEX),
     "gathered": (lambda m, h, z: z + h.gather(1, m.own.expand(len(h), 4)), INDEX),
-    "compared": (lambda m, h, z: torch.where(m.own > 1, h, z), INDEX.float()),
-    "what is left of one": (lambda m, h, z: z + h * (1 - m.own), CONDITION.float()),
+    "compared": (lambda m, h, z: torch.where(m.own > 1, h, z), INDEX),
+    "as numbers": (lambda m, h, z: z + h * (1 - m.own.float()), CONDITION),
+    "written by it": (lambda m, h, z: torch.where(marked(m.own), h, z), INDEX[:2]),
+    "turned": (lambda m, h, z: torch.where(m.own.clone().logical_not_(), h, z), CONDITION),
+    "copied": (lambda m, h, z: torch.where(torch.zeros(4, dtype=torch.bool).copy_(m.own), h, z), CONDITION),
 }
 
 
@@ -174,7 +183,7 @@ def test_a_buffer_that_decided_which_units_belong_together_keeps_its_values(name
     model(x).sum().backward()
     model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
     optimizer.step()
-    model.own.copy_(values.roll(1))
+    model.own.copy_(values.roll(1) if len(values) == 4 else values + 1)
     before = [p.clone() for p in model.parameters()]
     for use in (optimizer.step, network.check_current, lambda: ps.rescaling.balance_(network)):
         with pytest.raises(RuntimeError, match=r"buffer 'own' has other values .* trace the model again"):
@@ -189,6 +198,12 @@ MAY_CHANGE = {
     "a factor with zeros": (lambda m, h, z: z * m.own, CONDITION.float()),
     "a deviation": (lambda m, h, z: z / (m.own + 1e-5).sqrt(), torch.rand(4)),
     "a number of examples": (lambda m, h, z: z / m.own, torch.tensor(3)),
+    "a load": (lambda m, h, z: z - m.own / 7, torch.tensor([1, 3, 2, 4])),
+    "a rotation": (
+        lambda m, h, z: z * (torch.arange(4) * m.own).cos() + h * (torch.arange(4) * m.own).sin(),
+        torch.rand(4),
+    ),
+    "a step that is compared": (lambda m, h, z: torch.where(m.own < 100, h, z), torch.tensor(3)),
     "a counter": (lambda m, h, z: (m.own.add_(1), z)[1], torch.tensor(3)),
     "what a call writes first": (
         lambda m, h, z: (m.own.fill_(False), torch.where(m.own, h, z))[1],
@@ -208,8 +223,26 @@ def test_other_buffers_may_change(name):
     assert torch.equal(model(x), output)
 
 
-def test_a_mask_may_grow():
+def test_a_mask_may_grow_and_be_made_anew():
     model = Masked(lambda m, h, z: torch.where(m.own[:, : h.shape[1]], z, h), own=CONDITION[None].clone())
     network = ps.trace(model, torch.randn(5, 3))
     model.own = torch.cat([model.own, model.own], 1)
     network.check_current()
+    for other in (model.own[:, :3], ~model.own, model.own[0]):
+        model.own = other
+        with pytest.raises(RuntimeError, match="buffer 'own' has other values"):
+            network.check_current()
+    model.own = None
+    network.check_current()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_part_keeps_its_masks():
+    part = Masked(lambda m, h, z: torch.where(m.own, h, z), own=CONDITION.clone())
+    model = nn.Sequential(nn.Linear(3, 3), part)
+    network = ps.trace(model, torch.randn(5, 3))
+    model[1] = torch.compile(part)
+    network.check_current()
+    part.own.logical_not_()
+    with pytest.raises(RuntimeError, match=r"buffer '1\.own' has other values"):
+        network.check_current()

@@ -103,13 +103,22 @@ class Places:
 
     def _check_constant(self, name: str, values: Tensor) -> None:
         """Raise RuntimeError if a mask or an index has other values; compared only where something was written."""
-        now = self._model.get_buffer(name)
+        path, _, leaf = name.rpartition(".")
+        try:
+            now = getattr(
+                self._model.get_submodule(path), leaf, None
+            )  # sees through what torch.compile wraps
+        except AttributeError:
+            now = None
+        if not isinstance(now, Tensor):
+            return  # a cache that is made anew
         version = -1 if now.is_inference() else now._version  # which inference tensors do not count
         seen, its = self._seen.get(name, (None, -1))
         if seen is now and its == version >= 0:
             return
-        # a mask that grows with the longest sequence keeps what it had
-        if now.shape == values.shape and not torch.equal(now.detach().to(values), values):
+        # one that grew with the longest sequence keeps what it had
+        block = now.detach()[tuple(map(slice, values.shape))] if now.dim() == values.dim() else now
+        if block.shape != values.shape or not torch.equal(block.to(values), values):
             raise RuntimeError(
                 f"the buffer '{name}' has other values than when the model was traced (load_state_dict, or a mask or "
                 "an index that changes), and these decided which weights belong together: trace the model again, and "

@@ -96,7 +96,7 @@ class Interpreter(TorchFunctionMode):
         if not values:
             return self._constant(args, kwargs)
         if any(v.kind in ("hidden", "parameter") for v in values):
-            recorder.constants |= recorder.buffers_in(filter(self._decides, unknown))
+            recorder.constants.update(*map(self._deciding, unknown))
         self._check_destination(args)
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
@@ -222,27 +222,24 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
-        from_buffers = recorder.buffers_in(tensors_in(args, kwargs))
+        chosen = [recorder.choosing[id(t)][1] for t in tensors_in(args, kwargs) if id(t) in recorder.choosing]
         result = recorder.func(*args, **kwargs)
-        if changes(name) and args:  # what a call writes itself is as it was whenever the model is called
-            recorder.from_buffers.pop(id(args[0]), None)
-            from_buffers = frozenset()
-        for tensor in pytree.tree_leaves(result):
+        writes = changes(name) and bool(args)
+        for tensor in (args[0],) if writes else pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):
                 if tensor._is_view():
                     self._viewed[id(tensor._base)] = tensor._base
-                if from_buffers:
-                    recorder.from_buffers[id(tensor)] = tensor, from_buffers
+                # what a call writes itself is as it was whenever the model is called
+                own = {recorder.own.get(id(tensor), "")} if writes else set()
+                recorder.choosing[id(tensor)] = tensor, frozenset().union(*chosen) - own
         return result
 
-    def _decides(self, constant: Tensor) -> bool:
-        """Whether scales go by the values of a buffer's constant: an index, a condition, or numbers with zeros."""
-        recorder = self.recorder
-        if id(constant) not in recorder.from_buffers or constant.layout is not torch.strided:
-            return False
-        if not constant.is_floating_point() and recorder.name not in ARITHMETIC:
-            return True
-        return bool(((constant == 0) | constant.isinf()).any())  # both fit every scale
+    def _deciding(self, constant: Tensor) -> frozenset[str]:
+        """Names of the masks and indices in buffers that a constant was made of, if scales go by its values."""
+        made_of = self.recorder.choosing.get(id(constant), (constant, frozenset()))[1]
+        # numbers matter where they are zero, as a mask makes them
+        numbers = constant.is_floating_point() or self.recorder.name in ARITHMETIC
+        return made_of & self.recorder.masks if numbers else made_of
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """A product of an input with a constant, if that is zero throughout."""

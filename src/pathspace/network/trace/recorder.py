@@ -51,9 +51,11 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
         self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
-        self.from_buffers: dict[
+        self.choosing: dict[
             int, tuple[Tensor, frozenset[str]]
-        ] = {}  # by a constant's id: what it was made from
+        ] = {}  # constants made of masks and indices in buffers
+        self.own: dict[int, str] = {}  # those buffers themselves, by the id of the copy
+        self.masks: set[str] = set()  # the boolean ones
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
@@ -104,12 +106,6 @@ class Recorder:
     def all_values(self) -> Iterator[Value]:
         """Of all tensors, as they are now."""
         return (value for _, value, _ in self._values.values())
-
-    def buffers_in(self, tensors: Iterable[Tensor]) -> frozenset[str]:
-        """Names of the buffers that constants among tensors were made from."""
-        return frozenset().union(
-            *(self.from_buffers[id(t)][1] for t in tensors if id(t) in self.from_buffers)
-        )
 
     def rank(self, tensor: Tensor) -> int:
         """0 for an activation, 1 for what depends on no parameter, 2 for a parameter."""

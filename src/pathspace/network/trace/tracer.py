@@ -247,8 +247,10 @@ class _Plan:
         left = {name for name, p in parameters.items() if id(p) in owned} | recorder.left
         returned = Returned(self.output, places)
         program = Program(tuple(recorder.operations), slots, cuts=cuts, by_batch=frozenset(recorder.by_batch))
-        unused = tuple(
-            n for n, p in before.items() if id(p) not in recorder.read and id(parameters[n]) not in owned
+        unused = tuple(  # a single number, or none, reads no units
+            n
+            for n, p in before.items()
+            if id(p) not in recorder.read and id(parameters[n]) not in owned and p.numel() > 1
         )
         call = self._call(batch_dim, recorder.constants, unused)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
