@@ -1,5 +1,4 @@
 """What may change in a traced model, and what may not."""
-# ruff: noqa: ARG005
 
 import pytest
 import torch
@@ -194,17 +193,17 @@ def test_a_buffer_that_decided_which_units_belong_together_keeps_its_values(name
 
 
 MAY_CHANGE = {
-    "a factor": (lambda m, h, z: z * m.own, torch.rand(4)),
-    "a factor with zeros": (lambda m, h, z: z * m.own, CONDITION.float()),
-    "a deviation": (lambda m, h, z: z / (m.own + 1e-5).sqrt(), torch.rand(4)),
-    "a number of examples": (lambda m, h, z: z / m.own, torch.tensor(3)),
-    "a load": (lambda m, h, z: z - m.own / 7, torch.tensor([1, 3, 2, 4])),
+    "a factor": (lambda m, _, z: z * m.own, torch.rand(4)),
+    "a factor with zeros": (lambda m, _, z: z * m.own, CONDITION.float()),
+    "a deviation": (lambda m, _, z: z / (m.own + 1e-5).sqrt(), torch.rand(4)),
+    "a number of examples": (lambda m, _, z: z / m.own, torch.tensor(3)),
+    "a load": (lambda m, _, z: z - m.own / 7, torch.tensor([1, 3, 2, 4])),
     "a rotation": (
         lambda m, h, z: z * (torch.arange(4) * m.own).cos() + h * (torch.arange(4) * m.own).sin(),
         torch.rand(4),
     ),
     "a step that is compared": (lambda m, h, z: torch.where(m.own < 100, h, z), torch.tensor(3)),
-    "a counter": (lambda m, h, z: (m.own.add_(1), z)[1], torch.tensor(3)),
+    "a counter": (lambda m, _, z: (m.own.add_(1), z)[1], torch.tensor(3)),
     "what a call writes first": (
         lambda m, h, z: (m.own.fill_(False), torch.where(m.own, h, z))[1],
         CONDITION,

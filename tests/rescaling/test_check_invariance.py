@@ -390,7 +390,8 @@ class Signs(torch.optim.Optimizer):
         super().__init__(params, options)
 
     @torch.no_grad()
-    def step(self, closure=None):  # noqa: ARG002
+    def step(self, closure=None):
+        assert closure is None
         for group in self.param_groups:
             for p in group["params"]:
                 p -= 0.01 * p.grad.sign()

@@ -89,11 +89,8 @@ def read_value(text: str) -> Any:
         value = tomllib.loads(f"value = {text}")["value"]
         json.dumps(value)
         return value
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # no setting is a date, which is TOML, too, or has 5,000 digits
+    # no setting is a date, which is TOML, too, or has 5,000 digits
+    except (ValueError, TypeError, RecursionError):
         pass
     try:
         if text.startswith("[") and text.endswith("]"):

@@ -104,10 +104,8 @@ class Places:
     def _check_constant(self, name: str, values: Tensor) -> None:
         """Raise RuntimeError if a mask or an index has other values; compared only where something was written."""
         path, _, leaf = name.rpartition(".")
-        try:
-            now = getattr(
-                self._model.get_submodule(path), leaf, None
-            )  # sees through what torch.compile wraps
+        try:  # as an attribute: what torch.compile wraps has it, too
+            now = getattr(self._model.get_submodule(path), leaf, None)
         except AttributeError:
             now = None
         if not isinstance(now, Tensor):

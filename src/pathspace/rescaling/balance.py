@@ -223,7 +223,7 @@ def _warn_of_unused(network: Network) -> None:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         warnings.warn(
             f"{', '.join(unused[:3])}{more} took no part in the forward pass that was traced: if another method of the "
-            "model applies them to traced units, balance_ has changed what it computes. Trace a forward pass that uses "
+            "model applies them to traced units, balance_ changes what it computes. Trace a forward pass that uses "
             "them all",
             stacklevel=3,
         )

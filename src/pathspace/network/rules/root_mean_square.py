@@ -40,9 +40,8 @@ def statistic_of(name: str, args: Sequence[Any], kwargs: Any, values: list[Value
         return None
     statistic = x.statistic
     squares = x.kind == "hidden" and name in _POWERS and _power(name, args, kwargs) == 2
-    if statistic is None or (
-        squares and not statistic.over
-    ):  # x may be a square itself, as a squared ReLU is
+    # x may be a square itself, as a squared ReLU is
+    if statistic is None or (squares and not statistic.over):
         return Statistic(x, 2) if squares else None
     if name in movement.CASTS or (name in _SUMS and _is_constant(args)):
         return statistic

@@ -231,7 +231,9 @@ class Interpreter(TorchFunctionMode):
                     self._viewed[id(tensor._base)] = tensor._base
                 # what a call writes itself is as it was whenever the model is called
                 own = {recorder.own.get(id(tensor), "")} if writes else set()
-                recorder.choosing[id(tensor)] = tensor, frozenset().union(*chosen) - own
+                names = frozenset().union(*chosen) - own
+                if names or id(tensor) in recorder.choosing:
+                    recorder.choosing[id(tensor)] = tensor, names
         return result
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:

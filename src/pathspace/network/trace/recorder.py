@@ -51,9 +51,8 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
         self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
-        self.choosing: dict[
-            int, tuple[Tensor, frozenset[str]]
-        ] = {}  # constants made of masks and indices in buffers
+        # constants made of masks and indices in buffers, by id, with the names of those
+        self.choosing: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self.own: dict[int, str] = {}  # those buffers themselves, by the id of the copy
         self.masks: set[str] = set()  # the boolean ones
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
