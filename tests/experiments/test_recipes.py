@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.listing import listing
 from pathspace.experiments.published import load_published, parse_published
 from pathspace.experiments.recipes import load_recipe, parse_recipe, recipe_names
+from pathspace.experiments.report import Table, print_table
 from pathspace.experiments.report.methods_figure import COLOURS
 from pathspace.experiments.settings import settings_from
 
@@ -45,6 +47,15 @@ def test_published_numbers_name_methods_of_ours(name: str) -> None:
         sizes = [settings_from(*recipe.layers(size)) for size in recipe.sizes or [""]]
         assert named <= {method for settings in sizes for method in settings.methods}
         assert {method for pair in published.pairs for method in pair} <= named
+
+
+def test_no_table_of_numbers_is_printed_where_a_paper_has_none() -> None:
+    told = {}
+    for name in ("ddp", "mnist-rows"):
+        console = Console(record=True, width=120)
+        print_table(Table("a table", ("method",), (), ()), console, load_published(name))
+        told[name] = "Published" in console.export_text()
+    assert told == {"ddp": False, "mnist-rows": True}
 
 
 def test_every_expected_file_belongs_to_a_recipe() -> None:

@@ -299,7 +299,7 @@ def print_table(table: Table, console: Console, published: Published | None = No
     console.print(text, crop=False)
     for sentence in table.notes:
         console.print(sentence, style="dim", highlight=False)
-    if published is not None:
+    if published is not None and any(result.value is not None for result in published.results):
         console.print(_published_table(published.results))
 
 
