@@ -25,7 +25,7 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.tasks import build_task
 from pathspace.experiments.tasks.task import Split, Task, prediction, windows
 
-SIZES = {"length": 6, "train_size": 64, "validation_size": 20, "test_size": 20}
+SIZES = {"length": 6, "train_size": 64, "validation_size": 150, "test_size": 150}  # evaluated in three parts
 METHODS = ("sgd", "balanced-adam", "path-sgd", "path-adam", "g-sgd", "ddp-sgd", "quasi-diagonal")
 REFUSED = {
     "ddp-norm": {"model": "mlp"},
@@ -43,10 +43,7 @@ def wide(split: Split) -> Split:
 
 def adding() -> Task:
     task = build_task("adding", SIZES)
-    return replace(
-        task, **{name: wide(getattr(task, name)) for name in ("train", "validation", "test")},
-        evaluation_batch=8,
-    )  # fmt: skip
+    return replace(task, **{name: wide(getattr(task, name)) for name in ("train", "validation", "test")})
 
 
 def stream() -> Task:

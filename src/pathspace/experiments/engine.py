@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
+# without gradients nothing is kept on the way: where a batch trains, so many have room, whatever the model's size
+BATCHES_EVALUATED_AT_A_TIME = 4
 UNHEARD = Listener()
 
 
@@ -99,7 +101,7 @@ def run(
                 processes.meet()  # the first one has written
 
         def validate() -> None:
-            state.validations.append(_validate(state, task))
+            state.validations.append(_validate(state, task, config.batch_size))
             listener.validated(config, state.validations[-1])
 
         def end_epoch(steps: int) -> None:
@@ -107,7 +109,7 @@ def run(
             training = task.reported(state.processes.mean(state.errors) / steps)
             test = None
             if config.evaluate_test and state.diverged_at is None:
-                test = _evaluate(state, task, task.test)[1]
+                test = _evaluate(state, task, task.test, config.batch_size)[1]
             state.epochs.append(Epoch(state.step, training, test))
             state.errors = 0.0
 
@@ -324,8 +326,8 @@ def _batch(split: Split, chosen: Tensor, state: RunState) -> tuple[Tensor, Tenso
     return split.inputs[chosen].to(device), split.targets[chosen].to(device)
 
 
-def _validate(state: RunState, task: Task) -> Validation:
-    loss, error = _evaluate(state, task, task.validation)
+def _validate(state: RunState, task: Task, batch_size: int) -> Validation:
+    loss, error = _evaluate(state, task, task.validation, batch_size)
     if not torch.isfinite(torch.tensor(loss)):
         # The last step of an epoch can spoil the weights before any training batch shows it.
         state.diverged_at = state.step
@@ -333,9 +335,9 @@ def _validate(state: RunState, task: Task) -> Validation:
 
 
 @torch.no_grad()
-def _evaluate(state: RunState, task: Task, split: Split) -> tuple[float, float]:
+def _evaluate(state: RunState, task: Task, split: Split, batch_size: int) -> tuple[float, float]:
     """Return the mean loss and the error over a split; the same bits, whatever the number of processes."""
-    size, count = task.evaluation_batch, len(split.inputs)
+    size, count = BATCHES_EVALUATED_AT_A_TIME * batch_size, len(split.inputs)
     order = torch.arange(count)
     if task.stream:
         size = min(STREAMS_AT_A_TIME, count)

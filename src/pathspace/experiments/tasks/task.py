@@ -55,7 +55,6 @@ class Task:
         metric: What the mean of `errors` is called, with its unit.
         reported: What becomes of that mean in reports; perplexity is the exponential of a mean.
         error_of_loss: The mean of `errors` over a batch by its mean loss; None where errors have to be counted.
-        evaluation_batch: Sequences that validation and test take at a time; their outputs must fit into memory.
         stream: Whether the sequences of a split follow one another, so that a model's state is carried from one to
             the next; see `streams`.
     """
@@ -72,7 +71,6 @@ class Task:
     metric: str
     reported: Callable[[float], float] = float
     error_of_loss: Callable[[float], float] | None = None
-    evaluation_batch: int = 1000
     stream: bool = False
 
 
@@ -141,8 +139,6 @@ def prediction(
     stream: bool = False,
 ) -> Task:
     """Return a task that predicts the next symbol at every step, with the mean cross-entropy as loss."""
-    # 2^24 outputs are 64 MB.
-    evaluation_batch = max(1, 2**24 // (symbols * test.inputs.shape[1]))
     return Task(
         name=name,
         description=description,
@@ -156,7 +152,6 @@ def prediction(
         metric=metric,
         reported=float if metric == "bits per character" else _exponential,
         error_of_loss=_in_bits if metric == "bits per character" else float,
-        evaluation_batch=evaluation_batch,
         stream=stream,
     )
 
