@@ -24,8 +24,10 @@ def checked(**options: Any) -> dict[str, Any]:
     """
     check_not_negative(**{name: options[name] for name in _NOT_NEGATIVE if name in options})
     check_counts(**{name: options[name] for name in _COUNTS if name in options})
-    if "betas" in options:
-        check_betas(options["betas"])
+    betas: tuple[float, float] = options.get("betas", (0.0, 0.0))
+    good = isinstance(betas, Sequence) and [isinstance(b, (Real, Tensor)) and 0 <= b < 1 for b in betas]
+    if good != [True, True]:
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
     return options
 
 
@@ -92,14 +94,3 @@ def check_counts(**options: int) -> None:
     for name, value in options.items():
         if not (isinstance(value, Integral) and value >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse decay rates outside [0, 1).
-
-    Raises:
-        ValueError: one of the two is, or no number.
-    """
-    good = isinstance(betas, Sequence) and [isinstance(b, (Real, Tensor)) and 0 <= b < 1 for b in betas]
-    if good != [True, True]:
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

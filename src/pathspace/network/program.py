@@ -60,11 +60,6 @@ class Operation:
     batch: Place
     shapes: tuple[torch.Size, ...] = ()
 
-    def same_call(self, other: Operation) -> bool:
-        """Whether another trace met it at the same place of the same model."""
-        mine, others = ((o.name, o.module, len(o.arguments)) for o in (self, other))
-        return mine == others
-
 
 @dataclass(frozen=True)
 class Cut:

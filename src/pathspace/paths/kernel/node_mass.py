@@ -112,7 +112,8 @@ def node_mass(network: Network) -> NodeMass:
     q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
     if not normalized and not positions:
         for n, square in q.items():
-            local(square).mul_(cut_factor(_share_entering(network, n), square))
+            share = torch.where(network.edges[n].target != 0, 0.5, 1.0)
+            local(square).mul_(cut_factor(share.to(square.device, torch.float64), square))
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
         worst = next(
@@ -200,9 +201,3 @@ def _has_positions(network: Network) -> bool:
         if feeds_itself and several.isdisjoint(seen):
             return False
     return True
-
-
-def _share_entering(network: Network, name: str) -> Tensor:
-    """A half for edges of a parameter that enter a unit, one for all others."""
-    enters = network.edges[name].target != 0
-    return torch.where(enters, 0.5, 1.0).to(network.parameters[name].device, torch.float64)

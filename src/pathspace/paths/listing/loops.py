@@ -56,15 +56,14 @@ def layers(
                 h = cell(rows[t], h, *weights)
                 h = h * mask[t] if mask is not None and backwards else h  # it starts at the last step
                 states.append(h)
-            last.append(states[-1] if mask is None or backwards else _state_at_the_end(states, mask))
+            if mask is not None and not backwards:
+                ends = torch.cat([mask[:-1] - mask[1:], mask[-1:]])
+                last.append(torch.stack([h * end for h, end in zip(states, ends, strict=True)]).sum(0))
+            else:
+                last.append(states[-1])
             directions.append(states[::-1] if backwards else states)
         rows = [torch.cat(step, -1) if bidirectional else step[0] for step in zip(*directions, strict=True)]
     return torch.stack(rows, time), torch.stack(last)
-
-
-def _state_at_the_end(states: list[Tensor], mask: Tensor) -> Tensor:
-    ends = torch.cat([mask[:-1] - mask[1:], mask[-1:]])
-    return torch.stack([h * end for h, end in zip(states, ends.unbind(0), strict=True)]).sum(0)
 
 
 class PackedSequences:

@@ -53,10 +53,6 @@ class Ends:
         """The entries of a vector over nodes, for good, broadcastable to the parameter (see :class:`Slots`)."""
         return slots.at(self.nodes).view(self.shape)
 
-    def sum_to(self, terms: Tensor) -> Tensor:
-        """The sums of ``terms``, of the parameter's shape, over all elements with one node at this end, ``[n]``."""
-        return terms.sum_to_size(self.shape).reshape(-1)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:

@@ -204,7 +204,7 @@ class Frame:
         """q_c of the P classes."""
         chart, sums = self.chart, self._leaving.values.zero_()
         for name, ends, view in self._sources:  # T_c
-            terms = ends.sum_to(weights[name] * gradients[name])
+            terms = (weights[name] * gradients[name]).sum_to_size(ends.shape).reshape(-1)
             if view is None:
                 sums.index_add_(0, ends.nodes.places, terms.to(sums.dtype))
             else:
