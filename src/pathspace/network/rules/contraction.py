@@ -82,13 +82,9 @@ def einsum_form(equation: str, x: Sequence[int], y: Sequence[int]) -> Form:
     if not arrow:
         letters = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
         result = ("..." if "..." in left else "") + "".join(letters)
-    return _small(Form(first, second, numbers(result, hidden)))
-
-
-def _small(form: Form) -> Form:
-    """The same with numbers from zero on, as torch wants them."""
-    number = {n: i for i, n in enumerate(dict.fromkeys([*form.first, *form.second]))}
-    return Form(*([number[n] for n in side] for side in (form.first, form.second, form.out)))
+    # from zero on, as torch wants them
+    number = dict(zip(dict.fromkeys([*first, *second]), count(), strict=False))
+    return Form(*([number[n] for n in side] for side in (first, second, numbers(result, hidden))))
 
 
 def _apart(form: Form, x: Sequence[int], y: Sequence[int]) -> Form:

@@ -34,7 +34,8 @@ def counted(constant: Tensor) -> Tensor:
     An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
     """
     large = (constant >= _LARGE) | (constant <= -_LARGE)
-    return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
+    filled = constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
+    return filled if bool(large.any()) else constant
 
 
 def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

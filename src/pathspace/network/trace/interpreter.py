@@ -101,7 +101,9 @@ class Interpreter(TorchFunctionMode):
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         if name in OF_FORM and recorder.lookup(args[0]) is None:  # a constant keeps its values
-            return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
+            traced_ones = [t for t, v in zip(tensors, traced, strict=True) if v is not None]
+            form = {id(t): torch.zeros((), dtype=t.dtype).expand(t.shape) for t in traced_ones}
+            return self._constant(*pytree.tree_map_only(Tensor, lambda t: form.get(id(t), t), (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(*_explain("to_sparse"))
         in_parts = written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
@@ -222,7 +224,7 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
-        chosen = [recorder.choosing[id(t)][1] for t in tensors_in(args, kwargs) if id(t) in recorder.choosing]
+        made_of = frozenset[str]().union(*map(recorder.buffers_of, tensors_in(args, kwargs)))
         result = recorder.func(*args, **kwargs)
         writes = changes(name) and bool(args)
         for tensor in (args[0],) if writes else pytree.tree_leaves(result):
@@ -231,17 +233,16 @@ class Interpreter(TorchFunctionMode):
                     self._viewed[id(tensor._base)] = tensor._base
                 # what a call writes itself is as it was whenever the model is called
                 own = {recorder.own.get(id(tensor), "")} if writes else set()
-                names = frozenset().union(*chosen) - own
-                if names or id(tensor) in recorder.choosing:
-                    recorder.choosing[id(tensor)] = tensor, names
+                if made_of or id(tensor) in recorder.of_buffers:
+                    recorder.of_buffers[id(tensor)] = tensor, made_of - own
         return result
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:
-        """Names of the masks and indices in buffers that a constant was made of, if scales go by its values."""
-        made_of = self.recorder.choosing.get(id(constant), (constant, frozenset()))[1]
+        """Names of the buffers that a constant was made of, if scales go by its values."""
+        made_of = self.recorder.buffers_of(constant)
         # numbers matter where they are zero, as a mask makes them
         numbers = constant.is_floating_point() or self.recorder.name in ARITHMETIC
-        return made_of & self.recorder.masks if numbers else made_of
+        return made_of & self.recorder.masks if numbers else made_of - self.recorder.single
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """A product of an input with a constant, if that is zero throughout."""
@@ -250,10 +251,6 @@ class Interpreter(TorchFunctionMode):
             return None
         shape = torch.broadcast_shapes(*(t.shape for t in args))
         return torch.zeros(shape, dtype=torch.promote_types(*(t.dtype for t in args)))
-
-    def _form_of(self, t: Tensor) -> Tensor:
-        """A constant as it is; a tensor of the form of any other."""
-        return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
 
     def _of_buffers(self, args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""

@@ -51,10 +51,11 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
         self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
-        # constants made of masks and indices in buffers, by id, with the names of those
-        self.choosing: dict[int, tuple[Tensor, frozenset[str]]] = {}
-        self.own: dict[int, str] = {}  # those buffers themselves, by the id of the copy
+        # constants made of buffers, by id, with the names of those
+        self.of_buffers: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self.own: dict[int, str] = {}  # the buffers themselves, by the id of the copy
         self.masks: set[str] = set()  # the boolean ones
+        self.single: set[str] = set()  # those of one element, which count steps or examples
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
@@ -121,9 +122,21 @@ class Recorder:
         data = tensor.detach().clone()
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
-        # a constant zero fits every scale: the start of a recurrence
-        labels = torch.where(data.cpu() == 0, WILD, FIXED)
-        return Value(slot, labels, kind="input")
+        # a constant zero fits every scale, as the start of a recurrence, but not one that may change in a buffer
+        zero = data.cpu() == 0 if self.buffers_of(tensor) <= self.masks else data.new_zeros(()).bool()
+        return Value(slot, torch.where(zero, WILD, FIXED).expand(data.shape), kind="input")
+
+    def buffers_of(self, constant: Tensor) -> frozenset[str]:
+        """Names of the buffers that a constant was made of."""
+        return self.of_buffers.get(id(constant), (constant, frozenset[str]()))[1]
+
+    def add_buffer(self, buffer: Tensor, name: str) -> Tensor:
+        """A copy of a buffer on the CPU, whose values a trace may go by."""
+        own = buffer.detach().to("cpu", copy=True)
+        self.of_buffers[id(own)], self.own[id(own)] = (own, frozenset({name})), name
+        self.masks.update({name} if own.dtype == torch.bool and own.numel() > 1 else ())
+        self.single.update({name} if own.numel() == 1 else ())
+        return own
 
     def add_leaf(
         self,

@@ -34,13 +34,9 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
             empty = torch.empty_like(buffer, device="meta")
             memo[id(buffer)] = recorder.add_leaf(empty, "buffer", name)
             if not buffer.is_meta:  # a copy, as the model may write into it: relu(self.buffer, inplace=True)
-                recorder.real[id(empty)] = buffer.detach().to("cpu", copy=True)
+                recorder.real[id(empty)] = recorder.add_buffer(buffer, name)
         else:
-            constant = memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
-            if constant.numel() > 1:  # a single one counts steps or examples
-                recorder.choosing[id(constant)] = constant, frozenset({name})
-                recorder.own[id(constant)] = name
-                recorder.masks.update({name} if constant.dtype == torch.bool else ())
+            memo[id(buffer)] = recorder.add_buffer(buffer, name)
     memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
     shadow = copy.deepcopy(model, memo | _optimizers_of(model) | _empty_hooks_of(model))
     for module in shadow.modules():

@@ -193,9 +193,7 @@ class Entry:
     def put_zero(self, decay: float) -> None:
         """u = decay w outside the network, where all other u of the part are 0."""
         if self.r is None:
-            self._u.copy_(self.p)
-            if decay != 1:
-                self._u.mul_(decay)
+            self._u.copy_(self.p).mul_(decay)
 
     def map_back(self, decay: float | None) -> None:
         """w = w + r du; r is let go of, so that there are never two of them in memory.
@@ -230,8 +228,7 @@ class Entry:
 
     def squared_norm(self) -> Tensor:
         """That of h, 0-dim."""
-        h = self._h.view(-1)
-        return torch.dot(h, h)
+        return torch.dot(h := self._h.view(-1), h)
 
 
 def entries_of(rule: Optimizer, shadows: Mapping[Tensor, nn.Parameter]) -> dict[Tensor, Entry]:
