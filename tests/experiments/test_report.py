@@ -34,7 +34,7 @@ from pathspace.experiments.report.claim_figure import draw_claim
 from pathspace.experiments.report.curves import KINDS, WINDOWS, averaged, draw_errors, kinds_of_error
 from pathspace.experiments.report.figure import _draw_starts, draw
 from pathspace.experiments.report.files import as_json
-from pathspace.experiments.report.rate_axis import set_rate_axis
+from pathspace.experiments.report.log_axis import set_log_axis, set_rate_axis
 from pathspace.experiments.report.switchable import (
     BOTTOM,
     HEIGHT,
@@ -485,6 +485,33 @@ def test_an_axis_of_rates_names_rates_of_the_grid(rates: Sequence[float], shown:
     assert not axis.xaxis.get_minor_ticks()
     low, high = axis.get_xlim()
     assert low < min(rates) <= max(rates) < high
+
+
+@pytest.mark.parametrize(
+    ("values", "some"),
+    [
+        ((1.38, 2.1), "1.8"),
+        ((284.0, 402.0), "300"),
+        ((0.6, 4.0), "1"),
+        ((0.3, 9.0), "0.5"),
+        ((1e-4, 0.2), "$\\mathdefault{10^{-3}}$"),
+    ],
+)
+def test_an_axis_of_errors_has_numbers_as_they_are_written(values: tuple[float, float], some: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axis = figure.subplots()
+    axis.plot(values)
+    set_log_axis(axis)
+    figure.draw_without_rendering()
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in axis.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    labels = [tick.label1.get_text() for tick in ticks]
+    assert some in labels
+    assert len(set(labels)) == len(labels) > 1
+    small = [tick.label1.get_text() for tick in axis.yaxis.get_minor_ticks()]
+    assert not any(small)
 
 
 def test_errors_are_drawn_over_epochs_with_the_test_error_at_the_end(comparison: Comparison) -> None:

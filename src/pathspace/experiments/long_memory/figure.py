@@ -9,7 +9,7 @@ from pathspace.experiments.long_memory.cells import Setting
 from pathspace.experiments.long_memory.comparison import Row, learned
 from pathspace.experiments.long_memory.methods import METHODS
 from pathspace.experiments.long_memory.protocol import Protocol
-from pathspace.experiments.report.rate_axis import set_rate_axis
+from pathspace.experiments.report.log_axis import set_rate_axis
 from pathspace.experiments.report.saved_figure import own_style, saved
 
 if TYPE_CHECKING:

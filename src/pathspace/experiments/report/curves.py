@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathspace.experiments.compare import Comparison, Row
+from pathspace.experiments.report.log_axis import set_log_axis
 from pathspace.experiments.run import RunResult
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def name_errors(axis: Axes, comparison: Comparison, kind: str = "validation") ->
     """Name the axis of epochs, and scale the errors."""
     axis.set_xlabel("epoch (dot: test)" if kind == "validation" else "epoch")
     if comparison.metric != "error, %":  # perplexities and squared errors span decades
-        axis.set_yscale("log")
+        set_log_axis(axis)
 
 
 def averaged(runs: Sequence[RunResult]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,8 @@ from pathspace.experiments.report.curves import (
     limit_losses,
     name_errors,
 )
+from pathspace.experiments.report.log_axis import set_rate_axis
 from pathspace.experiments.report.methods_figure import draw_methods
-from pathspace.experiments.report.rate_axis import set_rate_axis
 from pathspace.experiments.report.saved_figure import own_style, saved
 from pathspace.experiments.report.table import start_label
 

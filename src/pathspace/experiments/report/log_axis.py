@@ -1,4 +1,4 @@
-"""An axis of learning rates: logarithmic, its ticks at rates that were tried."""
+"""Logarithmic axes: of learning rates, with ticks at those that were tried, and of losses and errors."""
 
 from __future__ import annotations
 
@@ -25,3 +25,19 @@ def set_rate_axis(axis: Axes, rates: Collection[float], most: int = 6) -> None:
     axis.xaxis.set_major_locator(FixedLocator(sorted(set(rates)), nbins=most))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
     axis.xaxis.set_minor_locator(NullLocator())
+
+
+def set_log_axis(axis: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers as they are written where it spans less than two decades.
+
+    Args:
+        axis: What all curves are drawn in.
+    """
+    from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    if high < 100 * low:  # by default 2 is written as 2 x 10^0, and there may be one tick or none
+        axis.yaxis.set_major_locator(AutoLocator() if high < 5 * low else LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())

@@ -14,7 +14,7 @@ from pathspace.experiments.report.curves import (
     limit_losses,
     name_errors,
 )
-from pathspace.experiments.report.rate_axis import set_rate_axis
+from pathspace.experiments.report.log_axis import set_log_axis, set_rate_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +49,9 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
             draw_errors(axes[kind], row, comparison.settings.epochs, kind, **style)
         if comparison.tuning:
             _rates(axes["rates"], comparison, number, row.method)
-    axes["losses"].set(yscale="log", xlabel="step", ylabel="training loss")
+    axes["losses"].set(xlabel="step", ylabel="training loss")
     limit_losses(axes["losses"], comparison)
+    set_log_axis(axes["losses"])
     for kind in kinds:
         axes[kind].set_ylabel(f"{kind} {comparison.metric}")
         name_errors(axes[kind], comparison, kind)
@@ -59,7 +60,7 @@ def draw_methods(figure: Figure, comparison: Comparison) -> None:
         axes["rates"].set_xlabel("learning rate (ring: chosen; cross: diverged)")
         axes["rates"].set_ylabel(f"validation {comparison.metric}")
         if comparison.metric != "error, %":  # perplexities and squared errors span decades
-            axes["rates"].set_yscale("log")
+            set_log_axis(axes["rates"])
     for axis in axes.values():
         axis.grid(alpha=0.25, which="both")
     figure.legend(*axes["losses"].get_legend_handles_labels(), loc="outside right upper", frameon=False)
