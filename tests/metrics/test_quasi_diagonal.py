@@ -211,6 +211,28 @@ def test_the_normalizer_is_the_mean_of_what_kappa_there_is(statistic, scale):
         assert state["normalizer"] == pytest.approx(float(mean), rel=1e-9)
 
 
+@pytest.mark.parametrize("normalization", ["none", "frozen"])
+def test_a_normalizer_that_stays_does_so_where_parameters_have_no_kappa(normalization):
+    """Output biases by the covariance never have one, and a batch can turn all units off."""
+    torch.manual_seed(0)
+    model, x = mlp(4, 6, 3).double(), torch.rand(16, 4, dtype=torch.float64)
+    with torch.no_grad():
+        model[0].weight.abs_()
+        model[0].bias.zero_()
+    optimizer = ps.optim.QuasiDiagonal(
+        model.parameters(), ps.trace(model, x), lr=1e-9, statistic="covariance", normalization=normalization,
+        refresh_every=1,
+    )  # fmt: skip
+    found = []
+    for batch in (x, x.flip(0), -x, x):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        found += [state["normalizer"] for state in optimizer.metric.state.values()]
+    assert len(set(found)) == 1
+    assert (found[0] == 1) == (normalization == "none")
+
+
 @pytest.mark.parametrize("absent", ["weight", "bias"])
 def test_what_comes_back_after_a_refresh_has_the_metric_of_that_refresh(absent):
     """M_0i of one time beside M_00 of another would leave a remainder of any size."""

@@ -44,3 +44,9 @@ def test_rescaling_by_powers_of_two_changes_no_bit(growth):
     theirs = linear_recurrence(factors[:, None] * S / factors, u * factors) / factors
     digits = ours > 1e-30  # below, float32 loses them one by one
     assert torch.equal(ours[digits], theirs[digits])
+
+
+def test_a_unit_that_nothing_enters_stays_zero_over_many_steps():
+    """However large its loop is: in blocks its power is infinite, and 0 times infinity is no number."""
+    h = linear_recurrence(torch.diag(torch.tensor([0.25, 144.0])), torch.tensor([1.0, 0.0]).expand(400, 2))
+    assert_close(h[-1], torch.tensor([4 / 3, 0.0]))

@@ -153,13 +153,19 @@ class DataDependentWithBias(DataDependent):
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
+        states = {name: self.state[name] for name in kappa.values}
+        frozen = [
+            s["normalizer"]
+            for name, s in states.items()
+            if self.normalization == "frozen" and name not in new
+        ]
         super()._set_normalizers(kappa, new)
-        sizes = [self.network.parameters[name].numel() for name in kappa.values]
-        states = [self.state[name] for name in kappa.values]
-        sums = (0 if s["empty"] else s["normalizer"] * n for s, n in zip(states, sizes, strict=True))
-        c = sum(sums) / max(1, sum(sizes))
-        for state in states:
-            state["normalizer"] = c or 1.0
+        if self.normalization != "none":  # one for all, as the solution takes weights and biases together
+            sizes = {name: self.network.parameters[name].numel() for name in states}
+            sums = (sizes[name] * s["normalizer"] for name, s in states.items() if not s["empty"])
+            c = frozen[0] if frozen else sum(sums) / max(1, sum(sizes.values())) or 1.0
+            for state in states.values():
+                state["normalizer"] = c
 
     def cross(self, name: str) -> tuple[str, Tensor] | None:
         """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""

@@ -150,9 +150,8 @@ class Follower(Matched, TorchFunctionMode):
     def is_cut(self, name: str, tensors: list[Tensor]) -> bool:
         """Whether the network is cut at an operation on these tensors."""
         call = self.expected
-        if call is None or call.kind != "cut" or call.name != name:
-            return False
-        return any(t.requires_grad or id(t) in self._cut for t in tensors)
+        known = call is not None and call.kind == "cut" and call.name == name
+        return known and any(t.requires_grad or id(t) in self._cut for t in tensors)
 
     def enter_cut(self, name: str, tensors: list[Tensor]) -> None:
         """What enters a cut is an output of the network."""

@@ -51,6 +51,9 @@ def _step_by_step(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
 def _in_blocks(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
     """By 3 sqrt(T) products in place of T: the ends of blocks, each from zero, then from one another; then all."""
     size = math.isqrt(len(u))
+    through = torch.linalg.matrix_power(S, size)
+    if not bool(through.isfinite().all()):  # of units that nothing may enter: 0 times infinity
+        return _step_by_step(S, u, start)
     h = F.pad(u, (0, 0, 0, -len(u) % size)).unflatten(0, (-1, size))
     if start is not None:
         h[0, 0] += S @ start
@@ -58,7 +61,6 @@ def _in_blocks(S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
     ends = states[0]
     for enters in states[1:]:
         ends = torch.addmm(enters, ends, S.t())
-    through = torch.linalg.matrix_power(S, size)
     for before, end in pairwise(ends):
         end.addmv_(through, before)
     before = F.pad(ends[:-1], (0, 0, 1, 0))

@@ -220,3 +220,19 @@ def test_gradients_are_of_the_parameters_shape_and_finite_and_may_be_missing():
         ps.paths.natural_gradient(network, x, {"module.4.bias": bias})  # was that of no gradient at all
     aside = ps.trace(model, x, outside=[model[0]])
     ps.paths.natural_gradient(aside, x, {"0.bias": torch.ones(4, dtype=torch.float64), "4.bias": bias})
+
+
+@pytest.mark.parametrize("dim", [0, 2, -3])
+def test_a_softmax_along_no_classes_is_refused(dim):
+    """Along the examples it would be over one of them, and all of it zero."""
+    model, x = nn.Linear(2, 3), torch.ones(4, 2)
+    network = ps.trace(model, x)
+    for use in (
+        lambda: ps.paths.fisher(network, x, output="softmax", dim=dim),
+        lambda: ps.paths.degrees_of_freedom(network, x, output="softmax", dim=dim),
+        lambda: ps.paths.natural_gradient(
+            network, x, {"bias": torch.ones(3)}, output="softmax", dim=dim, damping=1.0
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"outputs of shape \(., 3\) have no classes along dim={dim}"):
+            use()

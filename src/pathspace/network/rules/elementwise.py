@@ -58,14 +58,9 @@ def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> T
 
 def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """``clamp(min=0)`` is a ReLU, ``clamp(max=0)`` what it leaves; other bounds are constants that do not scale."""
-
-    def is_zero(bound: Any) -> bool:
-        if isinstance(bound, Tensor):
-            return recorder.lookup(bound) is None and not bool(bound.any())
-        return isinstance(bound, (int, float)) and bound == 0
-
-    bounds = [bound for bound in (min, max) if bound is not None]
-    if len(bounds) == 1 and is_zero(bounds[0]):
+    bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
+    known = all(recorder.lookup(b) is None and not recorder.buffers_of(b) for b in bounds)
+    if len(bounds) == 1 and known and not bool(bounds[0].any()):
         return homogeneous(recorder, x)
     return recorder.no_rule(BOUNDED)
 

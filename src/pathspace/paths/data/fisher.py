@@ -71,7 +71,7 @@ def fisher(network: Network, data: Any, *, output: Output = "gaussian", dim: int
     current_values(network)
     total = torch.zeros((reduction_graph(network).num_edges,) * 2, dtype=torch.float64)
     count = 0
-    for example in derivatives(network, data, dim):
+    for example in derivatives(network, data, output, dim):
         count += 1
         for f, J in example:
             if output == "softmax":
@@ -155,7 +155,7 @@ def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Ca
     """V -> F v."""
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    outputs = outputs_on(network, model, data)
+    outputs = outputs_on(network, model, data, output, dim)
     weights = list(parameters.values())
     n = sum(1 for _ in examples(network.call, data))
     probes = [torch.zeros_like(f, requires_grad=True) for f in outputs]

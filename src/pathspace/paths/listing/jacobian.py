@@ -143,7 +143,7 @@ def degrees_of_freedom(
     check_output(output)
     current_values(network)
     if data is not None:
-        found = [J for example in derivatives(network, data, dim) for _, J in example]
+        found = [J for example in derivatives(network, data, output, dim) for _, J in example]
         if output == "softmax":
             found = [J - J.mean(1, keepdim=True) for J in found]
         return path_rank(torch.cat([J.flatten(0, 1) for J in found]))
@@ -182,7 +182,7 @@ def dead_units(network: Network, data: Any) -> Tensor:
     """
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    outputs = outputs_on(network, model, data)
+    outputs = outputs_on(network, model, data, "gaussian", -1)
     # random weights for the outputs of every example: what flows cancels with probability zero
     generator = torch.Generator().manual_seed(0)
     total = sum((torch.randn(o.shape, dtype=o.dtype, generator=generator) * o).sum() for o in outputs)
@@ -200,23 +200,22 @@ def dead_units(network: Network, data: Any) -> Tensor:
 
 
 def check_output(output: str) -> None:
-    """Refuse a distribution that is not known.
-
-    Raises:
-        ValueError: it is none of ``"gaussian"`` and ``"softmax"``.
-    """
+    """Refuse a distribution that is none of ``"gaussian"`` and ``"softmax"``."""
     if output not in ("gaussian", "softmax"):
         raise ValueError(f"output must be 'gaussian' or 'softmax', got {output!r}")
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tuple[Tensor, Tensor]]]:
+def derivatives(
+    network: Network, data: Any, output: Output = "gaussian", dim: int = -1
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Outputs and their derivative in the weights, example by example.
 
     Args:
         network: a traced network.
         data: examples, as the example input of :func:`pathspace.trace` was.
+        output: see :func:`outputs_on`.
         dim: the dimension of the outputs that is put last.
 
     Yields:
@@ -228,7 +227,7 @@ def derivatives(network: Network, data: Any, dim: int = -1) -> Iterator[list[tup
     weights = list(parameters.values())
     for example in examples(network.call, data):  # a backward pass of one example is the cheapest
         result = []
-        for tensor in outputs_on(network, model, example):
+        for tensor in outputs_on(network, model, example, output, dim):
             f = tensor.movedim(dim, -1) if tensor.dim() else tensor.reshape(1)
             rows = []
             for value in f.reshape(-1).unbind():
@@ -247,8 +246,8 @@ def in_float64(network: Network) -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {name: model.get_parameter(name).requires_grad_() for name in network.parameters}
 
 
-def outputs_on(network: Network, model: nn.Module, data: Any) -> list[Tensor]:
-    """Outputs of a copy of the model, which forgets what the call leaves in its modules."""
+def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, dim: int) -> list[Tensor]:
+    """Outputs of a copy of the model, which forgets what the call leaves in its modules; of a softmax along ``dim``."""
     next(examples(network.call, data))  # which looks at their form
     data = pytree.tree_map_only(
         Tensor, lambda t: t.detach().clone().to("cpu", torch.float64 if t.is_floating_point() else None), data
@@ -267,4 +266,7 @@ def outputs_on(network: Network, model: nn.Module, data: Any) -> list[Tensor]:
         raise ValueError(
             "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
         )
+    for f in outputs if output == "softmax" else ():
+        if not -f.dim() <= dim < f.dim() or dim % f.dim() == network.call.batch_dim:
+            raise ValueError(f"outputs of shape {tuple(f.shape)} have no classes along dim={dim}")
     return outputs

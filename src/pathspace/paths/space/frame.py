@@ -59,13 +59,6 @@ class _Part:
         self.places = place.skeleton
         self.skeleton = None if place.skeleton is None else vectors.edges.at(place.among)
 
-    def finish_(self, w: Tensor) -> None:
-        """Divide by R_u, and set the skeleton edges."""
-        if self.inverse is not None:
-            w.mul_(self.inverse)
-        if self.places is not None and self.skeleton is not None:
-            put_(w, self.places, self.skeleton)
-
 
 class Frame:
     """Path space at the present weights: made once for a chart, and brought up to date by :meth:`look`.
@@ -282,7 +275,10 @@ class Frame:
                 if len(factors) == 2:
                     d = d * factors[0]
                 w.addcmul_(d, factors[-1], value=-lrs[name])
-            part.finish_(w)
+            if part.inverse is not None:  # 1 / R_u
+                w.mul_(part.inverse)
+            if part.places is not None and part.skeleton is not None:
+                put_(w, part.places, part.skeleton)
 
     def _ratios(
         self, direction: Tensor, lrs: Mapping[str, float], shrinking: Mapping[str, float] | None
