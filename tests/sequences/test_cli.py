@@ -1,5 +1,6 @@
 """The commands, end to end, in a folder of their own."""
 
+import functools
 import io
 import json
 import math
@@ -19,12 +20,17 @@ from pathspace.cli import app
 from pathspace.sequences import PCNN, load
 from pathspace.sequences.cli.files import mask_after
 from pathspace.sequences.cli.fit import _FitReport
+from pathspace.sequences.cli.worth import baseline_bits
 from pathspace.sequences.tasks import TASKS
+
+# Most fits are to the same few texts, whose other codes take longer than the passes of the network.
+baselines_once = functools.cache(baseline_bits)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pathspace.sequences.cli.fit.baseline_bits", baselines_once)
 
     def invoke(*arguments, status=0, input=None):
         result = CliRunner().invoke(
@@ -36,11 +42,27 @@ def run(tmp_path, monkeypatch):
     return invoke
 
 
+BOOK = "she sells sea shells by the sea shore; " * 30
+
+
 @pytest.fixture
 def book(tmp_path):
     path = tmp_path / "book.txt"
-    path.write_text("she sells sea shells by the sea shore; " * 30)
+    path.write_text(BOOK)
     return path
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The file of a fit to the book."""
+    folder = tmp_path_factory.mktemp("begun")
+    (folder / "book.txt").write_text(BOOK)
+    options = ("--units", "6", "--passes", "40", "--no-context")
+    result = CliRunner().invoke(
+        app, ["sequence", "fit", str(folder / "book.txt"), "-o", str(folder / "m"), *options]
+    )
+    assert result.exit_code == 0, result.output
+    return (folder / "m").read_bytes()
 
 
 class Terminal(io.BytesIO):
@@ -48,8 +70,8 @@ class Terminal(io.BytesIO):
         return True
 
 
-def fit(run, book, *more):
-    return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more)
+def fit(run, book, *more, status=0):
+    return run("fit", book, "-o", "m", "--units", 6, "--passes", 40, *more, status=status)
 
 
 def test_fit_score_sample_predict(run, book, tmp_path, monkeypatch):
@@ -89,6 +111,7 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
     assert run("bits", "m", book).output == resumed
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -101,9 +124,9 @@ def test_resuming_is_the_same_as_not_stopping(run, book, tmp_path):
         (("--alphabet", "more"), "symbol b'!' at position 4 is not one of the"),
     ],
 )
-def test_what_resuming_cannot_change_is_refused(run, book, options, says):
+def test_what_resuming_cannot_change_is_refused(run, book, begun, options, says):
     (book.parent / "more").write_text("sea !")
-    fit(run, book, "--no-context")
+    (book.parent / "m").write_bytes(begun)
     assert says in run("fit", book, "-o", "m", "--passes", 60, "--resume", *options, status=2).stderr
 
 
@@ -145,7 +168,15 @@ def test_resuming_holds_back_nothing_that_was_learned_in_the_place_of_a_validati
     run(*resume)
 
 
-@pytest.mark.parametrize("first", [("--share", 0), ("--share", 0.1), (), ("--validation", "held")])
+@pytest.mark.parametrize(
+    "first",
+    [
+        ("--share", 0),
+        pytest.param(("--share", 0.1), marks=pytest.mark.slow),  # the default
+        (),
+        ("--validation", "held"),
+    ],
+)
 def test_resuming_holds_back_no_more_than_was_held_back(run, book, tmp_path, first):
     (tmp_path / "held").write_text("she sells shells by the shore ")
     fit(run, book, *first, "--passes", 10, "--no-context")
@@ -175,7 +206,7 @@ def test_resuming_says_where_nothing_is_left_to_train(run, log):
 
 
 def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypatch):
-    fit(run, book, "--passes", 60)
+    fit(run, book, "--passes", 60, "--no-context")
     whole = run("bits", "m", book).output
     (tmp_path / "m").unlink()
     show = _FitReport.__call__
@@ -187,7 +218,7 @@ def test_an_interrupted_fit_is_saved_and_can_go_on(run, book, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(_FitReport, "__call__", interrupt)
-        assert "go on with --resume" in fit(run, book, "--passes", 60).output
+        assert "go on with --resume" in fit(run, book, "--passes", 60, "--no-context", status=130).output
     assert "11 passes" in run("fit", book, "-o", "m", "--resume", "--passes", 11).output
     fit(run, book, "--passes", 60, "--resume")
     assert run("bits", "m", book).output == whole
@@ -202,27 +233,28 @@ def test_an_interrupted_fit_goes_on_to_the_passes_it_was_given(run, book, monkey
         if training.passes == stop:
             raise KeyboardInterrupt
 
-    def passes(*more):
-        return json.loads(run("fit", book, "-o", "m", "--units", 6, "--no-context", "--json", *more).stdout)[
-            "passes"
-        ]
+    def passes(*more, status=0):
+        options = ("-o", "m", "--units", 6, "--no-context", "--json")
+        figures = json.loads(run("fit", book, *options, *more, status=status).stdout)
+        assert figures["interrupted"] is (status == 130)
+        return figures["passes"]
 
     monkeypatch.setattr(_FitReport, "__call__", interrupt)
-    assert passes("--passes", 12) == 5
+    assert passes("--passes", 12, status=130) == 5
     stop = 8
-    assert passes("--resume") == 8
+    assert passes("--resume", status=130) == 8
     assert passes("--resume") == 12
     stop = 15
-    assert passes("--resume", "--passes", 18) == 15
+    assert passes("--resume", "--passes", 18, status=130) == 15
     assert passes("--resume") == 18
 
 
 def test_seconds_that_are_spent_bind_no_further_fit_and_those_of_an_interrupted_one_do(
     run, book, monkeypatch
 ):
-    def figures(*more):
-        told = run("fit", book, "-o", "m", "--units", 6, "--no-context", "--share", 0, "--json", *more)
-        return json.loads(told.stdout)
+    def figures(*more, status=0):
+        options = ("-o", "m", "--units", 6, "--no-context", "--share", 0, "--json")
+        return json.loads(run("fit", book, *options, *more, status=status).stdout)
 
     figures("--seconds", 0.01)
     assert figures("--resume", "--passes", 200)["passes"] == 200
@@ -234,7 +266,7 @@ def test_seconds_that_are_spent_bind_no_further_fit_and_those_of_an_interrupted_
 
     with monkeypatch.context() as patch:
         patch.setattr(_FitReport, "__call__", interrupt)
-        assert figures("--resume", "--passes", 10**6, "--seconds", 3)["passes"] == 205
+        assert figures("--resume", "--passes", 10**6, "--seconds", 3, status=130)["passes"] == 205
     assert figures("--resume")["seconds"] >= 3
 
 
@@ -255,7 +287,7 @@ def test_a_fit_interrupted_on_a_growing_part_is_measured(run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(_FitReport, "__call__", interrupt)
         for passes, *more in ((3,), (7, "--resume")):
-            said = json.loads(run(*grow, *more).stdout)
+            said = json.loads(run(*grow, *more, status=130).stdout)
             assert (said["passes"], said["best_pass"]) == (passes, passes)
             held = (tmp_path / "t").read_bytes()[-7800:]
             assert said["validation_bits_per_symbol"] == pytest.approx(load("m").bits(held) / 7800)
@@ -290,7 +322,7 @@ def test_compressed_files_come_back_and_damage_is_refused(run, book, tmp_path):
 
 
 def test_a_file_is_overwritten_only_when_somebody_says_so(run, book, tmp_path, monkeypatch):
-    fit(run, book)
+    fit(run, book, "--no-context")
     packed = tmp_path / "book.txt.psq"
     packed.write_text("mine")
     refused = run("compress", "m", book, status=2).output
@@ -366,7 +398,7 @@ def test_no_command_writes_over_what_it_reads(run, book, tmp_path):
         (tmp_path / "other").write_bytes(text)
         assert "one that this command reads" in run("fit", *arguments, "-o", book, status=2).output
     assert book.read_bytes() == text
-    fit(run, book)
+    fit(run, book, "--no-context")
     model = (tmp_path / "m").read_bytes()
     run("compress", "m", book)
     for command, file in (("compress", book), ("decompress", "book.txt.psq")):
@@ -383,7 +415,6 @@ def test_no_command_writes_over_what_it_reads(run, book, tmp_path):
 )
 def test_baselines_of_a_fit_are_those_of_the_held_out_part(text):
     from pathspace.sequences import baselines
-    from pathspace.sequences.cli.worth import baseline_bits
     from pathspace.sequences.text import Alphabet
 
     held, before = text[-60:], text[:-60]
@@ -405,7 +436,8 @@ def test_the_verdict_on_a_model_names_what_needs_fewer_bits():
     assert verdict(0.5, others, True)[1] == "the model needs no more bits than any of them: worth keeping"
     said = verdict(1.2, others, True)[1]
     assert said.startswith(
-        "the model needs more bits than context trees and bzip2: to compress, take bzip2, or fit longer"
+        "the model needs more bits than context trees and bzip2: to compress a text together with the "
+        "training part, take bzip2, or fit longer"
     )
     # no command compresses with context trees
     assert "than context trees: fit longer" in verdict(0.7, others, True)[1]
@@ -484,17 +516,32 @@ def test_the_network_alone_holds_no_text(run, log, tmp_path):
     assert b"pathspace.sequences.mixed" in (tmp_path / "m").read_bytes()
 
 
-def test_without_a_validation_part_a_network_that_has_learned_by_heart_is_not_kept(run, tmp_path):
+def test_without_a_validation_part_nothing_that_has_learned_by_heart_is_kept(run, tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "words").write_text(" ".join("".join(rng.choice(list("abcd"), 4)) for _ in range(30)))
-    options = ["-o", "m", "--share", 0, "--units", 24, "--passes", 300, "-q"]
+    options = ["-o", "m", "--share", 0, "--units", 24, "--passes", 100, "-q"]
     figures = json.loads(run("fit", "words", *options, "--json").stdout)
     rows = figures["training_bits_per_symbol_by_model"]
-    assert rows["network"] < rows["mixed"]
-    assert figures["kept"] == "mixed"
+    assert rows["network"] < rows["mixed"] < rows["contexts"]
+    assert figures["kept"] == "contexts"
     output = run("fit", "words", *options).output
-    assert " (fitted to it), contexts" in output
-    assert "kept is the mixture" in output
+    assert re.search(
+        r"network [\d.]+ \(fitted to it\), contexts [\d.]+, mixed [\d.]+ \(fitted to it\) bits", output
+    )
+    assert "kept is contexts alone" in output
+    assert "kept is the mixture" in run("fit", "words", *options, "--context", "--passes", 2).output
+
+
+def test_folds_tell_what_they_held_back_of_the_network_alone(run, log, book):
+    two = ("--folds", 2, "--restarts", 2, "--ensemble", 2, "--passes", 12, "--json")
+    figures = json.loads(fit(run, log, *two).stdout)
+    rows = figures["training_bits_per_symbol_by_model"]
+    assert (figures["kept"], figures["validation_bits_per_symbol"]) == ("contexts", None)
+    held = figures["validation_bits_per_symbol_by_model"]
+    assert held.keys() == {"network"}
+    assert rows["mixed"] < rows["contexts"] < held["network"]
+    figures = json.loads(fit(run, book, *two, "--no-context").stdout)
+    assert figures["validation_bits_per_symbol"] > 0
 
 
 def test_the_training_figure_says_of_which_pass_it_is(run, book):
@@ -560,6 +607,7 @@ def test_a_folder_to_validate_on_is_refused_by_its_option(run, book, tmp_path):
     assert "'--validation'" in run("fit", book, "--validation", tmp_path, status=2).output
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("option", ["--units", "--restarts", "--ensemble", "--folds", "--jobs"])
 def test_errors_name_the_option(run, book, option):
     assert f"'{option}'" in run("fit", book, option, 0, status=2).output
@@ -653,7 +701,7 @@ def test_mistakes_are_named_in_one_line(run, book, tmp_path):
     told = run("generate-task", "chess", "-o", "t", status=2).output
     assert "unknown task 'chess', choose from alphabet, anbn, music, xor" in told
     assert "give a model that `pathspace sequence fit` wrote" in run("bits", book, book, status=2).output
-    fit(run, book)
+    fit(run, book, "--no-context")
     (tmp_path / "other").write_text("SHE")
     assert "--alphabet FILE" in run("bits", "m", "other", status=2).output
 
@@ -721,8 +769,6 @@ def fit_fails(run, book):
 
 
 def test_a_compressor_that_tells_nothing_of_a_few_symbols_is_left_out():
-    from pathspace.sequences.cli.worth import baseline_bits
-
     assert all(bits >= 0 for bits in baseline_bits(b"e", b"caf\xe9 log line\n" * 60).values())
 
 
@@ -735,7 +781,7 @@ def test_no_baseline_needs_fewer_bits_than_none(run, tmp_path):
 
 
 def test_a_sample_beyond_all_memories_is_refused_by_its_length(run, book):
-    fit(run, book)
+    fit(run, book, "--no-context")
     for length in (10**17, 10**23):
         said = run("sample", "m", "--length", length, status=2).stderr
         assert f"the length must be from 0 to {2**40}, got {length}" in " ".join(said.split())

@@ -74,9 +74,14 @@ def test_what_cannot_be_compressed_is_named():
     model = PCNN(units=3, passes=2).fit("abc")
     with pytest.raises(TypeError, match="takes bytes, got str: of a str, give"):
         compress(model, "abc")
+    for foreign in (None, "abc", [1]):
+        with pytest.raises(TypeError, match=f"takes bytes, got {type(foreign).__name__}: give what compress"):
+            decompress(model, foreign)
     with pytest.raises(NotFittedError, match="call fit first"):
         compress(PCNN(), b"abc")
-    assert decompress(model, compress(model, bytearray(b"abcx"))) == b"abcx"
+    packed = compress(model, bytearray(b"abcx"))
+    for same in (packed, bytearray(packed), memoryview(packed)):
+        assert decompress(model, same) == b"abcx"
 
 
 def test_every_flipped_bit_and_every_cut_is_refused(model):

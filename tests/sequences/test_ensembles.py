@@ -85,18 +85,30 @@ def test_folds_hold_back_every_symbol_once(texts):
         assert len(folds[0].validation.bounds) - 1 == len(encoded[::2])
 
 
-def test_an_ensemble_of_folds_learns_from_all_of_the_text():
+FOUR = {"units": 6, "passes": 40, "restarts": 4, "heat": 0}
+
+
+def random_texts():
     rng = np.random.default_rng(3)
-    text, fresh = ("".join(rng.choice(list("abcd"), 300, p=[0.4, 0.3, 0.2, 0.1])) for _ in range(2))
-    arguments = {"units": 6, "passes": 40, "restarts": 4, "heat": 0}
-    folded = PCNN(**arguments, ensemble=4, folds=4).fit(text)
+    return ["".join(rng.choice(list("abcd"), 300, p=[0.4, 0.3, 0.2, 0.1])) for _ in range(2)]
+
+
+def test_an_ensemble_of_folds_learns_from_all_of_the_text():
+    text, fresh = random_texts()
+    folded, alone = PCNN(**FOUR, ensemble=4, folds=4).fit(text), PCNN(**FOUR).fit(text, 0.25)
     assert folded.parameters_.units == 24
     # each part was scored by networks that had not seen it, so the estimate is no better than the fresh text
     assert folded.training_.result_bits == pytest.approx(folded.bits(fresh), rel=0.1)
-    assert folded.bits(fresh) < PCNN(**arguments).fit(text, 0.25).bits(fresh)
-    assert PCNN(**arguments, ensemble=4, folds=4, jobs=2).fit(text).bits(fresh) == folded.bits(fresh)
+    assert folded.bits(fresh) < alone.bits(fresh)
     with pytest.raises(ValueError, match="cannot go on"):
         folded.fit(text, resume=True)
+
+
+@pytest.mark.slow  # by default, two folds in two processes: test_estimators.py
+def test_an_ensemble_of_folds_is_the_same_in_two_processes():
+    text, fresh = random_texts()
+    serial, parallel = (PCNN(**FOUR, ensemble=4, folds=4, jobs=jobs).fit(text) for jobs in (1, 2))
+    assert parallel.bits(fresh) == serial.bits(fresh)
 
 
 @pytest.mark.parametrize(

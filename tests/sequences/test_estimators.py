@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,9 @@ def test_merged_models_predict_the_geometric_mean(fitted):
 def test_models_that_do_not_fit_together_are_not_merged(fitted):
     with pytest.raises(ValueError, match="no network"):
         sequences.merge([])
+    for foreign, name in ((fitted, "PCNN"), (["m.safetensors"], "str"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=rf"merge takes a list of networks, \[model, other\], got {name}"):
+            sequences.merge(foreign)
     with pytest.raises(ValueError, match="share kind"):
         sequences.merge([fitted, CNN(units=3, passes=2).fit(TEXT)])
     other = PCNN(units=3, passes=2).fit(TEXT.upper())
@@ -141,11 +145,13 @@ def test_restarts_keep_the_best_and_do_not_depend_on_processes():
 
 
 def test_restarts_in_two_processes_give_the_same():
-    arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 3, "heat": 8, "seed": 5}
+    arguments = {"units": 5, "connectivity": 2, "passes": 24, "restarts": 4, "heat": 8, "seed": 5}
+    arguments |= {"folds": 2, "ensemble": 2}
     serial, parallel = PCNN(**arguments).fit(TEXT), PCNN(**arguments, jobs=2).fit(TEXT)
     assert np.array_equal(serial.parameters_.w, parallel.parameters_.w)
 
 
+@pytest.mark.slow
 def test_a_script_that_its_own_processes_would_run_anew_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -156,6 +162,7 @@ def test_a_script_that_its_own_processes_would_run_anew_is_told_so(tmp_path):
     assert "call it below `if __name__ == '__main__':`" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_restart_whose_direction_is_not_finite_ends_there_and_not_the_others():
     letters = np.random.default_rng(0).choice(list("abcd"), 400)
     text = "".join(letters) + "abcd" * 50
@@ -194,6 +201,21 @@ def test_a_mask_of_another_shape_than_its_text_is_refused(mask):
             model.fit("abab", mask=mask)
         with pytest.raises(ValueError, match="one entry for each symbol"):
             model.fit("abab", 0.5, mask=mask)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, 2, "x", None])
+def test_a_mask_of_anything_but_booleans_is_refused(wrong, fitted):
+    assert fitted.bits("a ca", [0, 1.0, np.bool_(True), False]) == fitted.bits(
+        "a ca", [False, True, True, False]
+    )
+    message = f"a mask holds True or False for each symbol, got {wrong} at position 2"
+    mask = np.array([0, 1, wrong, 0], dtype=object)
+    with pytest.raises(ValueError, match=message):
+        fitted.bits("a ca", mask)
+    with pytest.raises(ValueError, match=message):
+        PCNN().fit(["abab", "baba"], mask=[[True] * 4, mask])
+    with pytest.raises(ValueError, match=message):
+        Mixed().fit("abab", "baba", validation_mask=mask)
 
 
 def test_a_mask_without_its_text_is_refused():
@@ -250,7 +272,7 @@ def test_several_texts_masks_and_a_share_for_validation():
 
 def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):
     for empty in ("", b"", [], ["", ""]):
-        with pytest.raises(ValueError, match="empty"):
+        with pytest.raises(ValueError, match="the text is empty: there is no symbol to learn from"):
             PCNN().fit(empty)
     for tiny in ("x", "xx", "x" * 50, b"\x00"):
         model = PCNN(units=3, passes=12).fit(tiny)
@@ -263,8 +285,36 @@ def test_tiny_and_empty_texts_are_learned_or_clearly_refused(fitted):
         PCNN().fit(["a", b"b"])
     with pytest.raises(TypeError, match="reads str"):
         fitted.bits(b"a")
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="the text is empty: give one with a symbol"):
         fitted.bits("")
+
+
+@pytest.mark.parametrize("foreign", [None, 5, Path("log"), [1, 2, 3], np.arange(3), [None], [["ab"]]])
+def test_what_is_no_text_is_refused_with_how_to_make_one(foreign, fitted):
+    told = r"^a text is a str or bytes, got \w+: of a file give path\.read_bytes\(\), of whole numbers "
+    for refuses in (PCNN().fit, Mixed().fit, fitted.bits, fitted.score, fitted.predict):
+        with pytest.raises(TypeError, match=told + r"bytes\(numbers\)"):
+            refuses(foreign)
+    with pytest.raises(TypeError, match=told):
+        PCNN().fit("abab", [foreign])
+    if foreign is not None:  # for none
+        with pytest.raises(TypeError, match=told):
+            PCNN().fit("abab", alphabet=foreign)
+        with pytest.raises(TypeError, match=told):
+            fitted.sample(3, prompt=foreign)
+
+
+def test_what_is_as_good_as_a_text_is_one():
+    model = PCNN(units=3, passes=4).fit(b"abab")
+    for same in (bytearray(b"abab"), memoryview(b"abab"), np.bytes_(b"abab"), [bytearray(b"abab")]):
+        assert PCNN(units=3, passes=4).fit(same).bits(same) == model.bits(b"abab")
+    assert model.predict(bytearray(b"ab")) == model.predict(b"ab")
+    assert model.sample(9, prompt=memoryview(b"ab")) == model.sample(9, prompt=b"ab")
+    assert PCNN(units=3, passes=4).fit(bytearray(b"abab"), mask=[True, False] * 2).bits(b"a") > 0
+    texts = ["abab", "ba"]
+    assert PCNN(units=3, passes=4).fit(np.array(texts)).bits(np.array(texts)) == pytest.approx(
+        PCNN(units=3, passes=4).fit(texts).bits(texts)
+    )
 
 
 def test_a_fit_that_fails_leaves_no_network_of_another_alphabet():
@@ -368,6 +418,15 @@ def test_numbers_of_numpy_are_kept_in_files(tmp_path):
         ({"validate_every": 2.5}, "validate_every must be a whole number"),
         ({"validate_every": math.nan}, "validate_every must be a whole number"),
         ({"heat": -1}, "heat must be a whole number of at least 0, got -1"),
+        ({"seed": None}, "seed must be a whole number of at least 0, got None"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"connectivity": 2.5}, "connectivity must be a whole number, or None for all units, got 2.5"),
+        ({"damping": None}, "damping must be at least 0 and finite, got None"),
+        ({"prior_writing": "a"}, "prior_writing must be at least 0 and finite, got 'a'"),
+        ({"reach": "a"}, "reach must be above 0 and finite, or None for no bound, got 'a'"),
+        ({"seconds": "a"}, "seconds must be at least 0, or None for no bound, got 'a'"),
+        ({"patience": "a"}, "patience must be at least 0, or None for no end of it, got 'a'"),
+        ({"rate": "a"}, "rate must be above 0 and finite, or None for one by the number of units, got 'a'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -375,6 +434,15 @@ def test_wrong_arguments_are_named(arguments, message):
         PCNN(**({"passes": 1} | arguments)).fit("abcabc")
     with pytest.raises(ValueError, match="no whole rbp metric"):
         RNN(metric="rbp", passes=2).fit("abcabc")
+
+
+@pytest.mark.parametrize("seed", [-1, 2.5, None])
+def test_seeds_and_passes_of_a_call_are_checked_too(seed, fitted):
+    with pytest.raises(ValueError, match=f"the seed must be a whole number of at least 0, got {seed}"):
+        fitted.sample(3, seed=seed)
+    if seed is not None:
+        with pytest.raises(ValueError, match=f"passes must be a whole number of at least 0, got {seed}"):
+            PCNN().fit("abab", passes=seed)
 
 
 def test_alphabets_encode_and_decode_any_text():

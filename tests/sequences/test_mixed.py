@@ -212,6 +212,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_file_that_does_not_fit_together_is_refused(name, tmp_path):
     Mixed(network()).fit(LOG).save(tmp_path / "m")

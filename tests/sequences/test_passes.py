@@ -113,6 +113,7 @@ def random_model(kind, squash, units, degree, A, seed, corpus):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("squash", ["tanh", "logistic"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("units", "degree"), [(1, 1), (9, 2), (9, 9)])
@@ -161,15 +162,19 @@ def test_passes_over_several_sequences_agree_with_the_definition(kind, squash, u
     assert_close(sums.cross, M[0, graph.sources, graph.targets].T, 1e-11)
     mask = np.zeros((units + 1, units + 1), bool)
     mask[edges] = True
-    if kind == "rnn":
-        tau_step, rho_step = ref.rnn_quasi_diagonal_step(G, M, mask, 1.0)
-        step = transition_direction(model, corpus, state, "rbp-qd")
-        assert_close(step.tau[0], tau_step[edges], 1e-9)
-        assert_close(step.rho.T, rho_step, 1e-9)
-    else:
-        for metric, rule in (("rbp", ref.full_step), ("rbp-qd", ref.quasi_diagonal_step)):
-            step = transition_direction(model, corpus, state, metric)
-            assert_close(step.tau, rule(G, M, mask, 1.0)[edges].T, 1e-9)
+    for damping in (1.0, 0.0):  # without any a symbol that is never seen has no metric, and does not move
+        step = transition_direction(model, corpus, state, "rbp-qd", damping)
+        if kind == "rnn":
+            tau_step, rho_step = ref.rnn_quasi_diagonal_step(G, M, mask, damping)
+            assert_close(step.tau[0], tau_step[edges], 1e-9)
+            assert_close(step.rho.T, rho_step, 1e-9)
+            assert (step.rho[A - 1] == 0).all()
+        else:
+            assert_close(step.tau, ref.quasi_diagonal_step(G, M, mask, damping)[edges].T, 1e-9)
+            assert (step.tau[A - 1] == 0).all()
+    if kind != "rnn":
+        whole = transition_direction(model, corpus, state, "rbp").tau
+        assert_close(whole, ref.full_step(G, M, mask, 1.0)[edges].T, 1e-9)
 
 
 @pytest.mark.parametrize("metric", ["rbp", "rutsd"])

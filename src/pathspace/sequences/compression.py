@@ -92,10 +92,13 @@ class _Reader:
         return self._content[self._place :]
 
 
-def _text(alphabet: Alphabet, data: bytes) -> Text:
+def _bytes(data: Any, command: str, instead: str) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"compress takes bytes, got {type(data).__name__}: of a str, give text.encode()")
-    data = bytes(data)
+        raise TypeError(f"{command} takes bytes, got {type(data).__name__}: {instead}")
+    return bytes(data)
+
+
+def _text(alphabet: Alphabet, data: bytes) -> Text:
     if isinstance(alphabet.symbols, bytes):
         return data
     try:
@@ -174,6 +177,7 @@ def compress(model: SequenceModel | Mixed, data: bytes, progress: Progress | Non
         b'abbx'
     """
     fingerprint = _fingerprint(model)
+    data = _bytes(data, "compress", "of a str, give text.encode()")
     text = _text(model.alphabet_, data)
     x, known = model.alphabet_.numbers(text)
     head = _varint(2 * len(text) + (not known.all()))
@@ -201,8 +205,10 @@ def decompress(
 
     Raises:
         CorruptedError: if the content is damaged, no compressed file, or made with another model.
+        TypeError: if it is not bytes.
         ValueError: if it claims to be longer than ``max_bytes``.
     """
+    content = _bytes(content, "decompress", "give what compress has returned")
     if len(content) < _CHECKED or content[:2] != _MAGIC:
         raise CorruptedError("this is not a file made by `pathspace sequence compress`")
     front, check, body = content[:5], content[5:7], content[_CHECKED:]

@@ -10,6 +10,7 @@ import numpy as np
 from . import mixed_storage, storage
 from .merging import merge_parameters
 from .mixed import Mixed
+from .reader import Reader
 from .sequence_model import SequenceModel
 from .training import Training
 
@@ -143,13 +144,18 @@ def merge(
     Raises:
         ValueError: if there is none, or they do not fit together.
         NotFittedError: if one is not fitted.
-        TypeError: if one is `Mixed`.
+        TypeError: if they are no list of networks, or one is `Mixed`.
 
     Example:
         >>> models = [PCNN(units=3, passes=4, seed=seed).fit("abab") for seed in (0, 1)]
         >>> merge(models).parameters_.units
         6
     """
+    several = isinstance(models, Sequence)
+    foreign = [each for each in (models if several else [models]) if not isinstance(each, Reader)]
+    if foreign or not several:
+        got = type(foreign[0] if foreign else models).__name__
+        raise TypeError(f"merge takes a list of networks, [model, other], got {got}")
     if not models:
         raise ValueError("there is no network to merge")
     if any(isinstance(model, Mixed) for model in models):

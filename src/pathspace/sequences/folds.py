@@ -6,14 +6,14 @@ predicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real  # what numpy numbers are, too
 from typing import Any
 
 import numpy as np
 
-from .text import Alphabet, Corpus, Text
+from .text import Alphabet, Corpus, Text, as_text
 
 Texts = Text | Sequence[Text]
 
@@ -31,17 +31,21 @@ class Fold:
     validation: Corpus | None = None
 
 
+def _is_one(text: Texts) -> bool:
+    return isinstance(text, str | bytes | bytearray | memoryview) or not isinstance(text, Iterable)
+
+
 def as_list(text: Texts) -> list[Text]:
     """Return the texts of one or several.
 
     Raises:
-        TypeError: if they can be read only once.
+        TypeError: if they can be read only once, or one is no text.
     """
     if isinstance(text, Iterator):
         raise TypeError(
             f"a text is a str or bytes, or a list of them; a {type(text).__name__} is read only once"
         )
-    return [text] if isinstance(text, str | bytes) else list(text)
+    return [as_text(part) for part in ([text] if _is_one(text) else text)]
 
 
 def held_back(validation: Texts | float | None) -> list[Text]:
@@ -49,20 +53,33 @@ def held_back(validation: Texts | float | None) -> list[Text]:
     return [] if validation is None or isinstance(validation, int | float | Real) else as_list(validation)
 
 
+def _as_mask(mask: Any) -> np.ndarray:
+    """Return a mask as booleans; raises ValueError where an entry is neither true nor false, such as a NaN."""
+    marks = np.asarray(mask)
+    if marks.dtype != bool:
+        wrong = np.atleast_1d((marks != 0) & (marks != 1))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise ValueError(
+                f"a mask holds True or False for each symbol, got {marks.ravel()[at]} at position {at}"
+            )
+    return marks.astype(bool)
+
+
 def as_masks(mask: Any, text: Texts) -> list[np.ndarray] | None:
     """Return the masks of one or several texts, None if there are none.
 
     Raises:
-        ValueError: if there is not one for each text of a list, or one is no vector.
+        ValueError: if there is not one for each text of a list, or one is no vector of booleans.
     """
     if mask is None:
         return None
-    if isinstance(text, str | bytes):
-        only = np.asarray(mask, dtype=bool)
+    if _is_one(text):
+        only = _as_mask(mask)
         if only.ndim != 1:
             raise ValueError("the mask of a text needs one entry for each symbol of it, in a row")
         return [only]
-    masks = [np.asarray(part, dtype=bool) for part in mask]
+    masks = [_as_mask(part) for part in mask]
     if len(masks) != len(text) or not all(part.ndim == 1 for part in masks):
         raise ValueError(
             f"a list of {len(text)} texts needs a list of {len(text)} masks, each with an entry for each symbol"

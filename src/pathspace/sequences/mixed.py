@@ -163,6 +163,9 @@ class Mixed(Reader):
     def bits(self, text: Texts, mask: Any = None) -> float:
         """Return the code length of a text in bits; it is learned symbol by symbol, and forgotten afterwards.
 
+        With a mask the weights learn from the marked symbols alone, so that these may take other bits than by the
+        probabilities of `predict`, which learns from all.
+
         Raises:
             UnseenSymbolError: if a symbol is not in the alphabet of the model.
             ValueError: if nothing is to be predicted.

@@ -131,6 +131,11 @@ def _divide(numerator: Array, remainder: Array, diagonal: Array) -> Array:
     return np.where(certain, numerator, 0.0) / np.where(certain, remainder, 1.0)
 
 
+def _nonzero(M00: Array) -> Array:
+    """Return the entries of unit 0 to divide their rows by, 1 where one is zero and its row with it."""
+    return np.where(M00 == 0, 1.0, M00)
+
+
 class _Backward:
     """Backpropagation through a text, the last part first, B (R, N+1) filling up, and m if ``modulus``."""
 
@@ -309,7 +314,7 @@ def _quasi_diagonal(model: Parameters, G: Array, diagonal: Array, cross: Array) 
     graph = model.graph
     bias = graph.first[1:-1]
     reference = bias[graph.targets - 1]
-    ratio = cross / diagonal[:, reference]
+    ratio = cross / _nonzero(diagonal[:, reference])
     ratio[:, bias] = 0.0
     # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00); at the reference itself this is G_0 / M_00
     step = _divide(G - G[:, reference] * ratio, diagonal - cross * ratio, diagonal)
@@ -328,8 +333,9 @@ def _rnn_quasi_diagonal(
     step = _quasi_diagonal(model, G, diagonal, cross)
     # for rho[j,y]: M_yy = M_0y = sum_t [x_t = y] m_j^{t+1}
     Myy = sums.cross[:, bias]
-    ratio = Myy / diagonal[:, bias]
+    ratio = Myy / _nonzero(diagonal[:, bias])
     rho = np.zeros_like(model.rho)
-    rho[:, 1:] = (sums.G[:, bias] - G[:, bias] * ratio) / (Myy + damping - Myy * ratio)
+    remainder = Myy + damping - Myy * ratio
+    rho[:, 1:] = _divide(sums.G[:, bias] - G[:, bias] * ratio, remainder, Myy + damping)
     step[:, bias] -= (ratio * rho[:, 1:]).sum(axis=0)
     return step, rho

@@ -11,7 +11,7 @@ import numpy as np
 from pathspace.files import write_atomically
 
 from .folds import Texts, as_list
-from .text import Alphabet, Text
+from .text import Alphabet, Text, as_text
 from .walk import Place, sample
 
 _LONGEST = 1 << 40  # of a sample: a million symbols a second would take twelve days
@@ -40,6 +40,7 @@ class Reader(ABC):
 
     def predict(self, context: Text) -> dict[str | int, float]:
         """Return the probability of each symbol (of each byte value) after the context has been read."""
+        context = as_text(context)
         p = self.begin(len(context) + 1).read_all(self.alphabet_.encode(context)).predict()
         return {symbol: float(p[y]) for y, symbol in enumerate(self.alphabet_.symbols)}
 
@@ -49,14 +50,18 @@ class Reader(ABC):
         """Return text drawn from the model, which has read ``prompt`` first; a mixture learns what it draws.
 
         Raises:
-            TypeError: if the length is no whole number.
-            ValueError: if the length is negative or beyond all memories, or the temperature not positive.
+            TypeError: if the length is no whole number, or the prompt no text.
+            ValueError: if the length is negative or beyond all memories, the seed no whole number of at least 0, or
+                the temperature not positive.
             UnseenSymbolError: if a symbol of the prompt is not in the alphabet of the model.
         """
         if not isinstance(length, int | np.integer):
             raise TypeError(f"the length must be a whole number, got {length!r}")
         if not 0 <= length <= _LONGEST:
             raise ValueError(f"the length must be from 0 to {_LONGEST}, got {length}")
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise ValueError(f"the seed must be a whole number of at least 0, got {seed!r}")
+        prompt = None if prompt is None else as_text(prompt)
         place = self.begin(length + len(prompt or ""))
         prompt = self.alphabet_.symbols[:0] if prompt is None else prompt
         rng = np.random.default_rng(seed)

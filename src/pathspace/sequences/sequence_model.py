@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -119,23 +119,17 @@ class SequenceModel(Reader):
         return f"{type(self).__name__}({shown})"
 
     def _settings(self, passes: int | None = None, seconds: float | None = None) -> Settings:
-        for name, value in _plain(self.get_params()).items():
+        given = {"passes": passes, "seconds": seconds}
+        options = self.get_params() | {name: value for name, value in given.items() if value is not None}
+        options = _plain(options)
+        for name, value in options.items():
             if name in storage.WHOLE and (type(value) is not int or value < 0):  # no file holds it otherwise
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
-        settings = {
-            "metric": self.metric or ("rbp-qd" if self.kind == "rnn" else "rbp"),
-            "writing": self.writing,
-            "damping": self.damping,
-            "reach": self.reach,
-            "prior_writing": self.prior_writing,
-            "prior_transition": self.prior_transition,
-            "passes": self.passes if passes is None else passes,
-            "seconds": self.seconds if seconds is None else seconds,
-            "patience": self.patience,
-            "validate_every": self.validate_every,
-            "grow": self.grow,
-        }
-        return Settings(**_plain(settings))
+        degree = options["connectivity"]
+        if degree is not None and type(degree) is not int:
+            raise ValueError(f"connectivity must be a whole number, or None for all units, got {degree!r}")
+        options["metric"] = options["metric"] or ("rbp-qd" if self.kind == "rnn" else "rbp")
+        return Settings(**{field.name: options[field.name] for field in fields(Settings)})
 
     def fit(
         self,
@@ -172,6 +166,7 @@ class SequenceModel(Reader):
         Raises:
             ValueError: if there is no symbol, none is to be predicted, an argument is out of range, ``checkpoint``
                 holds another fit, or a resumed network was begun with other arguments.
+            TypeError: if a text is no str or bytes, or it can be read only once.
             UnseenSymbolError: if, when resuming, a symbol is new.
             FloatingPointError: if the start values do not give the text a finite log-likelihood, or the first direction
                 of all is not finite.

@@ -42,7 +42,7 @@ _COUNTERS = (
     "best_pass",
     "validation_bits",
 )
-WHOLE = {"passes", "restarts", "ensemble", "folds", "jobs", "heat", "units", "validate_every"}
+WHOLE = {"passes", "restarts", "ensemble", "folds", "jobs", "heat", "units", "validate_every", "seed"}
 """Options that a file holds as whole numbers of at least 0."""
 _WHOLE_COUNTERS = {"passes", "tries", "best_pass"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,22 @@ _BLOCK = 1 << 16
 
 class UnseenSymbolError(ValueError):
     """A text has a symbol that the alphabet of the model lacks."""
+
+
+def as_text(text: Any) -> Text:
+    """Return a text as a str or bytes, which a bytearray and NumPy's strings are as good as.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if isinstance(text, str):
+        return str.__str__(text)
+    if isinstance(text, bytes | bytearray | memoryview):
+        return bytes(text)
+    raise TypeError(
+        f"a text is a str or bytes, got {type(text).__name__}: of a file give path.read_bytes(), of whole numbers "
+        "bytes(numbers), or ''.join(map(chr, numbers)) if they are above 255"
+    )
 
 
 def codes_of(text: Text) -> NDArray[np.unsignedinteger]:
@@ -62,11 +79,11 @@ class Alphabet:
 
         Raises:
             ValueError: if there is no symbol at all, or two of them are the halves of a surrogate pair.
-            TypeError: if str and bytes are mixed.
+            TypeError: if str and bytes are mixed, or one is neither.
         """
-        texts = list(texts)
+        texts = [as_text(text) for text in texts]
         kinds = {type(text) for text in texts}
-        if not kinds <= {str, bytes} or len(kinds) > 1:
+        if len(kinds) > 1:
             found = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise TypeError(f"texts must be all str or all bytes, got {found}")
         if not any(texts):
@@ -109,7 +126,9 @@ class Alphabet:
 
         Raises:
             UnseenSymbolError: if a symbol is not in the alphabet; the message names it and its place.
+            TypeError: if it is no text, or bytes where the model reads str, or the other way round.
         """
+        text = as_text(text)
         x, known = self.numbers(text)
         if not known.all():
             at = int(np.argmin(known))
@@ -176,7 +195,7 @@ class Corpus:
             raise ValueError("each mask needs one entry for each symbol of its text")
         bounds = np.concatenate([[0], np.cumsum([length for length in lengths if length])]).astype(np.int64)
         if bounds[-1] == 0:
-            raise ValueError("the text is empty: there is no symbol to learn from")
+            raise ValueError("the text is empty: give one with a symbol")
         x = np.concatenate(sequences).astype(np.int64, copy=False)
         chi = np.ones(len(x), bool)
         if masks is not None:

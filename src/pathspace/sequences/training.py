@@ -13,7 +13,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import get_args
+from numbers import Real
+from typing import Any, get_args
 
 import numpy as np
 
@@ -36,6 +37,11 @@ from .text import Corpus
 _RISE, _FALL = 1.1, 0.5
 _TRIES = 60
 _HIGHEST = 2.0**_TRIES  # where `reach` bounds every step, a rate would rise for ever, beyond all numbers
+
+
+def _number(value: Any) -> float:
+    """Return a number, and NaN, which is in no range, of anything else."""
+    return float(value) if isinstance(value, Real) else math.nan
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,14 @@ class Settings:
         if self.writing not in get_args(WritingStep):
             raise ValueError(f"unknown writing step {self.writing!r}, choose from {get_args(WritingStep)}")
         for name in ("damping", "prior_writing", "prior_transition"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.reach is not None and not 0 < self.reach < math.inf:
-            raise ValueError(f"reach must be above 0 and finite, or None for no bound, got {self.reach}")
-        if self.seconds is not None and not self.seconds >= 0:
-            raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds}")
-        if self.patience is not None and not self.patience >= 0:
-            raise ValueError(f"patience must be at least 0, or None for no end of it, got {self.patience}")
+            if not 0 <= _number(getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)!r}")
+        if self.reach is not None and not 0 < _number(self.reach) < math.inf:
+            raise ValueError(f"reach must be above 0 and finite, or None for no bound, got {self.reach!r}")
+        if self.seconds is not None and not _number(self.seconds) >= 0:
+            raise ValueError(f"seconds must be at least 0, or None for no bound, got {self.seconds!r}")
+        if self.patience is not None and not _number(self.patience) >= 0:
+            raise ValueError(f"patience must be at least 0, or None for no end of it, got {self.patience!r}")
         if self.passes < 0 or self.validate_every < 1:
             raise ValueError("passes must be at least 0 and validate_every at least 1")
 
@@ -134,12 +140,12 @@ class Training:
         Raises:
             ValueError: the rate is not above 0, or not finite.
         """
-        rate = 1 / model.units if rate is None else float(rate)
-        if not 0 < rate < math.inf:
+        first = 1 / model.units if rate is None else _number(rate)
+        if not 0 < first < math.inf:
             raise ValueError(
-                f"rate must be above 0 and finite, or None for one by the number of units, got {rate}"
+                f"rate must be above 0 and finite, or None for one by the number of units, got {rate!r}"
             )
-        return cls(model, rate, rate)
+        return cls(model, first, first)
 
     @property
     def result(self) -> Parameters:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
+from pathspace.cli.errors import INTERRUPTED
 from pathspace.progress import shown
 from pathspace.sequences.checkpoints import beside, clear, is_begun
 from pathspace.sequences.estimators import CLASSES
@@ -157,7 +158,7 @@ def fit(
         typer.Option(
             "--context/--no-context",
             help="Mix the network with contexts, so that the file holds the training text. Default: the mixture, the "
-            "network or contexts alone, whichever needs the fewest bits.",
+            "network or contexts alone, whichever needs the fewest bits on a text held back.",
         ),
     ] = None,
     resume: Annotated[
@@ -177,15 +178,16 @@ def fit(
 
     Then the network is mixed with contexts: what followed the last symbols, the word, the longest match. Logs and
     English text need that. The mixture, the network or contexts alone are kept, whichever need the fewest bits on the
-    validation part, and where there is none, not the network, which is no measure of itself. With contexts the file
-    holds the training text, packed; --no-context keeps the network alone.
+    validation part. Where there is none, contexts alone are kept, as nothing tells whether the network has learned the
+    file by heart; with --folds, the network if it needs fewer bits on what they held back. With contexts the file holds
+    the training text, packed; --context keeps the mixture, --no-context the network alone.
 
     At the end, the bits per symbol of the validation part stand beside those of bzip2, xz and context tree weighting
     after the same training part; not so with --after, whose symbols they cannot single out, and with --folds.
 
     Checkpoints lie in a folder beside the output until it is written. After a kill or a failure the same command goes
-    on from there. Ctrl-C saves what a network has learned, for --resume; a model that was there before stays, and the
-    same command goes on. A file that holds anything but a model is never written over.
+    on from there. Ctrl-C saves what a network has learned, for --resume, and ends with its exit code; a model that was
+    there before stays, and the same command goes on. A file that holds anything but a model is never written over.
 
     \b
     Examples:
@@ -248,9 +250,11 @@ def fit(
             try:
                 others = baseline_bits(*texts.parts())
             except KeyboardInterrupt:  # the model is written: say what it has come to
-                result.say({}, as_json)
+                replace(result, interrupted=True).say({}, as_json)
                 raise
     result.say(others, as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _check_folds(
@@ -377,7 +381,8 @@ def _mix(
     interrupted: bool,
 ) -> Result:
     """Mix the network with contexts unless that is refused, save what is kept, and return what the fit has come to."""
-    result = Result(place.output, network.training_, texts.counted, texts.held_counted, network.ensemble > 1)
+    counts = texts.counted, texts.held_counted
+    result = Result(place.output, network.training_, *counts, network.ensemble > 1, interrupted=interrupted)
     kept: SequenceModel | Mixed = network
     if context is not False:
         try:

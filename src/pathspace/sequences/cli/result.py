@@ -47,6 +47,7 @@ class Result:
         training_bits: bits of the training text by model; empty where nothing was mixed.
         held_bits: bits of the validation text by model; empty where nothing was mixed or held back.
         kept: which model is saved.
+        interrupted: whether Ctrl-C or SIGTERM has ended the command before it was done.
     """
 
     output: Path
@@ -57,6 +58,7 @@ class Result:
     training_bits: dict[str, float] | None = None
     held_bits: dict[str, float] | None = None
     kept: Kept = "network"
+    interrupted: bool = False
 
     def beside(self, mixtures: dict[str, Mixed], context: bool | None) -> Result:
         """Return the result with what the models of `mix` need; None leaves the choice to the bits."""
@@ -66,9 +68,10 @@ class Result:
         held = {name: each for name, each in bits.items() if each is not None}
         if held:
             held = {"network": self.training.result_bits, **held}
-        # a network is no measure of itself on the text it was fitted to, and has no bits before its first pass
+        # on the text that a network was fitted to, neither it nor what it is mixed into is measured; of folds it has
+        # the bits of what they held back
         unseen = self.training.result_bits if self.held_counted else math.inf
-        by = held or {**trained, "network": unseen}
+        by = held or {**trained, "network": unseen, **dict.fromkeys(mixtures.keys() & {"mixed"}, math.inf)}
         allowed: tuple[Kept, ...] = ("mixed", "contexts") if context else ("network", "mixed", "contexts")
         there = [name for name in allowed if name in by]
         kept = there[0] if context else min(there, key=by.__getitem__)
@@ -93,6 +96,7 @@ class Result:
             "seconds": training.seconds,
             "units": training.result.units,
             "training_bits_per_symbol": each,
+            "interrupted": self.interrupted,
             "kept": self.kept,
         }
         held = per_symbol(training.result_bits, self.held_counted)
@@ -109,14 +113,17 @@ class Result:
             figures[f"{part}_bits_per_symbol_by_model"] = rows
             if self.held_bits:
                 figures["validation_bits_per_symbol"] = held = rows[self.kept]
+            elif self.held_counted:  # by folds, which hold nothing back from contexts
+                figures["validation_bits_per_symbol_by_model"] = {"network": held}
+                figures["validation_bits_per_symbol"] = held if self.kept == "network" else math.nan
             named = {
                 "network": "the network alone",
                 "mixed": "the mixture, with the training text in its file",
                 "contexts": "contexts alone, with the training text in their file, and the network to go on with",
             }
-            fitted = {"network": "" if self.held_bits else " (fitted to it)"}
+            fitted = "" if self.held_bits else " (fitted to it)"
             told = ", ".join(
-                f"{name} {each:.4f}{fitted.get(name, '')}"
+                f"{name} {each:.4f}{'' if name == 'contexts' else fitted}"
                 for name, each in rows.items()
                 if not math.isnan(each)
             )

@@ -58,6 +58,8 @@ def verdict(
             more += ", or mix it with contexts (without --no-context)"
         # context trees are scored, but no command writes a file with them
         compressors = [name for name in shorter if name in baselines.COMPRESSORS]
-        take = f"to compress, take {compressors[0]}, or " if compressors else ""
+        # that is what was measured: without the training part before it they need far more
+        together = "to compress a text together with the training part"
+        take = f"{together}, take {compressors[0]}, or " if compressors else ""
         said = f"the model needs more bits than {' and '.join(shorter)}: {take}{more}"
     return [f"beside it, after the training part: {listed} bits/symbol", said]

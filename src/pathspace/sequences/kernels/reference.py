@@ -114,6 +114,11 @@ def writing_metric(a: Array, logp: Array, chi: Integers, damping: Array) -> tupl
     return diagonal, cross
 
 
+def divide(numerator: Array, remainder: Array, diagonal: Array) -> Array:
+    """Return numerator / remainder, and 0 for an entry of the diagonal that is 0: what was never seen does not move."""
+    return np.divide(numerator, remainder, out=np.zeros_like(numerator), where=diagonal > 0)
+
+
 def quasi_diagonal_solve(G: Array, diagonal: Array, cross: Array) -> Array:
     """Return the quasi-diagonal direction for gradient G, index 0 of the first axis being the reference.
 
@@ -123,10 +128,11 @@ def quasi_diagonal_solve(G: Array, diagonal: Array, cross: Array) -> Array:
         cross: M_0i, same shape; entry 0 is not read.
     """
     M00, M0i = diagonal[:1], cross[1:]
+    some = np.where(M00 == 0, 1.0, M00)  # where it is zero all M_0i are
     # d_i = (G_i - G_0 M_0i / M_00) / (M_ii - M_0i^2 / M_00)
-    rest = (G[1:] - G[:1] * M0i / M00) / (diagonal[1:] - M0i**2 / M00)
+    rest = divide(G[1:] - G[:1] * M0i / some, diagonal[1:] - M0i**2 / some, diagonal[1:])
     # d_0 = G_0 / M_00 - sum_i (M_0i / M_00) d_i
-    first = G[:1] / M00 - (M0i / M00 * rest).sum(axis=0, keepdims=True)
+    first = divide(G[:1], M00, M00) - (M0i / some * rest).sum(axis=0, keepdims=True)
     return np.concatenate([first, rest])
 
 
