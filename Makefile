@@ -28,10 +28,10 @@ $(VENV)/.all: $(VENV)/.dev
 	$(PIP) -e '.[experiments,sequences,sweep,ray,dev,docs,tools]'
 	@touch $@ $(VENV)/.docs
 
-demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (three minutes)
+demo: $(VENV)/.demo ## Train a ReLU RNN on real digits by three rules, on the weights and made invariant (two to six minutes)
 	$(BIN)/pathspace compare --output runs/demo
 
-test: $(VENV)/.dev ## Check style and types beside the tests (five minutes on two cores)
+test: $(VENV)/.dev ## Check style and types beside the tests (three to ten minutes on two cores)
 	$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 quick-tests: $(VENV)/.dev

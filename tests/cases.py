@@ -121,6 +121,23 @@ def half(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [tuple(value for _, value in one) for one in chosen if sum(number for number, _ in one) % 2 == 0]
 
 
+def slow_besides(kept: Iterable[Any], possible: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: those kept for every run, and what else is possible as slow ones, for `make test-all`.
+
+    Of those kept, a test that is marked `sample` draws some.
+    """
+    here = {_named(one): one for one in kept}
+    others = [one for one in possible if _named(one) not in here]
+    slow = [
+        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow) for one in others
+    ]
+    return [*here.values(), *slow]
+
+
+def _named(one: Any) -> tuple[str, ...]:
+    return tuple(map(str, one)) if isinstance(one, tuple) else (str(one),)
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value

@@ -71,6 +71,7 @@ def test_optimizers_and_networks_of_check_invariance_are_listed() -> None:
     assert ["path-sgd-momentum", "PathSGD(lr=0.02,", "momentum=0.9)"] in [line.split() for line in lines]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
     result = call(*COMPARE, "--output", str(tmp_path / "runs"))
     assert result.exit_code == 0, result.output
@@ -91,7 +92,7 @@ def test_compare_writes_its_report_and_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_json_is_all_that_stands_on_standard_output(tmp_path: Path) -> None:
-    result = call(*COMPARE, "--output", str(tmp_path), "--json")
+    result = call(*COMPARE, "--learning-rates", "0.01", "--output", str(tmp_path), "--json")
     content = json.loads(result.stdout)
     assert {row["method"] for row in content["rows"]} == {"sgd", "path-sgd"}
     shown = [row["largest_difference"] for row in content["rows"] if row["method"] == "path-sgd"]
@@ -448,6 +449,7 @@ def test_the_backend_of_a_notebook_is_not_asked_for(monkeypatch: pytest.MonkeyPa
     assert os.environ["MPLBACKEND"] == "agg"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_quiet_commands_print_results_alone(tmp_path: Path) -> None:
     result = call("train", *TINY, "--quiet", "--output", str(tmp_path))
     assert (result.exit_code, result.stderr) == (0, "")
@@ -520,7 +522,7 @@ def test_a_killed_run_resumes_to_the_same_curves(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_unfinished_runs_are_continued_or_protected(tmp_path: Path) -> None:
-    arguments = [*COMPARE, "--output", str(tmp_path)]
+    arguments = [*COMPARE, "--set", "starts=['balanced']", "--output", str(tmp_path)]
     assert call(*arguments).exit_code == 0
     before = curves(tmp_path)
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}

@@ -82,7 +82,7 @@ def test_the_core_stays_within_its_budget():
     lines, compiled = (
         sum(len(p.read_text().splitlines()) for p in some) for some in (set(files) - set(kernels), kernels)
     )
-    assert lines < 23_395
+    assert lines < 23_552
     assert compiled < 808
 
 

@@ -218,6 +218,14 @@ MISTAKES = {
     "balancing a model": (lambda: ps.rescaling.balance_(model()), "needs a traced network, got Sequential"),
     "a skeleton of a model": (lambda: ps.paths.skeleton(model()), "needs a traced network, got Sequential"),
     "paths of a model": (lambda: ps.paths.enumerate_paths(model()), "needs a traced network, got Sequential"),
+    "an example without a time step": (
+        lambda: ps.trace(nn.RNN(4, 3, nonlinearity="relu", batch_first=True), torch.zeros(2, 0, 4)),
+        "the example has no time step. Give one with as many as the data",
+    ),
+    "the rank of a network": (
+        lambda: ps.paths.path_rank(traced()[1]),
+        "needs the matrix of path_jacobian.*got Network",
+    ),
     "activity of a model": (lambda: ps.paths.activity(model(), X), "needs a traced network, got Sequential"),
     "dead units of a list": (
         lambda: ps.paths.dead_units([traced()[1]], X),
@@ -301,7 +309,15 @@ MISTAKES = {
         lambda: ps.paths.data_dependent_norm(traced()[1], torch.tensor(1.0)),
         r"has the shape \(\), without the dimension 0 that held the examples when the model was traced",
     ),
+    "gradients without names": (
+        lambda: ps.paths.natural_gradient(traced()[1], torch.ones(1, 2), [torch.ones(1, 2)]),
+        "gradients must be a mapping by parameter name, not a list",
+    ),
     # --- options
+    "a rule in invariant coordinates": (
+        lambda: ps.optim.Invariant(traced()[0].parameters(), traced()[1], ps.optim.PathSGD),
+        "rule must be a class of plain optimizers, like torch.optim.AdamW, not PathSGD",
+    ),
     "a rate in quotes": (lambda: optimizer(lr="0.1"), "lr must be a number, got '0.1'"),
     "a rate of RMSprop in quotes": (lambda: optimizer("PathRMSprop", lr="1"), "lr must be a number, got '1'"),
     "a momentum of Muon in quotes": (

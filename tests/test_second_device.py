@@ -82,6 +82,7 @@ def test_the_device_refuses_to_be_mixed_with_the_cpu():
 LARGER = ("skip", "depthwise", "bidirectional rnn")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGER else ()) for n in NAMES]
 )
@@ -122,6 +123,7 @@ def pairs():
             yield pytest.param(name, rule, marks=marks)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "rule"), list(pairs()))
 def test_training_on_another_device(name, rule):
     here, there = both(lambda device: trained(rule, name, device))

@@ -15,6 +15,7 @@ from pathspace.experiments.settings import Settings, settings_from
 from pathspace.experiments.tasks import build_task, corpora
 from pathspace.experiments.tasks.task import Task
 from pathspace.experiments.workers import Workers
+from processes import copies
 
 # Real training, a hundredth of a second long.
 TINY: dict[str, Any] = {
@@ -53,7 +54,15 @@ def tiny_config(tiny_settings: Callable[..., Settings]) -> Callable[..., RunConf
     return make
 
 
-class Lasting(Workers):
+class Copies(Workers):
+    """Workers that start at once."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(processes)
+        self._context = copies()
+
+
+class Lasting(Copies):
     """Workers that outlast a `with` statement."""
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +71,7 @@ class Lasting(Workers):
 
 @pytest.fixture(scope="session")
 def two_workers() -> Iterator[Workers]:
-    """Two processes for all tests that let none of them die: starting one takes seconds."""
+    """Two processes for all tests that let none of them die."""
     workers = Lasting(2)
     yield workers
     Workers.__exit__(workers)

@@ -55,7 +55,7 @@ def stream() -> Task:
 
 def config(method: str, **changes: Any) -> RunConfig:
     values = {
-        "task": "adding", "task_options": SIZES, "model_options": {"hidden": 6}, "methods": [method], "epochs": 3,
+        "task": "adding", "task_options": SIZES, "model_options": {"hidden": 6}, "methods": [method], "epochs": 2,
         "batch_size": 16, "momentum": 0.5, "clip_norm": 1.0, **changes,
     }  # fmt: skip
     return settings_from(("a test", values)).run_config(method, "default", 0.01, 0, evaluate_test=True)

@@ -57,9 +57,9 @@ steps = 1 # the least
 """
 
 
-@pytest.fixture
-def comparison(tmp_path: Path) -> Comparison:
-    return compare(settings_from(("a test", SETTINGS)), tmp_path / "runs", Monitor())
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return compare(settings_from(("a test", SETTINGS)), tmp_path_factory.mktemp("runs"), Monitor())
 
 
 def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from cases import slow_besides
 from command_line import call
 from pathspace.experiments import devices
 from pathspace.experiments.engine import InterruptedRunError, run
@@ -46,11 +47,14 @@ def stopped_at(step: int) -> Callable[[], bool]:
     return lambda: next(asked) == step
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "method",
-    ["sgd", "balanced-adam", "path-sgd", "path-sgd-short-both", "path-muon", "g-adam", "ddp-sgd", "ddp-norm",
-     "tanh-adam"],
-)  # fmt: skip
+    slow_besides(
+        ["sgd", "path-sgd", "path-muon", "g-adam", "ddp-sgd", "ddp-norm"],
+        ["balanced-adam", "path-sgd-short-both", "tanh-adam"],
+    ),
+)
 def test_a_run_elsewhere_gives_what_it_gives_here(tiny_config: Config, tiny_task: Task, method: str) -> None:
     config = tiny_config(method, start_for(method), 0.01, epochs=1, momentum=0.9, clip_norm=1.0)
     with on(GPU):
@@ -69,6 +73,7 @@ class Noting(Listener):
         self.said.append(sentence)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "before", "after"),
     [
@@ -79,7 +84,7 @@ class Noting(Listener):
 def test_a_run_goes_on_on_another_device_and_says_so(
     tiny_config: Config, tiny_task: Task, tmp_path: Path, method: str, before: str, after: str
 ) -> None:
-    config = tiny_config(method, "rescaled", 0.01, epochs=4, momentum=0.9)
+    config = tiny_config(method, "rescaled", 0.01, epochs=2, momentum=0.9)
     with on(before), pytest.raises(InterruptedRunError):
         run(config, tiny_task, folder=tmp_path, should_stop=stopped_at(5), device=before)
     told: list[str] = []

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from pathspace.experiments import checkpoint
+from cases import slow_besides
+from pathspace.experiments import checkpoint, engine
 from pathspace.experiments.engine import InterruptedRunError, epoch_order, run, total_steps
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
 from pathspace.experiments.models import RESCALABLE
 from pathspace.experiments.monitor import Listener
-from pathspace.experiments.run import RunConfig, RunResult, Validation
+from pathspace.experiments.run import RunConfig, RunResult, RunState, Validation
 from pathspace.experiments.tasks import build_task
-from pathspace.experiments.tasks.task import Task
+from pathspace.experiments.tasks.task import Split, Task
+
+from .rules import EACH_RULE
 
 Config = Callable[..., RunConfig]
 
@@ -50,33 +53,11 @@ def start_for(method: str) -> str:
     return "rescaled" if METHODS[method].model in ("", *RESCALABLE) else "default"
 
 
-# Rules of another method on another model, from another start or at another rate: `make test-all` resumes them, too.
-AS_ANOTHER = {
-    "adamw": "adam",
-    "path-sgd-half": "path-sgd-short",
-    "path-adam-half": "path-adam",
-    "path-sgd-published-both": "path-sgd-published",
-    "g-adam-published": "g-sgd-published",
-    "balanced-adamw": "balanced-adam",
-    "balanced-soap": "balanced-adam",
-    "balanced-muon": "balanced-adam",
-    "irnn-adam": "irnn-sgd",
-    "irnn-path-sgd-short": "path-sgd-short",
-    "irnn-path-sgd-short-both": "path-sgd-short-both",
-    "tanh-sgd": "tanh-adam",
-    "lstm-sgd": "lstm-adam",
-    "ddp-norm-centred": "ddp-norm",
-    "moment-norm": "ddp-norm",
-    "ddp-sgd-centred": "ddp-sgd",
-    "covariance-sgd": "diagonal-natural",
-}
-RESUMED = [pytest.param(m, 0.9, marks=pytest.mark.slow if m in AS_ANOTHER else ()) for m in METHODS]
-
-
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "momentum"),
     [
-        *RESUMED,
+        *slow_besides([(m, 0.9) for m in EACH_RULE], [(m, 0.9) for m in METHODS]),
         *((method, 0.0) for method in ("sgd", "path-sgd", "g-sgd", "ddp-sgd")),
     ],
 )
@@ -166,10 +147,14 @@ CLIPPED = {
 }  # two refreshes in twelve steps
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        *((name, CLIPPED) for name, entry in METHODS.items() if entry.invariant),
+        *slow_besides(
+            [(name, CLIPPED) for name in EACH_RULE if METHODS[name].invariant],
+            [(name, CLIPPED) for name, entry in METHODS.items() if entry.invariant],
+        ),
         *((name, {"epochs": 6}) for name in ("path-sgd", "path-adam", "g-sgd", "ddp-sgd")),
     ],
 )
@@ -240,6 +225,27 @@ def test_the_test_split_is_looked_at_only_when_asked(
         run(replace(config, evaluate_test=True), task)
 
 
+def test_no_more_than_four_batches_are_evaluated_at_a_time(
+    tiny_config: Config, tiny_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits into memory in training does so in evaluation, whatever the width of the model."""
+    evaluated: list[int] = []
+
+    def noted(split: Split, chosen: torch.Tensor, state: RunState) -> tuple[torch.Tensor, torch.Tensor]:
+        if split is tiny_task.validation:
+            evaluated.append(len(chosen))
+        return split.inputs[chosen], split.targets[chosen]
+
+    monkeypatch.setattr(engine, "_batch", noted)
+    config = replace(tiny_config(epochs=1), batch_size=2)
+    found = run(config, tiny_task).validations[0]
+    whole, last = divmod(len(tiny_task.validation.inputs), 8)
+    assert evaluated[: whole + bool(last)] == [8] * whole + [last] * bool(last)
+    assert whole > 1
+    monkeypatch.setattr(engine, "BATCHES_EVALUATED_AT_A_TIME", 1000)
+    assert run(config, tiny_task).validations[0].loss == pytest.approx(found.loss, rel=1e-5)
+
+
 def test_an_epoch_goes_through_every_sequence_once_in_an_order_of_its_own() -> None:
     orders = [epoch_order(50, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     for order in orders:
@@ -277,17 +283,20 @@ def test_steps_and_seconds_to_an_error_end_at_the_first_validation_that_reaches_
     assert result.seconds_to(1.9) is None
 
 
-def test_weight_decay_shrinks_the_weights_of_every_method(tiny_config: Config, tiny_task: Task) -> None:
-    for method in METHODS:
-        free, decayed = (
-            run(
-                tiny_config(method, start_for(method), 0.01, epochs=1, batch_size=32, weight_decays=[decay]),
-                tiny_task,
-            )
-            for decay in (0.0, 50.0)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("method", METHODS)
+def test_weight_decay_shrinks_the_weights_of_every_method(
+    tiny_config: Config, tiny_task: Task, method: str
+) -> None:
+    free, decayed = (
+        run(
+            tiny_config(method, start_for(method), 0.01, epochs=1, batch_size=32, weight_decays=[decay]),
+            tiny_task,
         )
-        assert free.losses[0] == decayed.losses[0]
-        assert decayed.losses[1] != free.losses[1], method
+        for decay in (0.0, 50.0)
+    )
+    assert free.losses[0] == decayed.losses[0]
+    assert decayed.losses[1] != free.losses[1]
 
 
 def test_models_that_cannot_be_rescaled_train_from_the_default_start_alone(

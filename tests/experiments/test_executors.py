@@ -27,7 +27,8 @@ from pathspace.experiments.pool import Place, PlacedRun
 from pathspace.experiments.run import RunConfig, RunResult, Validation
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.workers import Workers
-from processes import copies
+
+from .conftest import Copies
 
 Configs = Callable[..., RunConfig]
 
@@ -52,14 +53,6 @@ class Dying(PlacedRun):
 
             return super().__call__(listener, die, again=again)
         return super().__call__(listener, should_stop, again=again)
-
-
-class Copies(Workers):
-    """Workers that start at once, of which some are to die."""
-
-    def __init__(self, processes: int) -> None:
-        super().__init__(processes)
-        self._context = copies()
 
 
 class Notes(Monitor):
@@ -97,6 +90,16 @@ def test_a_run_goes_on_in_another_process_when_its_own_dies_and_the_others_do_no
     assert isinstance(lost.error, WorkerDiedError)
     with pytest.raises(ConfigurationError, match=r"'sgd, balanced, rate 0.05, seed 2' died.*--workers 1"):
         lost.value()
+
+
+@pytest.mark.slow
+def test_a_process_that_has_loaded_nothing_yet_gives_what_this_one_gives(
+    tiny_config: Configs, tmp_path: Path
+) -> None:
+    here = PlacedRun(tiny_config(), Place(tmp_path / "here"))(Monitor())
+    with Workers(1) as workers:
+        (there,) = workers.run([PlacedRun(tiny_config(), Place(tmp_path / "there"))], Monitor())
+    assert curve(there.result) == curve(here)
 
 
 def test_a_process_that_died_between_two_stages_is_replaced(tiny_config: Configs, tmp_path: Path) -> None:

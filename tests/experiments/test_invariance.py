@@ -26,9 +26,10 @@ def test_networks_are_the_same_on_every_call_and_leave_the_random_state_alone(na
     assert example_loss(one(example)).ndim == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_path_sgd_keeps_its_claim_and_sgd_makes_none(name: str) -> None:
-    sgd, path_sgd = check_all(["sgd", "path-sgd"], [name], steps=5)
+    sgd, path_sgd = check_all(["sgd", "path-sgd"], [name], steps=3)
     assert path_sgd.claimed
     assert path_sgd.report.passed
     assert not path_sgd.broken
@@ -76,6 +77,7 @@ OTHERS = [name for name in CANDIDATES if name not in ("sgd", "path-sgd")]
 PAIRS = list(zip(OTHERS, itertools.cycle(NETWORKS), strict=False))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "network"), PAIRS)
 def test_every_optimizer_keeps_its_claim(name: str, network: str) -> None:
     (verdict,) = check_all([name], [network], steps=3)

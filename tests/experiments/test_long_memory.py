@@ -141,6 +141,7 @@ def library_run(method: str, seed: int, steps: int) -> ReluRNN:
     return model
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "method",
@@ -381,7 +382,7 @@ TINY = {
     "tuning_seeds": 2,
     "together": 4,
     "test_size": 50,
-    "steps_per_length": 8,
+    "steps_per_length": 4,
 }
 COMMAND = ["reproduce", "long-memory", "--size", "smoke", "--workers", "1"]
 COMMAND += [word for name, value in TINY.items() for word in ("--set", f"{name}={json.dumps(value)}")]

@@ -18,6 +18,7 @@ from pathspace.experiments.models import (
 from pathspace.experiments.settings import settings_from
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted({*MODELS} - {*OF_IMAGES, *OF_SYMBOLS}))
 @pytest.mark.parametrize("output", ["last", "every"])
 @pytest.mark.parametrize("embedding", [0, 3])

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
-from cases import half
+from cases import half, slow_besides
 from pathspace.cli import app
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.models import ReluRNN
@@ -259,10 +259,10 @@ def test_multipliers_beyond_all_numbers_are_null(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text(
         "from torch import nn\n"
         "def long():\n"
-        "    layers = [layer for _ in range(60) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())]\n"
+        "    layers = [layer for _ in range(22) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())]\n"
         "    model = nn.Sequential(*layers, nn.Linear(2, 2))\n"
         "    for p in model.parameters():\n"
-        "        p.data.fill_(0.0004)\n"
+        "        p.data.fill_(1e-8)\n"
         "    return model\n"
     )
     result = call(f"{tmp_path}/deep.py:long", "--input", "2", "--json")
@@ -304,7 +304,10 @@ def test_only_recurrent_networks_are_drawn_with_recurrent_edges(recurrent: bool)
     assert any("recurrent" in text.get_text() for text in legend.get_texts()) == recurrent
 
 
-@pytest.mark.parametrize(("layers", "units", "cuts"), half([1, 2, 5], [2, 60], [0, 1, 6]))
+@pytest.mark.parametrize(
+    ("layers", "units", "cuts"),
+    slow_besides([(1, 2, 6), (2, 60, 0), (2, 2, 1), (5, 60, 1)], half([1, 2, 5], [2, 60], [0, 1, 6])),
+)
 def test_names_and_legend_of_the_picture_lie_inside_it_and_apart(layers: int, units: int, cuts: int) -> None:
     inner = [part for _ in range(layers - 1) for part in (nn.Linear(units, units), nn.ReLU())]
     cutting = [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.Softmax(-1), nn.Mish()][:cuts]

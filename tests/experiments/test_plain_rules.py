@@ -47,25 +47,26 @@ def test_sgd_is_torchs_with_decoupled_decay() -> None:
     torch.testing.assert_close(p.detach(), torch.full((3,), 0.95**2))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
-    ("name", "ends"),
+    ("name", "options", "ends"),
     [
-        ("mlp", {"layers.0.weight", "readout.weight"}),
-        ("relu-rnn", {"rnn.weight_ih_l0", "readout.weight"}),
-        ("transformer", {"embedding.weight", "readout.weight"}),
-        ("language-model", {"embedding.weight"}),
+        ("mlp", {}, {"layers.0.weight", "readout.weight"}),
+        ("relu-rnn", {}, {"rnn.weight_ih_l0", "readout.weight"}),
+        ("transformer", {"hidden": 8, "heads": 2, "layers": 2}, {"embedding.weight", "readout.weight"}),
+        ("language-model", {"hidden": 8, "embedding": 6}, {"embedding.weight"}),
     ],
 )
 @pytest.mark.parametrize("method", ["muon", "path-muon"])
 def test_muon_for_hidden_layers_leaves_the_first_and_the_last_matrix_to_adam(
-    method: str, name: str, ends: set[str]
+    method: str, name: str, options: dict[str, int], ends: set[str]
 ) -> None:
     symbols = name in ("transformer", "language-model")
     x = torch.randint(0, 5, (4, 8)) if symbols else torch.randn(4, 8, 5)
     moved = []
     for chosen in (method, f"{method}-hidden"):
         torch.manual_seed(0)
-        model = build_model(name, 5, 3, {})
+        model = build_model(name, 5, 3, options)
         network = ps.trace(model, x) if method == "path-muon" else None
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         run = Settings().run_config(chosen, "default", 0.01, 0, evaluate_test=False)

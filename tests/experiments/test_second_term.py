@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "starts": ["default"],
     "methods": ["path-sgd-short", "irnn-path-sgd-short"],
     "learning_rates": [0.1],
-    "seeds": 2,
+    "seeds": 1,
     "batch_size": 2,
     "epochs": 2,
 }

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -84,6 +85,7 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
     assert parse_search("model_options.hidden=4:64:log:3").listed().values == (4, 16, 64)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -99,6 +101,7 @@ def test_a_grid_lists_ranges_at_equal_factors_or_distances() -> None:
         (["--search", "damping=nan,0.5"], "needs numbers, names, true or false"),
         (["--search", "damping=[[1],[2]]"], "needs numbers, names, true or false"),
         (["--search", "model_options.width=1,2"], "width"),
+        (["--search", "damping=-1,0.1"], "The option --search damping is -1: give 0 or more."),
         (["--sampler", "best"], "Unknown sampler 'best' in --sampler: choose from grid, random, tpe"),
         (["--prune", "all"], "Unknown pruner 'all' in --prune: choose from none, median"),
         (["--trials", "5"], "--trials is 5: a grid does all of its points; give --sampler random or tpe"),
@@ -111,6 +114,25 @@ def test_mistakes_get_one_sentence_and_exit_code_2(arguments: list[str], says: s
     assert result.exit_code == 2, result.output
     assert says in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("damping=-1,0.1", "damping is -1: give 0 or more"),
+        ("damping=0.1,x", "damping is 'x': give 0 or more"),
+        ("momentum=0.5:1", "momentum is 1.0: give one in [0, 1)"),
+        ("refresh_every=1.5,2", "refresh_every is 1.5: give a whole number from 1 on"),
+        ("learning_rate=0.1,-1", "learning_rate is [0.1, -1]: give one or more positive numbers"),
+        ("weight_decay=-1:1", "weight_decay is [-1.0, 1.0]: give one or more numbers, 0 or positive"),
+    ],
+)
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_a_value_that_no_run_can_have_is_refused_before_the_first_one(
+    search: str, says: str, sampler: str, tiny_settings: Make
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"The option --search {says}.")):
+        plan_from(tiny_settings(), [search], sampler)
 
 
 def test_what_cannot_be_swept_is_named() -> None:
@@ -237,7 +259,7 @@ def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_
     sampler: str, tiny_settings: Make, tmp_path: Path
 ) -> None:
     settings = tiny_settings(methods=["sgd", "path-sgd"], starts=["default"], seeds=2, epochs=1)
-    plan = plan_from(settings, ["model_options.hidden=2:8", "schedule=constant,cosine"], sampler, 4)
+    plan = plan_from(settings, ["model_options.hidden=2:6", "schedule=constant,cosine"], sampler, 3)
     whole = swept(settings, plan, tmp_path / "whole")
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
@@ -248,11 +270,11 @@ def test_every_optimizer_gets_as_many_points_and_a_stopped_sweep_takes_the_same_
     rest = StopsAfter(-1)
     assert numbers(swept(settings, plan, stopped, rest)) == numbers(whole)
     assert 0 < len(rest.begun) <= len(whole.trials) - 4
-    assert len(whole.trials) == 2 * 4 * 2
+    assert len(whole.trials) == 2 * 3 * 2
     for point in points_of(whole):
         assert [trial.seed for trial in point.trials] == [FIRST_TUNING_SEED, FIRST_TUNING_SEED + 1]
         assert 0.01 <= point.point["learning_rate"] <= 0.1
-        assert point.point["model_options.hidden"] in range(2, 9)
+        assert point.point["model_options.hidden"] in range(2, 7)
     drawn = [{t.point["learning_rate"] for t in whole.trials if t.method == m} for m in settings.methods]
     assert drawn[0] != drawn[1]
 
@@ -293,7 +315,7 @@ def test_a_point_that_is_drawn_twice_is_run_once(
 
 
 def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
     rates = ",".join(f"{rate:g}" for rate in (0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 1e-7, 2e-7))
     search = [f"learning_rate={rates}"]
     found = swept(settings, plan_from(settings, search), tmp_path / "all")
@@ -310,7 +332,7 @@ def test_runs_are_pruned_only_where_that_was_asked_for(tiny_settings: Make, tmp_
 
 
 def test_a_pruned_point_that_is_drawn_again_is_not_run_again(tiny_settings: Make, tmp_path: Path) -> None:
-    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    settings = tiny_settings(methods=["sgd"], starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
     good = [0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.11, 0.12]
     bad = [1e-7, 2e-7, 3e-7, 4e-7, 5e-7, 6e-7]
     rates = ",".join(f"{rate:g}" for rate in (*good, *bad))
@@ -329,7 +351,7 @@ def test_a_pruned_point_that_is_drawn_again_is_not_run_again(tiny_settings: Make
 
 def test_the_median_counts_what_runs_of_repeated_points_told(tiny_settings: Make, tmp_path: Path) -> None:
     methods = ["sgd", "path-sgd"]
-    settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=6, learning_rates=[0.01])
+    settings = tiny_settings(methods=methods, starts=["default"], seeds=1, epochs=2, learning_rates=[0.01])
     # SGD's step has no bound: each rate is one run of it, and two points
     search = ["learning_rate=0.1,0.09,0.08,0.07,0.06,0.05,1e-7", "clip_step=1.0,2.0"]
     monitor = StopsAfter(-1)
@@ -479,12 +501,12 @@ def test_a_journal_that_finds_no_room_is_named(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(file, logs)
 
-    monkeypatch.setattr(JournalFileBackend, "append_logs", fill)
-    full = call(*TINY, "--learning-rates", "0.01", "--output", str(tmp_path))
+    with monkeypatch.context() as without_room:
+        without_room.setattr(JournalFileBackend, "append_logs", fill)
+        full = call(*TINY, "--learning-rates", "0.01", "--output", str(tmp_path))
     assert full.exit_code == 2, full.output
     assert f"Cannot write {str(tmp_path / 'sweep.journal')!r} (No space left on device)" in full.stderr
     assert f"continue with: pathspace sweep --resume --output {tmp_path}" in full.stderr
-    monkeypatch.undo()
     resumed = call("sweep", "--resume", "--workers", "1", "--output", str(tmp_path))
     assert resumed.exit_code == 0, resumed.output
 

@@ -92,6 +92,7 @@ def test_a_cell_is_the_same_each_time_and_is_scored_against_the_generator() -> N
     assert Score.from_dict(json.loads(json.dumps(one.as_dict()))) == one
 
 
+@pytest.mark.slow
 def test_the_command_reports_stops_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "table [small]"  # no markup
     result = call("--output", str(folder))

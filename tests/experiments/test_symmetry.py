@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pathspace
+from cases import slow_besides
 from pathspace.experiments.engine import run
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import METHODS
@@ -18,11 +19,14 @@ from pathspace.experiments.symmetry import check_symmetry, representative, run_d
 from pathspace.experiments.tasks.next_symbol import Cutting, next_symbol
 from pathspace.experiments.tasks.task import Task
 
+from .rules import EACH_RULE
+
 Config = Callable[..., RunConfig]
 OPTIONS = {"epochs": 3, "momentum": 0.9, "clip_norm": 1.0, "rescale_exponent": 6, "weight_decays": [0.1]}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("method", slow_besides(["balanced-sgd", "balanced-muon", *EACH_RULE], METHODS))
 @pytest.mark.parametrize("start", ["balanced", "rescaled"])
 def test_a_representative_is_the_same_computation(
     tiny_config: Config, tiny_task: Task, method: str, start: str
@@ -47,6 +51,7 @@ def test_a_representative_is_the_same_computation(
 GATES = ("swiglu", "squared-relu")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("method", "gate"),
     [(m, GATES[number % 2]) for number, m in enumerate(load_recipe("transformer").settings["methods"])],
@@ -64,7 +69,7 @@ def test_a_transformer_trains_the_same_from_a_rescaled_start(method: str, gate: 
         kinds="symbols",
         metric="bits per character",
     )
-    small = {"model_options": {"hidden": 8, "layers": 2, "heads": 2, "gate": gate}, "epochs": 3}
+    small = {"model_options": {"hidden": 8, "layers": 2, "heads": 2, "gate": gate}, "epochs": 2}
     settings = settings_from(*load_recipe("transformer").layers("small"), ("a test", small))
     one, other = (
         run(settings.run_config(method, start, 0.01, 0, evaluate_test=False), task)

@@ -17,15 +17,18 @@ from pathspace.experiments.monitor import Monitor
 from pathspace.experiments.recipes import load_recipe
 from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import run_study
-from pathspace.experiments.studies.unification import MEASURES, USES, entries
+from pathspace.experiments.studies.unification import MEASURES, USES, _draw, entries
+
+from .conftest import TINY
 
 METHODS_HERE = ["sgd", "path-norm", "batch-norm", "path-sgd"]
 
 
-@pytest.fixture
-def comparison(tiny_settings: Callable[..., Any], tmp_path: Path) -> Comparison:
-    settings = tiny_settings(methods=METHODS_HERE, model="mlp", learning_rates=[0.01, 0.3], epochs=3)
-    return compare(settings, tmp_path / "runs", Monitor())
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    chosen = {"methods": METHODS_HERE, "model": "mlp", "learning_rates": [0.01, 0.3], "tuning_seeds": 1}
+    settings = settings_from(("a test", {**TINY, **chosen}))
+    return compare(settings, tmp_path_factory.mktemp("runs"), Monitor())
 
 
 def test_the_recipe_has_a_method_for_every_cell() -> None:
@@ -87,6 +90,11 @@ def test_the_study_writes_what_it_prints(comparison: Comparison, tmp_path: Path)
     assert (tmp_path / "unification.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_where_all_methods_diverged_there_is_an_empty_picture(comparison: Comparison) -> None:
+    diverged = [replace(entry, errors=dict.fromkeys(entry.errors)) for entry in entries(comparison)]
+    assert _draw(comparison, diverged).startswith(b"\x89PNG")
+
+
 def test_curves_that_were_not_compared_are_not_called_the_same(comparison: Comparison) -> None:
     alone = replace(comparison, rows=tuple(replace(row, difference=None) for row in comparison.rows))
     assert {(entry.same_curve, entry.difference) for entry in entries(alone)} == {(None, None)}
@@ -107,7 +115,7 @@ def test_the_measures_of_data_alone_are_always_damped(
 ) -> None:
     for method in ("diagonal-natural", "quasi-diagonal", "covariance-sgd"):
         free, least, more = (
-            run(tiny_config(method, "balanced", 0.1, epochs=2, damping=d), tiny_task).losses
+            run(tiny_config(method, "balanced", 0.1, epochs=1, damping=d), tiny_task).losses
             for d in (0.0, 0.01, 0.5)
         )
         assert free == least != more

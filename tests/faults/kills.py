@@ -109,11 +109,14 @@ def test_two_ctrl_cs_end_a_command_quietly(name, here, undisturbed):
     assert finish(name, here) == whole
 
 
-@pytest.mark.parametrize("name", ["train", "compress"])
+@pytest.mark.parametrize("name", ["train", "fit", "compress"])
 def test_sigterm_ends_a_command_as_ctrl_c_does(name, here, undisturbed):
     whole = undisturbed(name)
-    code, said = at_a_terminal(here, COMMANDS[name], terminated_at({"train": 20, "compress": 1}[name]))
+    moment = {"train": 20, "fit": 20, "compress": 1}[name]
+    code, said = at_a_terminal(here, COMMANDS[name], terminated_at(moment))
     assert code == 143, said
+    if name == "fit":
+        assert "interrupted: what has been learned is saved, go on with --resume" in said
     if name == "train":
         assert "Stopped. Continue with: pathspace train --resume --output out" in said
         assert list((here / "out").glob("runs/*/checkpoint.pt"))

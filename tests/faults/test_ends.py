@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from pathspace import cli
 from pathspace.experiments import commands, execution, stored_cells
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.stored_cells import _computed
+from processes import copies
 
 
 @pytest.fixture(autouse=True)
@@ -84,18 +86,26 @@ def test_a_second_ctrl_c_ends_quietly():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("ctrl_c", ["default_int_handler", "SIG_IGN"])
-def test_sigterm_is_heard_where_ctrl_c_is_ignored_too(ctrl_c):
-    code = (
-        f"import os, signal, sys; signal.signal(signal.SIGINT, signal.{ctrl_c})\n"
-        "from pathspace import cli\n"
-        "from pathspace.experiments import commands\n"
-        "commands.run_check_invariance = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.argv = ['pathspace', 'check-invariance']\n"
-        "cli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (143, "Stopped.\n")
+# Two copies of one process, which takes seconds to load what both need.
+TERMINATED = """
+import os, signal, sys
+from pathspace import cli
+from pathspace.experiments import commands
+commands.run_check_invariance = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv = ["pathspace", "check-invariance"]
+for ctrl_c in (signal.default_int_handler, signal.SIG_IGN):
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, ctrl_c)
+        cli.main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_is_heard_where_ctrl_c_is_ignored_too():
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (2 * "143\n", 2 * "Stopped.\n")
 
 
 def test_an_ignored_ctrl_c_stays_ignored():
@@ -134,6 +144,7 @@ def test_children_of_a_killed_process_end(tmp_path):
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_only_the_command_heard_ends_what_its_processes_are_at(tmp_path):
     others, late = set(multiprocessing.active_children()), tmp_path / "late"  # those of other tests go on
     slow = f"import pathlib, time; time.sleep(20); pathlib.Path({str(late)!r}).touch()"
@@ -152,6 +163,8 @@ def test_what_a_process_that_died_was_at_is_done_once_more(tmp_path, capfd, monk
         f"import pathlib\nif not (died := pathlib.Path({str(died)!r})).exists(): died.touch(); exec({dies!r})"
     )
     around = execution.Surroundings(None, tmp_path, processes=2)
+    # processes that start at once; the test above starts them as a command does
+    monkeypatch.setattr(stored_cells, "multiprocessing", SimpleNamespace(get_context=lambda _: copies()))
     assert list(_computed(["", once, ""], exec, around)) == [None, None, None]
     assert died.exists()
     assert capfd.readouterr().err == "A process died: what it and the others were at begins again.\n"

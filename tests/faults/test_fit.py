@@ -1,5 +1,6 @@
 """A fit that dies goes on from its checkpoints, to the same bits."""
 
+import json
 from contextlib import contextmanager
 
 import numpy as np
@@ -199,6 +200,7 @@ def test_ctrl_c_before_the_baselines_leaves_the_figures_of_the_model(here, monke
     said = fit(code=130).output
     assert "m: 12 passes in" in said
     assert "beside it" not in said
+    assert json.loads(fit("--json", code=130).stdout)["interrupted"]
 
 
 def _raise(error):
@@ -241,7 +243,9 @@ def test_a_damaged_checkpoint_is_named(here, killed_after):
 def test_a_fit_that_fails_leaves_no_folder_and_a_device_has_none(here):
     fit("--metric", "adam", code=2)
     assert {path.name for path in here.iterdir()} == {"text"}
-    result = CliRunner().invoke(app, ["sequence", "fit", "text", "-o", "/dev/null", "--passes", "2"])
+    result = CliRunner().invoke(
+        app, ["sequence", "fit", "text", "-o", "/dev/null", "--passes", "2", "--units", "3"]
+    )
     assert result.exit_code == 0, result.output
 
 

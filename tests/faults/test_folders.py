@@ -39,6 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -132,6 +133,7 @@ TABLE = {"command": "reproduce", "recipe": "symbols", "size": "", "protocol": {}
 PARTS = {"command": "reproduce", "recipe": "winner", "title": "", "parts": {"one": {}}, "versions": {}}
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("content", [TABLE, PARTS])
 @pytest.mark.parametrize(
     "command", [TINY, ["train"], ["sweep"], ["reproduce", "winner"], ["reproduce", "symbols"]]

@@ -11,7 +11,7 @@ import torch
 import pathspace as ps
 from fuzz.programs import Model, Program, Statement, drawn, squared_path_norm
 
-COUNT, MANY, BATCHES = 100, 10_000, (1, 3)
+COUNT, MANY, BATCHES = 50, 10_000, (1, 3)
 UNSURE = ("share memory", "shares memory")
 """What a program may be refused for that has a place in path geometry: a copy or a view, nobody knows."""
 

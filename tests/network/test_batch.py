@@ -67,6 +67,7 @@ MIXED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", MIXED)
 def test_refuses_to_mix_examples(name, size):
@@ -150,6 +151,7 @@ KEPT = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KEPT)
 def test_follows_the_batch(name):
     function, shape, batch = KEPT[name]

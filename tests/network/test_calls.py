@@ -25,6 +25,7 @@ class Model(nn.Module):
 
 
 HALVES = torch.full((4,), 0.5, **DOUBLE)
+ORDER = torch.tensor([[2, 0, 3, 1]])
 
 
 def product(x, y):
@@ -103,6 +104,20 @@ PAIRS = {  # by name, and by position
         lambda m, h, z: h.view(-1, 1, 4).dsplit([1])[1].sum(1).repeat(1, 2)[:, :4],
         lambda m, h, z: h[:, 1:].repeat(1, 2)[:, :4],
     ),
+    "fliplr": (lambda m, h, z: h.fliplr(), lambda m, h, z: h.flip(1)),
+    "flipud": (lambda m, h, z: h.t().flipud().t(), lambda m, h, z: h.flip(1)),
+    "take_along_dim": (
+        lambda m, h, z: torch.take_along_dim(h, indices=ORDER, dim=1),
+        lambda m, h, z: h.gather(1, ORDER.expand(len(h), -1)),
+    ),
+    "take_along_dim of what is broadcast": (
+        lambda m, h, z: h[:, None].take_along_dim(ORDER.view(1, 2, 2), -1).flatten(1),
+        lambda m, h, z: h[:, None].expand(-1, 2, -1).gather(2, ORDER.view(1, 2, 2).expand(len(h), -1, -1)).flatten(1),
+    ),
+    "take_along_dim, flattened": (
+        lambda m, h, z: torch.stack([row.take_along_dim(ORDER) for row in h.split(1)]),
+        lambda m, h, z: torch.stack([row.flatten().gather(0, ORDER[0]) for row in h.split(1)]),
+    ),
     "broadcast_tensors": (
         lambda m, h, z: sum(torch.broadcast_tensors(h, m.v)),
         lambda m, h, z: h + m.v.expand(h.shape),
@@ -110,6 +125,7 @@ PAIRS = {  # by name, and by position
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore:\\s*This overload of addcmul is deprecated:UserWarning")
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_call_by_name_is_that_by_position(name):

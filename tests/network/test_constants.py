@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import slow_besides
 from oracles import enumerated
 
 DOUBLE = {"dtype": torch.float64}
@@ -127,17 +128,30 @@ def made(name, seed=0):
     return model, inputs if more else inputs[0], classes
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
     enumerated.check_paths(*made(name))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("plus a constant", "where or one")])
+RESCALED = [name for name in CASES if name not in ("plus a constant", "where or one")]
+
+
+@pytest.mark.sample(22)
+@pytest.mark.parametrize("name", RESCALED)
+def test_rescaling_is_bitwise_invisible(name):
+    model, inputs, _ = made(name)
+    enumerated.check_rescaling(model, inputs, [])
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", slow_besides(RESCALED[::3], RESCALED))
 def test_rescaling_is_bitwise_invisible_to_path_sgd(name):
     model, inputs, _ = made(name)
     enumerated.check_rescaling(model, inputs, [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)])
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CASES)
 def test_the_measure_on_data_does_not_see_the_scale(name):
     model, inputs, _ = made(name)

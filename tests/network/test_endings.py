@@ -58,6 +58,7 @@ def made(name):
     return model, plain, (X, *more)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_the_network_is_that_of_what_enters(name):
     model, plain, inputs = made(name)

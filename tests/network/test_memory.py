@@ -116,6 +116,7 @@ FOLLOWED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("function", "shape"), FOLLOWED, ids=lambda item: getattr(item, "__name__", ""))
 def test_follows_writes_into_shared_memory(function, shape):
     torch.manual_seed(0)
@@ -234,6 +235,7 @@ ZEROS_WRITTEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("function", ZEROS_WRITTEN, ids=lambda item: item.__name__)
 def test_writes_of_zeros_and_changed_indices_are_those_of_the_model(function):
     """The constants are zeros and ones, so the model itself on squared weights and ones is the squared network."""

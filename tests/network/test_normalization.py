@@ -221,6 +221,7 @@ def test_a_root_mean_square_written_by_hand_is_recognised(way):
     assert_close(*found, rtol=0, atol=0)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("square", [torch.square, lambda x: x.pow(2), lambda x: x * x])
 @pytest.mark.parametrize("way", BY_HAND)
 def test_that_of_a_square_is_recognised_too(square, way):

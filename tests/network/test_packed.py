@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import pathspace as ps
+from cases import slow_besides
 from oracles import enumerated
 from oracles.graph import Graph, kappa1, kappa2, squared_path_norm
 
@@ -104,6 +105,7 @@ def made(name):
     return model, (x, lengths), classes
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
     enumerated.check_paths(*made(name))
@@ -111,6 +113,13 @@ def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_rescaling_is_bitwise_invisible(name):
+    model, inputs, _ = made(name)
+    enumerated.check_rescaling(model, inputs, [])
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", slow_besides([*CASES][::3], CASES))
+def test_optimizers_do_not_see_a_rescaling(name):
     model, inputs, _ = made(name)
     enumerated.check_rescaling(model, inputs, [
         lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9, second_term=True),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import slow_besides
 from oracles import enumerated
 
 DOUBLE = {"dtype": torch.float64}
@@ -205,13 +206,22 @@ def made(name):
     return model, inputs if more else inputs[0], classes
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_sum_over_its_paths_and_has_their_kappa(name):
     enumerated.check_paths(*made(name))
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", CASES)
 def test_rescaling_is_bitwise_invisible(name):
+    model, inputs, _ = made(name)
+    enumerated.check_rescaling(model, inputs, [])
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", slow_besides([*CASES][::3], CASES))
+def test_optimizers_do_not_see_a_rescaling(name):
     model, inputs, classes = made(name)
     makers = [lambda p, n: ps.optim.PathSGD(p, n, lr=0.01, momentum=0.9)]
     if classes and list(CASES).index(name) % 3 == 0:  # path space has the network's symmetries alone
@@ -219,6 +229,7 @@ def test_rescaling_is_bitwise_invisible(name):
     enumerated.check_rescaling(model, inputs, makers)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_the_measure_on_data_does_not_see_the_scale(name):
     model, inputs, _ = made(name)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import prune
 from torch.testing import assert_close
 
@@ -58,6 +59,7 @@ def test_a_wrapper_round_a_module_replaces_nothing():
     network.check_current()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("rule", ["PathSGD", "GSGD", "DDPSGD"])
 @pytest.mark.parametrize("change", [prune.random_unstructured, nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
@@ -151,6 +153,24 @@ class Masked(nn.Module):
         return self.out(self._function(self, h, self.mix(h).relu()))
 
 
+def written(values):
+    result = torch.zeros(2, 4)
+    result[1, 2:] = values[:2]
+    return result.sum(0)
+
+
+def into(mask, other):
+    mask |= other
+    return mask
+
+
+def through_a_view(number):
+    result = torch.zeros(2, 2)
+    seen = result.view(-1)
+    seen[:2] = number * 0.5
+    return result.view(-1)
+
+
 def marked(index):
     result = torch.zeros(4, dtype=torch.bool)
     result[index] = True
@@ -167,10 +187,10 @@ DECIDES = {
     "gathered": (lambda m, h, z: z + h.gather(1, m.own.expand(len(h), 4)), INDEX),
     "compared": (lambda m, h, z: torch.where(m.own > 1, h, z), INDEX),
     "as numbers": (lambda m, h, z: z + h * (1 - m.own.float()), CONDITION),
+    "an order of numbers": (lambda m, h, z: z + h[:, m.own.argsort()], torch.rand(4)),
     "written by it": (lambda m, h, z: torch.where(marked(m.own), h, z), INDEX[:2]),
     "turned": (lambda m, h, z: torch.where(m.own.clone().logical_not_(), h, z), CONDITION),
     "copied": (lambda m, h, z: torch.where(torch.zeros(4, dtype=torch.bool).copy_(m.own), h, z), CONDITION),
-    "numbers that are compared": (lambda m, h, z: torch.where(m.own > 0.5, h, z), CONDITION.float()),
 }
 
 
@@ -199,14 +219,48 @@ MAY_CHANGE = {
     "a deviation": (lambda m, _, z: z / (m.own + 1e-5).sqrt(), torch.rand(4)),
     "a number of examples": (lambda m, _, z: z / m.own, torch.tensor(3)),
     "a load": (lambda m, _, z: z - m.own / 7, torch.tensor([1, 3, 2, 4])),
-    "a load that begins at zero": (lambda m, _, z: z - m.own / 7, torch.zeros(4, dtype=torch.long)),
-    "a time that begins at zero": (lambda m, _, z: z + m.own / 7, torch.tensor(0)),
-    "a mean that begins at zero": (lambda m, _, z: z - 2 * m.own, torch.tensor([0.0, 0.0, 1.0, 0.0])),
     "a rotation": (
         lambda m, h, z: z * (torch.arange(4) * m.own).cos() + h * (torch.arange(4) * m.own).sin(),
         torch.rand(4),
     ),
-    "a step that is compared": (lambda m, h, z: torch.where(m.own < 100, h, z), torch.tensor(3)),
+    "a step that is compared": (lambda m, h, z: torch.where(m.own < 4, h, z), torch.tensor(3)),
+    "numbers that are compared": (lambda m, h, z: torch.where(m.own > 0.5, h, z), CONDITION.float()),
+    "numbers that leave out": (lambda m, _, z: z.masked_fill(m.own == 0, 0.5), CONDITION.float()),
+    "a time to begin": (lambda m, h, z: z + h * (m.own >= 4), torch.tensor(3)),
+    "a slow beginning": (lambda m, h, z: z + h * ((m.own - 3) / 9).clamp(0, 1), torch.tensor(3)),
+    "edges between near ones": (
+        lambda m, h, z: z + h @ ((m.own[:, None] - m.own).abs() < 0.5).float(),
+        torch.arange(4.0),
+    ),
+    "a difference": (lambda m, _, z: z + (m.own - m.own[0]), torch.ones(4)),
+    "a choice in place": (
+        lambda m, h, z: z + h * into(torch.zeros(4, dtype=torch.bool), m.own > 1),
+        torch.zeros(4),
+    ),
+    "a number in a part of a mask": (lambda m, _, z: z + through_a_view(m.own), torch.tensor(0)),
+    "a load that begins at zero": (lambda m, _, z: z - m.own / 7, torch.zeros(4, dtype=torch.long)),
+    "a time that begins at zero": (lambda m, _, z: z + m.own / 7, torch.tensor(0)),
+    "a mean that begins at zero": (lambda m, _, z: z - 2 * m.own, torch.tensor([0.0, 0.0, 1.0, 0.0])),
+    "its sum": (lambda m, _, z: z - m.own.sum(), torch.zeros(4)),
+    "a part of it that is written": (lambda m, _, z: z - written(2 * m.own), torch.zeros(4)),
+    "as many as there are": (
+        lambda m, h, z: torch.cat([z[:, :2] - (2 * m.own).nonzero().flatten(), h[:, 2:]], 1),
+        torch.tensor([1.0, 0.0, 1.0, 0.0]),
+    ),
+    "places": (lambda m, _, z: z - torch.eye(2)[m.own].flatten(), torch.tensor([0, 1])),
+    "one that fades in": (lambda m, h, z: m.own * h + (1 - m.own) * z, torch.ones(())),
+    "one that fades out": (lambda m, h, z: h - h.mul(2 * m.own) + z * (3 * m.own), torch.zeros(4)),
+    "a bound": (lambda m, h, z: (z - 2 * h).clamp(min=2 * m.own), torch.tensor(0.0)),
+    "a learned factor": (lambda m, _, z: z + m.read.bias * (2 * m.own), torch.zeros(4)),
+    "a factor of inputs": (lambda m, _, z: z + torch.rand(4).ge(-1).float() * (2 * m.own), torch.zeros(4)),
+    "what is larger": (lambda m, _, z: torch.maximum(z, 2 * m.own), torch.zeros(4)),
+    "filled in": (lambda m, _, z: torch.where(CONDITION, z, 2 * m.own), torch.zeros(4)),
+    "edges": (lambda m, h, z: z + h @ (2 * m.own).diag(), torch.tensor([1.0, 0.0, 0.0, 1.0])),
+    "all edges": (lambda m, h, z: z + h @ (2 * m.own.expand(4, 4)), torch.zeros(4)),
+    "a state": (
+        lambda m, _, z: torch.rnn_relu_cell(z, (2 * m.own).expand(len(z), 4), *[m.mix.weight] * 2),
+        torch.zeros(4),
+    ),
     "a counter": (lambda m, _, z: (m.own.add_(1), z)[1], torch.tensor(3)),
     "what a call writes first": (
         lambda m, h, z: (m.own.fill_(False), torch.where(m.own, h, z))[1],
@@ -225,6 +279,108 @@ def test_other_buffers_may_change(name):
     output = model(x)
     ps.rescaling.random_rescale_(network, powers_of_two=True)
     assert torch.equal(model(x), output)
+    assert ps.trace(model, x).num_classes == network.num_classes
+
+
+GENERIC = [
+    name
+    for name, (_, values) in MAY_CHANGE.items()
+    if values.is_floating_point() and name not in ("as many as there are", "edges", "edges between near ones")
+]
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_a_zero_of_today_frees_no_more_and_no_less_than_any_number(name):
+    function, values = MAY_CHANGE[name]
+    counts = [
+        ps.trace(Masked(function, own=own), torch.randn(5, 3)).num_classes
+        for own in (values, torch.rand(values.shape) + 0.1)
+    ]
+    assert counts[0] == counts[1]
+
+
+WRITES = {
+    "turned": lambda m: m.own.logical_not_(),
+    "turned by a view": lambda m: m.own.view(2, 2).logical_not_(),
+    "or": lambda m: into(m.own, torch.tensor([True, False, False, False])),
+    "and": lambda m: m.own.__iand__(torch.tensor([True, True, False, False])),
+    "xor": lambda m: m.own.__ixor__(torch.tensor([True, True, False, False])),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_mask_is_written_once(name):
+    """As often as the model does, and what it masks is what the model masks."""
+
+    def function(m, h, z):
+        WRITES[name](m)
+        return torch.where(m.own, h, z)
+
+    model, x = Masked(function, own=CONDITION.clone()), torch.randn(5, 3)
+    network = ps.trace(model, x)
+    assert torch.equal(model.own, CONDITION)
+    outputs = []
+    for change in (lambda: None, lambda: ps.rescaling.random_rescale_(network, powers_of_two=True)):
+        model.own.copy_(CONDITION)
+        change()
+        outputs.append(model(x))
+    assert network.num_classes > 0
+    assert torch.equal(*outputs)
+
+
+def test_dropout_of_a_constant_draws_nothing():
+    model = Masked(
+        lambda m, h, z: h * functional.dropout(torch.ones(4)) + z + functional.dropout(m.own),
+        own=torch.zeros(4),
+    )
+    state = torch.get_rng_state()
+    network = ps.trace(model, torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), state)
+    model.own.copy_(torch.rand(4) + 1)
+    assert ps.trace(model.eval(), torch.randn(5, 3)).num_classes == network.num_classes
+
+
+STARTS = {
+    "zeros": lambda _, x: torch.zeros(len(x), 4),
+    "new zeros of indices": lambda m, x: m.indices.new_zeros(len(x), 4, dtype=x.dtype),
+    "zeros like a table": lambda m, x: torch.zeros_like(m.table[: len(x)]),
+}
+LEAKS = {
+    "a factor": lambda m, h, z: (1 - m.leak) * h + m.leak * z,
+    "lerp": lambda m, h, z: torch.lerp(h, z, m.leak),
+    "a decay": lambda m, h, z: h * torch.exp(-m.leak) + z,
+    "a matrix": lambda m, h, z: h @ (m.leak * torch.eye(4)) + z,
+}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_recurrence_by_hand_begins_at_zeros_of_any_scale(start, leak):
+    """Whatever buffer they are multiplied with, or have their type of."""
+
+    class Leaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.mix, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.register_buffer("leak", torch.tensor(0.5))
+            self.register_buffer("indices", torch.arange(4))
+            self.register_buffer("table", torch.rand(9, 4))
+
+        def forward(self, x):
+            h = STARTS[start](self, x)
+            for step in x.unbind(1):
+                h = LEAKS[leak](self, h, (self.read(step) + self.mix(h)).relu())
+            return self.out(h)
+
+    assert len(ps.trace(Leaky(), torch.randn(5, 6, 3)).unit_classes) == 4
+
+
+def test_a_running_mean_may_decide_what_is_left_out():
+    model = Masked(lambda m, _, z: z.masked_fill(m.own < 1e-6, 0.0), own=torch.ones(4))
+    network = ps.trace(model, torch.randn(5, 3))
+    model.own.lerp_(torch.rand(4) + 1, 0.1)
+    network.check_current()
 
 
 def test_a_mask_may_grow_and_be_made_anew():

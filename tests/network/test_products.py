@@ -1,7 +1,7 @@
 """Products of activations: gated units, powers and bilinear maps, their symmetry and their path mass."""
 
 import math
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import slow_besides
 from oracles.products import ONE, Weights, masses, scalings, times
 
 DOUBLE = {"dtype": torch.float64}
@@ -207,13 +208,14 @@ def made(name, dtype=torch.float64):
     return Layers(function, **layers).to(dtype)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch, at bilinear maps
 @pytest.mark.parametrize("name", CASES)
 def test_finds_all_scalings_that_keep_the_function(name):
     model = made(name)
     network = ps.trace(model, X)
     found = ps.paths.reduction_graph(network).exponents()
-    basis = scalings(model, X.split(1))
+    basis = scalings(model, [X])
     assert network.num_classes == found.shape[1] == CASES[name][3]
     if name != "looped":  # tied weights, in which classes are those of all uses
         assert basis.shape[1] == found.shape[1]
@@ -222,6 +224,7 @@ def test_finds_all_scalings_that_keep_the_function(name):
     assert int(torch.linalg.matrix_rank(found)) == found.shape[1]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_masses_multiply(name):
     model = made(name)
@@ -233,6 +236,7 @@ def test_masses_multiply(name):
     torch.testing.assert_close(flatten(ps.paths.second_term(network)), second, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
     model = made(name)
@@ -264,6 +268,7 @@ def test_rescaling_is_bitwise_invisible_and_kappa_follows_it(name):
             assert torch.equal(value * network.edge_factors(key, factors).square(), then[key])
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_the_gauge_follows_rescaling(name):
     network = ps.trace(made(name), X)
@@ -273,6 +278,7 @@ def test_the_gauge_follows_rescaling(name):
     assert bool((before != 1).any())
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", CASES)
 def test_balancing_keeps_the_function_and_ends_at_one_member(name):
     model = made(name)
@@ -297,15 +303,14 @@ OPTIMIZERS = {
 }
 
 
-def pairs():
-    """PathSGD on all networks, every other rule on a third of them, in turn; the rest is slow."""
-    for number, rule in enumerate(OPTIMIZERS):
-        for place, name in enumerate(CASES):
-            marks = () if number == 0 or place % 3 == number % 3 else pytest.mark.slow
-            yield pytest.param(name, rule, marks=marks)
+RULES_IN_TURN = [
+    *((name, "PathSGD") for name in CASES),
+    *((name, [*OPTIMIZERS][place % 5]) for place, name in enumerate(CASES) if place % 5),
+]
 
 
-@pytest.mark.parametrize(("name", "rule"), list(pairs()))
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("name", "rule"), slow_besides(RULES_IN_TURN, product(CASES, OPTIMIZERS)))
 def test_optimizers_are_bitwise_invariant(name, rule):
     report = ps.rescaling.check_invariance(
         made(name, torch.float32),
@@ -451,7 +456,7 @@ class GLU(nn.Module):
 def test_the_linear_side_of_a_gated_linear_unit_is_free():
     model = GLU().double()
     network = ps.trace(model, X)
-    basis, found = scalings(model, X.split(1)), ps.paths.reduction_graph(network).exponents()
+    basis, found = scalings(model, [X]), ps.paths.reduction_graph(network).exponents()
     assert network.num_classes == basis.shape[1] == 3
     torch.testing.assert_close(basis @ (basis.t() @ found), found, rtol=0, atol=1e-7)
     assert [cut.operation for cut in network.cuts] == ["glu"]
@@ -478,6 +483,7 @@ def test_a_gated_linear_unit_on_data_is_the_one_written_out(statistic):
         torch.testing.assert_close(value, kappas[1][key], rtol=1e-12, atol=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_optimizers_of_a_gated_linear_unit_are_bitwise_invariant(rule):
     report = ps.rescaling.check_invariance(
@@ -499,6 +505,6 @@ def test_scores_of_an_attention_without_softmax_keep_their_scale():
 
     model, x = Linear().double(), torch.randn(2, 4, 3, **DOUBLE)
     found = ps.paths.reduction_graph(ps.trace(model, x)).exponents()
-    basis = scalings(model, x.split(1), seeds=2)
+    basis = scalings(model, [x], seeds=2)
     assert found.shape[1] == basis.shape[1]
     torch.testing.assert_close(basis @ (basis.t() @ found), found, rtol=0, atol=1e-7)

@@ -265,6 +265,78 @@ def test_parameters_in_the_same_memory_are_refused():
     ps.trace(model, normal(2, 3))
 
 
+class Beside(nn.Module):
+    """A network with a tensor that it keeps, and may read."""
+
+    def __init__(self, keep, reads=True):
+        super().__init__()
+        self.read, self.out, self.reads = linear(3, 4), linear(4, 2), reads
+        keep(self)
+
+    def forward(self, x):
+        return self.out(self.read(x).relu()) + (x @ self.own if self.reads else 0.0)
+
+
+READ = {
+    "buffer": lambda m: m.register_buffer("own", m.read.weight.data[:2].t()),
+    "attribute": lambda m: setattr(m, "own", m.out.weight.detach()[:, 1:].t()),
+    "by numpy": lambda m: setattr(m, "own", torch.from_numpy(m.out.weight.detach().numpy()).t()[:3]),
+    "computed": lambda m: setattr(m, "own", m.read.weight[:2].t() + 0),
+    "computed, of another form": lambda m: setattr(m, "own", m.out.weight.sum(0)[1:, None]),
+}
+KEPT = {
+    **READ,
+    "in a list": lambda m: setattr(m, "kept", [m.out.bias.data]),
+    "bytes": lambda m: setattr(m, "kept", m.read.bias.data.view(torch.uint8)[-3:]),
+    "by name": lambda m: setattr(m, "kept", m.state_dict()),
+    "complex numbers of it": lambda m: setattr(m, "kept", torch.view_as_complex(m.out.weight.view(2, 2, 2))),
+}
+
+
+class SameWeight(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.data)
+
+
+PARAMETERS = {
+    "some elements": lambda m: setattr(m.out, "bias", nn.Parameter(m.read.weight.data[1, 1:])),
+    "one outside": lambda m: setattr(m, "teacher", SameWeight(m.read)),
+}
+
+
+@pytest.mark.parametrize("how", PARAMETERS)
+def test_parameters_that_share_some_memory_are_refused(how):
+    model = Beside(PARAMETERS[how], reads=False)
+    outside = ["teacher"] if how == "one outside" else []
+    with pytest.raises(ValueError, match=r"parameters .* lie in the same memory"):
+        ps.trace(model, normal(2, 3), outside=outside)
+
+
+@pytest.mark.parametrize("how", READ)
+def test_what_lies_in_the_memory_of_a_parameter_is_refused_where_it_is_read(how):
+    with pytest.raises(ps.UntraceableError, match=r"made of one before or lies in its memory.*in forward"):
+        ps.trace(Beside(READ[how]), normal(2, 3))
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_what_lies_there_and_is_not_read_does_no_harm(how):
+    assert_rescaling_keeps_the_function(Beside(KEPT[how], reads=False), normal(2, 3))
+
+
+def test_tensors_that_lie_beside_each_other_in_one_memory_are_not():
+    """Columns of one matrix have no element in common, though what they reach from and to overlaps."""
+
+    def keep(model):
+        whole = torch.rand(4, 8, dtype=torch.float64)
+        model.read.weight = nn.Parameter(whole[:, :3])
+        model.read.bias = nn.Parameter(whole[:, 3])
+        model.register_buffer("own", whole.t()[5:, :2])
+        model.seen, model.same = [whole[:, 7], model.own, model.own[0]], [model.read.weight, whole[:, 4]]
+
+    assert ps.trace(Beside(keep, reads=False), normal(2, 3)).num_classes == 4
+
+
 def test_wrong_uses_say_what_is_wrong():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(RuntimeError, match=r"5 features enter a weight for 3|1 features"):

@@ -56,11 +56,13 @@ def process_state():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch._dynamo")
 def test_threads_find_what_one_finds_and_leave_the_process_as_it_was():
     torch.manual_seed(0)
-    made = [(build(), torch.randn(shape)) for build, shape in MODELS.values()] * 2
-    alone, before = [results(*one) for one in made], process_state()
+    made = [(build(), torch.randn(shape)) for build, shape in MODELS.values()]
+    alone, before = [results(*one) for one in made] * 2, process_state()
+    made *= 2  # every model in two threads
     found, start = {}, threading.Barrier(len(made))
 
     def work(i):

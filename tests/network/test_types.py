@@ -77,6 +77,7 @@ KEPT = {
 }
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", KEPT)
 def test_other_real_types_are_followed(name, dtype):

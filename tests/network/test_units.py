@@ -23,6 +23,7 @@ def test_an_operation_called_twice_by_one_module_makes_classes_of_two_names():
     assert [c.name for c in network.unit_classes] == ["linear[0]", "linear (2)[0]"]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_are_numbered_named_and_consistent(case):
     model, network = traced(case)
@@ -32,16 +33,18 @@ def test_are_numbered_named_and_consistent(case):
     names = [c.name for c in network.unit_classes]
     assert len(set(names)) == len(names)
     for unit_class in network.unit_classes:
-        assert unit_class.incoming
-        for edges in (unit_class.incoming, unit_class.outgoing, unit_class.bias):
+        incoming, bias = unit_class.incoming, unit_class.bias
+        assert incoming
+        for edges in (incoming, unit_class.outgoing, bias):
             assert isinstance(edges, tuple)
             assert len(set(edges)) == len(edges)
             for name, index in edges:
                 assert len(index) == len(shapes[name])
                 assert all(0 <= i < n for i, n in zip(index, shapes[name], strict=True))
-        assert set(unit_class.bias) <= set(unit_class.incoming)
+        assert set(bias) <= set(incoming)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     "case", of_each_kind(case for case in ZOO if case.name != "tied characters"), ids=str
 )

@@ -1,6 +1,6 @@
 """Low-rank adapters, maxout and PReLU, against brute force: their symmetry, their paths, and training."""
 
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import slow_besides
 from oracles.products import ONE, Weights, masses, scalings
 
 DOUBLE = {"dtype": torch.float64}
@@ -147,11 +148,12 @@ def exponents(model, network):
     ])  # fmt: skip
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES)
 def test_finds_the_scalings_that_keep_the_function(name):
     model, (_, _, classes, complete) = made(name), CASES[name]
     network = ps.trace(model, X)
-    found, basis = exponents(model, network), scalings(model, X.split(1))
+    found, basis = exponents(model, network), scalings(model, [X])
     assert network.num_classes == classes
     assert int(torch.linalg.matrix_rank(found)) == classes
     torch.testing.assert_close(basis @ (basis.t() @ found), found, rtol=0, atol=1e-7)
@@ -159,6 +161,7 @@ def test_finds_the_scalings_that_keep_the_function(name):
         assert basis.shape[1] == classes
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_masses_are_those_of_the_paths(name):
     model = made(name)
@@ -175,6 +178,7 @@ def test_masses_are_those_of_the_paths(name):
             torch.testing.assert_close(ours.flatten(), counted, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", CASES)
 def test_rescaling_is_bitwise_invisible_on_data_too(name):
     model = made(name)
@@ -206,15 +210,14 @@ OPTIMIZERS = {
 }
 
 
-def pairs():
-    """PathSGD on all, every other rule on a third of them, in turn; the rest is slow."""
-    for number, rule in enumerate(OPTIMIZERS):
-        for place, name in enumerate(CASES):
-            marks = () if number == 0 or place % 3 == number % 3 else pytest.mark.slow
-            yield pytest.param(name, rule, marks=marks)
+RULES_IN_TURN = [
+    *((name, "PathSGD") for name in CASES),
+    *((name, [*OPTIMIZERS][place % 5]) for place, name in enumerate(CASES) if place % 5),
+]
 
 
-@pytest.mark.parametrize(("name", "rule"), list(pairs()))
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("name", "rule"), slow_besides(RULES_IN_TURN, product(CASES, OPTIMIZERS)))
 def test_optimizers_are_bitwise_invariant(name, rule):
     """Slopes and frozen weights included: the function is the same after every step."""
     report = ps.rescaling.check_invariance(

@@ -160,6 +160,7 @@ def built(name):
     return model, inputs, classes
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TRACED)
 def test_is_the_sum_over_its_paths(name):
     model, inputs, classes = built(name)
@@ -175,6 +176,7 @@ def test_is_the_sum_over_its_paths(name):
 NOTHING_TO_RESCALE = [name for name, (_, _, classes) in TRACED.items() if not classes]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [n for n in TRACED if n not in ("half of it frozen", *NOTHING_TO_RESCALE)])
 def test_rescaling_is_bitwise_invisible(name):
     model, inputs, _ = built(name)

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 import pathspace as ps
+from cases import slow_besides
 from oracles.products import scalings
 
 TIGHT = {"rtol": 1e-11, "atol": 1e-13}
@@ -133,7 +134,7 @@ def test_norm_and_kappa_are_those_of_the_paths_one_by_one(norm, dim):
 def test_all_diagonal_scalings_that_keep_the_function_are_found(dim):
     model = mlp(dim=dim)
     network = ps.trace(model, X)
-    assert network.num_classes == scalings(mlp(by_hand, dim), torch.randn(12, 1, 3).double()).shape[1]
+    assert network.num_classes == scalings(mlp(by_hand, dim), [torch.randn(12, 3).double()]).shape[1]
     # each layer has one scale in front, or one for every unit if the columns have gains; and the lengths of v
     assert network.num_classes == {0: 1 + 1 + 5 + 2, 1: 4 + 1 + 4 + 5, None: 1 + 1 + 1 + 1}[dim]
 
@@ -157,8 +158,17 @@ OPTIMIZERS = {
 EACH_RULE = pytest.mark.parametrize("rule", OPTIMIZERS)
 
 
-@BOTH
-@EACH_RULE
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("norm", "rule"),
+    slow_besides(
+        [
+            *((norm, "PathSGD") for norm in NAMES),
+            *(([*NAMES][place % 2], rule) for place, rule in enumerate(OPTIMIZERS)),
+        ],
+        itertools.product(NAMES, OPTIMIZERS),
+    ),
+)
 def test_optimizers_are_bitwise_invariant(norm, rule):
     report = ps.rescaling.check_invariance(
         mlp(norm).float(), X.float(), lambda y: y.square().mean(), OPTIMIZERS[rule], steps=10
@@ -359,14 +369,15 @@ IMAGES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("dim", "transposed", "groups", "classes"), IMAGES)
 def test_convolutions(dim, transposed, groups, classes):
     model = image(dim, transposed, groups)
     x = torch.randn(2, 1, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     network = ps.trace(model, x)
     assert network.num_classes == classes
-    more = torch.randn(4, 1, 1, 3, 3).double()
-    assert scalings(image(dim, transposed, groups, by_hand), more, seeds=32).shape[1] == classes
+    more = torch.randn(4, 1, 3, 3).double()
+    assert scalings(image(dim, transposed, groups, by_hand), [more], seeds=32).shape[1] == classes
     before = model(x)
     norm = ps.paths.squared_path_norm(network)
     q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}

@@ -28,6 +28,7 @@ def build(name):
     return model, *(torch.randn(n, *SHAPES[name], dtype=torch.float64) for n in (3, 5))
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_nodes_and_gradients_are_what_the_definition_says(name, rule):

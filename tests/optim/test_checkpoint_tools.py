@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import pathspace as ps
+from cases import slow_besides
 from processes import in_processes
 
 DATA = ["DDPSGD", "DDPAdam", "QuasiDiagonal"]
@@ -61,6 +62,7 @@ def resumed(name):
     return train(model, optimizer, x), train(other, resuming, x)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", EVERY)
 def test_resumes_bitwise(name):
     ours, theirs = resumed(name)
@@ -88,8 +90,13 @@ def load(folder, names, x):
     return pairs
 
 
+# two processes resume all of them from disk
+@pytest.mark.sample(3)
 @ONE_PROCESS
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name",
+    slow_besides(["PathSGD with momentum", "Invariant", "PathSOAP", "GAdam with amsgrad", "DDPSGD"], EVERY),
+)
 def test_resumes_bitwise_from_disk(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(16, 4)

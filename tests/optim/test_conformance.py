@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,18 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, INVARIANCE, PRODUCTS, ZOO, call, mlp, of_each_kind, trace, traced
+from cases import (
+    BY_NAME,
+    INVARIANCE,
+    PRODUCTS,
+    ZOO,
+    call,
+    mlp,
+    of_each_kind,
+    slow_besides,
+    trace,
+    traced,
+)
 from conformance import (
     REGISTRY,
     Entry,
@@ -33,16 +45,22 @@ IN_PATH_SPACE = ("GSGD", "GAdam")  # which refuse products of activations
 SMALL = [BY_NAME[name] for name in ("mlp", "rnn", "tied characters")]
 
 # Of every class, the rule as it is and one with most of its options at once: what an option adds is in the latter too,
-# where it meets others. One rule of each class is enough for what no option has a part in.
+# where it meets others, so that the former is slow. One rule of each class is enough for what no option has a part in.
 FULL = [entry for entry in REGISTRY if entry.name.endswith("everything")]
 MANY = [entry for entry in REGISTRY if entry.is_plain or entry in FULL or entry.name == "PathSGD stale"]
+SHOWN = [entry.name for entry in REGISTRY if entry in MANY or entry.thorough]
 ONE_OF_EACH = list({e.kind: e for e in reversed(MANY)}.values())
 
-ALL = pytest.mark.parametrize("entry", REGISTRY, ids=str)
-MOST = pytest.mark.parametrize("entry", MANY, ids=str)
+MOST = pytest.mark.parametrize("entry", slow_besides(FULL, MANY), ids=str)
 EACH = pytest.mark.parametrize("entry", ONE_OF_EACH, ids=str)
 
 
+def of_its_kind(entry, **_):
+    """What cases are drawn of by default: one of every class at least."""
+    return entry.kind
+
+
+SHARING = ("siamese", "same layer twice", "tied autoencoder", "tied characters")
 LARGER = [case for case in [*INVARIANCE, *PRODUCTS] if case not in SMALL]
 
 
@@ -82,9 +100,21 @@ def small_networks_for(entries):
                 yield (entry if case == SMALL[1] else brief(entry)), case
 
 
-def on_networks(entries):
-    pairs = [*small_networks_for(entries), *larger_networks_for(entries)]
-    return pytest.mark.parametrize(("entry", "case"), pairs, ids=str)
+def one_small_network_for(entries):
+    """Every rule with one of the small networks, in turn."""
+    return [
+        (entry if case == SMALL[1] else brief(entry), case)
+        for number, entry in enumerate(entries)
+        for case in [SMALL[number % len(SMALL)]]
+    ]
+
+
+def one_larger_network_for(entries):
+    """One rule of each kind of metric with all of the networks that are not small, and each other one with the next."""
+    kinds = ("PathSGD", "GSGD", "DDPSGD", "QuasiDiagonal everything")
+    pairs = [(str(entry), entry, case) for entry, case in larger_networks_for(entries)]
+    met = {name: (entry, case) for name, entry, case in pairs if name not in kinds}
+    return [*((entry, case) for name, entry, case in pairs if name in kinds), *met.values()]
 
 
 def test_every_class_and_every_variant_takes_part():
@@ -96,7 +126,15 @@ def test_every_class_and_every_variant_takes_part():
 # --- invariance ----------------------------------------------------------------------------------------
 
 
-@on_networks(INVARIANT)
+@pytest.mark.sample(3, each=of_its_kind)
+@pytest.mark.parametrize(
+    ("entry", "case"),
+    slow_besides(
+        [*one_small_network_for(INVARIANT), *one_larger_network_for(INVARIANT)],
+        [*small_networks_for(INVARIANT), *larger_networks_for(INVARIANT)],
+    ),
+    ids=str,
+)
 def test_is_bitwise_invariant_under_powers_of_two(entry, case):
     apart = difference(entry, case, torch.float32, power_of_two_factors(case.classes))
     assert apart.finite
@@ -112,13 +150,17 @@ def test_stays_bitwise_invariant_in_long_runs(name):
     assert apart.none
 
 
+@pytest.mark.sample(3, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
-    [
-        *small_networks_for(THOROUGH),
-        *(pair for n, pair in enumerate(larger_networks_for(THOROUGH)) if n % 3 == 0),
-        *((brief(e), SMALL[n % len(SMALL)]) for n, e in enumerate(INVARIANT) if e not in THOROUGH),
-    ],
+    slow_besides(
+        [pair for pair in one_small_network_for(INVARIANT) if pair[0].name in SHOWN],
+        [
+            *one_small_network_for(INVARIANT),
+            *small_networks_for(THOROUGH),
+            *(pair for n, pair in enumerate(larger_networks_for(THOROUGH)) if n % 3 == 0),
+        ],
+    ),
     ids=str,
 )
 def test_is_invariant_to_rounding_under_any_factors(entry, case):
@@ -128,6 +170,7 @@ def test_is_invariant_to_rounding_under_any_factors(entry, case):
     assert apart.weights <= entry.rounding
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "case", of_each_kind(case for case in ZOO if case.classes and case not in INVARIANCE), ids=str
 )
@@ -137,12 +180,16 @@ def test_default_is_bitwise_invariant_on_the_rest_of_the_zoo(case):
     assert apart.none
 
 
+@pytest.mark.sample(3, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "name"),
-    [
-        *((e, ("batch norm", "batch norm of vectors")[n % 2]) for n, e in enumerate(THOROUGH)),
-        *((e, "small resnet") for e in THOROUGH if e.name in ("PathSGD", "PathAdam", "GSGD", "DDPSGD")),
-    ],
+    slow_besides(
+        [
+            *((e, ("batch norm", "batch norm of vectors")[n % 2]) for n, e in enumerate(THOROUGH)),
+            *((e, "small resnet") for e in THOROUGH if e.name in ("PathSGD", "DDPSGD")),
+        ],
+        [(e, "small resnet") for e in THOROUGH if e.name in ("PathAdam", "GSGD")],
+    ),
     ids=str,
 )
 def test_is_bitwise_invariant_while_normalising_by_the_batch(entry, name):
@@ -154,6 +201,7 @@ def test_is_bitwise_invariant_while_normalising_by_the_batch(entry, name):
     assert apart.none
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_is_bitwise_invariant_in_half_precision(case, dtype):
@@ -163,13 +211,20 @@ def test_is_bitwise_invariant_in_half_precision(case, dtype):
     assert apart.none
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("control", "case", "dtype"),
-    [
-        (control, case, (torch.float32, torch.float64)[(n + m) % 2])
-        for n, control in enumerate([*CONTROLS, *DEPENDENT])
-        for m, case in enumerate(INVARIANCE)
-    ],
+    slow_besides(
+        [
+            ([*CONTROLS, *DEPENDENT][n % 4], case, (torch.float32, torch.float64)[n // 4 % 2])
+            for n, case in enumerate(INVARIANCE)
+        ],
+        [
+            (control, case, (torch.float32, torch.float64)[(n + m) % 2])
+            for n, control in enumerate([*CONTROLS, *DEPENDENT])
+            for m, case in enumerate(INVARIANCE)
+        ],
+    ),
     ids=str,
 )
 def test_suite_tells_methods_that_depend_on_the_scales(control, case, dtype):
@@ -184,7 +239,14 @@ def test_suite_tells_methods_that_depend_on_the_scales(control, case, dtype):
 # --- its step ------------------------------------------------------------------------------------------
 
 
-@on_networks(REGISTRY)
+@pytest.mark.sample(20, each=of_its_kind)
+@pytest.mark.parametrize(
+    ("entry", "case"),
+    slow_besides(
+        one_small_network_for(REGISTRY), [*small_networks_for(REGISTRY), *larger_networks_for(REGISTRY)]
+    ),
+    ids=str,
+)
 def test_step_differs_from_that_of_plain_sgd(entry, case):
     assert steps_cosine(entry, case) < 0.999
 
@@ -195,9 +257,13 @@ def test_suite_tells_plain_sgd_and_idleness():
     assert steps_cosine(idle, BY_NAME["mlp"]) == pytest.approx(1.0)
 
 
+@pytest.mark.sample(3, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case"),
-    [(e, SMALL[n % len(SMALL)]) for n, e in enumerate(REGISTRY)],
+    slow_besides(
+        [(e, SMALL[n % len(SMALL)]) for n, e in enumerate(REGISTRY) if e in MANY],
+        [(e, SMALL[n % len(SMALL)]) for n, e in enumerate(REGISTRY)],
+    ),
     ids=str,
 )
 def test_descends(entry, case):
@@ -208,7 +274,7 @@ def test_descends(entry, case):
         return case.loss(call(run.model, example)).item()
 
     before = loss()
-    run.advance(20)
+    run.advance(10)
     assert loss() < before
 
 
@@ -239,8 +305,13 @@ def test_works_in_place(entry):
     assert [(p, p.data_ptr()) for p in run.model.parameters()] == parameters
 
 
-@MOST
-@pytest.mark.parametrize("name", ["mlp", "rnn"])
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    slow_besides(
+        [(e, ("mlp", "rnn")[n % 2]) for n, e in enumerate(FULL)], itertools.product(MANY, ("mlp", "rnn"))
+    ),
+    ids=str,
+)
 def test_parameters_without_gradient_are_untouched(entry, name):
     run = start(entry, BY_NAME[name])
     run.advance(2)
@@ -294,10 +365,10 @@ def test_closures_return_the_loss_and_do_the_same(entry):
 @MOST
 def test_maximizing_the_negative_is_minimizing(entry):
     case = BY_NAME["rnn"]
-    down = start(entry, case).advance(5)
-    up = start(entry, case, maximize=True).advance(5, sign=-1.0)
+    down = start(entry, case).advance(4)
+    up = start(entry, case, maximize=True).advance(4, sign=-1.0)
     assert_close(down.weights(), up.weights(), rtol=0, atol=0)
-    wrong = start(entry, case, maximize=True).advance(5)
+    wrong = start(entry, case, maximize=True).advance(4)
     assert not torch.equal(wrong.weights()["rnn.weight_hh_l0"], down.weights()["rnn.weight_hh_l0"])
 
 
@@ -306,13 +377,13 @@ def test_schedulers_change_the_rate(entry):
     case = BY_NAME["mlp"]
     scheduled, by_hand, constant = (start(entry, case) for _ in range(3))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled.optimizer, 0.5)
-    for _ in range(4):
+    for _ in range(3):
         scheduled.advance()
         scheduler.step()
         by_hand.advance()
         for group in by_hand.optimizer.param_groups:
             group["lr"] *= 0.5
-    constant.advance(4)
+    constant.advance(3)
     assert_close(scheduled.weights(), by_hand.weights(), rtol=0, atol=0)
     assert not torch.equal(scheduled.weights()["0.weight"], constant.weights()["0.weight"])
 
@@ -352,13 +423,12 @@ def test_groups_do_not_change_the_step(entry):
     if not entry.separable:
         pytest.skip("this rule looks at each group by itself")
     case = BY_NAME["rnn"]
-    together = start(entry, case).advance(8)
-    model = case.model()
+    together = start(entry, case).advance(5)
     apart = start(entry, case)
-    apart.model, apart.network = model, trace(case, model)
-    groups = [{"params": [p]} for p in model.parameters()]
+    apart.model, apart.network = traced(case)
+    groups = [{"params": [p]} for p in apart.model.parameters()]
     apart.optimizer = entry.make(groups, apart.network)
-    apart.advance(8)
+    apart.advance(5)
     assert_close(apart.weights(), together.weights(), rtol=1e-6, atol=1e-7)
 
 
@@ -390,9 +460,16 @@ def test_named_parameters_are_accepted(entry):
 # --- outside the network -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(11, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "added_later"),
-    [(e, later) for e in REGISTRY for later in (False, True) if not later or e in MANY],
+    slow_besides(
+        [
+            *((e, False) for e in REGISTRY if e in MANY or e.kind == "Invariant"),
+            *((e, True) for e in FULL),
+        ],
+        [(e, later) for e in REGISTRY for later in (False, True) if not later or e in MANY],
+    ),
     ids=str,
 )
 def test_parameters_outside_follow_the_plain_rule(entry, added_later):
@@ -449,15 +526,22 @@ def test_what_is_outside_is_clipped_with_all_others(kind):
     assert free.abs().max() > 1e-9
 
 
+@functools.cache
+def _normalized():
+    """A model with a layer that is left outside, its network and an input: to be copied."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    return model, ps.trace(model, x, outside=["3"]), x
+
+
 @MOST
 def test_gradients_may_be_reused(entry):
     """Zeroing gradients in place gives the same run: nothing that is kept shares memory with them."""
 
     def weights(set_to_none):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-        x = torch.randn(5, 3)
-        optimizer = entry.make(model.parameters(), ps.trace(model, x, outside=["3"]))
+        model, network, x = copy.deepcopy(_normalized())
+        optimizer = entry.make(model.parameters(), network)
         for _ in range(4):
             optimizer.zero_grad(set_to_none=set_to_none)
             (model(x) - 1).square().mean().backward()
@@ -469,9 +553,7 @@ def test_gradients_may_be_reused(entry):
 
 @MOST
 def test_modules_left_outside_are_trained(entry):
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    x = torch.randn(5, 3)
-    network = ps.trace(model, x, outside=["3"])
+    model, network, x = copy.deepcopy(_normalized())
     optimizer = entry.make(model.parameters(), network)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for _ in range(2):
@@ -486,35 +568,43 @@ def test_modules_left_outside_are_trained(entry):
 # --- resuming ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "case", "through_file"),
-    [
-        # a file holds what a state does, and many options at once all that they add to it; torch's rules have states of
-        # their own
-        *((e, SMALL[0], True) for e in REGISTRY if e in MANY or e.kind == "Invariant"),
-        *((e, SMALL[1 + n % 2], False) for n, e in enumerate(MANY)),
-    ],
+    slow_besides(
+        [
+            # a file holds what a state does, and many options at once all that they add to it; torch's rules have
+            # states of their own
+            *((e, SMALL[0], True) for e in REGISTRY if e in MANY or e.kind == "Invariant"),
+            *((e, SMALL[1 + n % 2], False) for n, e in enumerate(FULL)),
+        ],
+        [(e, case, False) for e in MANY for case in SMALL[1:]],
+    ),
     ids=str,
 )
 def test_resumes_exactly(entry, case, through_file):
-    whole = start(entry, case).advance(9)
+    whole = start(entry, case).advance(7)
     part = start(entry, case).advance(4)
-    rest = resumed(part, entry, through_file=through_file).advance(5)
+    rest = resumed(part, entry, through_file=through_file).advance(3)
     assert_close(rest.weights(), whole.weights(), rtol=0, atol=0)
     assert all(torch.equal(a, b) for a, b in zip(whole.outputs[4:], rest.outputs, strict=True))
 
 
+@pytest.mark.sample(3, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "dtype"),
-    [(e, (torch.bfloat16, torch.float16)[n % 2]) for n, e in enumerate(MANY)],
+    slow_besides(
+        [(e, (torch.bfloat16, torch.float16)[n % 2]) for n, e in enumerate(FULL)],
+        itertools.product(MANY, (torch.bfloat16, torch.float16)),
+    ),
     ids=str,
 )
 def test_resumes_exactly_in_half_precision(entry, dtype):
     """What is kept in float32 for half-precision parameters must come back in float32."""
     case = BY_NAME["mlp"]
-    whole = start(entry, case, dtype).advance(9)
+    whole = start(entry, case, dtype).advance(7)
     part = start(entry, case, dtype).advance(4)
-    rest = resumed(part, entry, through_file=True).advance(5)
+    rest = resumed(part, entry, through_file=True).advance(3)
     assert_close(rest.weights(), whole.weights(), rtol=0, atol=0)
     ours, theirs = rest.optimizer.state_dict(), whole.optimizer.state_dict()
     assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
@@ -528,7 +618,12 @@ def test_resumes_with_the_saved_rate(entry):
     assert resumed(run, entry, through_file=True).optimizer.param_groups[0]["lr"] == 0.0123
 
 
-@pytest.mark.parametrize("entry", [e for e in REGISTRY if e in MANY or e.kind == "Invariant"], ids=str)
+@pytest.mark.sample(6, each=of_its_kind)
+@pytest.mark.parametrize(
+    "entry",
+    slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], MANY),
+    ids=str,
+)
 def test_resumes_before_the_first_step(entry):
     """Adagrad has a state by then."""
     case = BY_NAME["mlp"]
@@ -549,7 +644,7 @@ def test_resumes_exactly_after_a_step_without_a_gradient(entry):
         return run
 
     whole, rest = with_a_gap(), resumed(with_a_gap(), entry, through_file=True)
-    assert_close(rest.advance(5).weights(), whole.advance(5).weights(), rtol=0, atol=0)
+    assert_close(rest.advance(4).weights(), whole.advance(4).weights(), rtol=0, atol=0)
 
 
 # --- awkward parameters --------------------------------------------------------------------------------
@@ -562,14 +657,16 @@ def _perceptron():
     return model, ps.trace(model, torch.zeros(1, 3))
 
 
+@pytest.mark.sample(9, each=of_its_kind)
 @pytest.mark.parametrize(
     ("entry", "side"),
-    [
-        (e, side)
-        for e in REGISTRY
-        for side in ("nothing enters", "nothing leaves", "both")
-        if side == "both" or (e in MANY and side == ("nothing enters", "nothing leaves")[MANY.index(e) % 2])
-    ],
+    slow_besides(
+        [
+            *((e, "both") for e in MANY),
+            *((e, ("nothing enters", "nothing leaves")[n % 2]) for n, e in enumerate(MANY)),
+        ],
+        [(e, "both") for e in REGISTRY],
+    ),
     ids=str,
 )
 def test_dead_units_do_no_harm(entry, side):
@@ -592,7 +689,8 @@ def test_dead_units_do_no_harm(entry, side):
     assert not torch.equal(model[0].weight[0], start_weight[0])
 
 
-@ALL
+@pytest.mark.sample(10, each=of_its_kind)
+@pytest.mark.parametrize("entry", slow_besides(MANY, REGISTRY), ids=str)
 def test_a_start_of_zeros_does_no_harm(entry):
     model, network = copy.deepcopy(_perceptron())
     with torch.no_grad():
@@ -608,32 +706,43 @@ def test_a_start_of_zeros_does_no_harm(entry):
     assert model[4].bias.abs().min() > 0
 
 
+@functools.cache
+def _contiguous(transposed):
+    torch.manual_seed(0)
+    model = mlp(3, 4, 2).double()
+    for layer in (model[0], model[2]) if transposed else ():
+        layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+    return model, ps.trace(model, torch.zeros(1, 3, dtype=torch.float64))
+
+
 @MOST
 def test_parameters_need_not_be_contiguous(entry):
-    def build(transposed):
-        torch.manual_seed(0)
-        model = mlp(3, 4, 2).double()
-        if transposed:
-            for layer in (model[0], model[2]):
-                layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
-                assert not layer.weight.is_contiguous()
-        return model
-
     x = torch.randn(5, 3, dtype=torch.float64)
-    models = [build(False), build(True)]
-    for model in models:
-        optimizer = entry.make(model.parameters(), ps.trace(model, x))
-        for _ in range(5):
+    (plain, _), (transposed, _) = pairs = [copy.deepcopy(_contiguous(on)) for on in (False, True)]
+    assert not any(transposed[layer].weight.is_contiguous() for layer in (0, 2))
+    for model, network in pairs:
+        optimizer = entry.make(model.parameters(), network)
+        for _ in range(4):
             optimizer.zero_grad()
             (model(x) - 1).square().mean().backward()
             optimizer.step()
-    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+    for p, q in zip(plain.parameters(), transposed.parameters(), strict=True):
         assert_close(p, q, rtol=1e-10, atol=entry.rounding, check_stride=False)
-    assert models[1][0].weight.stride() == (1, 4)
+    assert transposed[0].weight.stride() == (1, 4)
 
 
-@EACH
-@pytest.mark.parametrize("name", ["siamese", "same layer twice", "tied autoencoder", "tied characters"])
+@pytest.mark.sample(6, each=of_its_kind)
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    slow_besides(
+        [
+            *((e, SHARING[n % 4]) for n, e in enumerate(ONE_OF_EACH)),
+            *((e, name) for e in ONE_OF_EACH if e.name in ("PathSGD", "GSGD", "DDPSGD") for name in SHARING),
+        ],
+        itertools.product(ONE_OF_EACH, SHARING),
+    ),
+    ids=str,
+)
 def test_shared_parameters_are_stepped_once(entry, name):
     """Whatever the ways to a shared parameter, it is one, and its step is one."""
     case = BY_NAME[name]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, trace, traced
+from cases import BY_NAME, call, half, mlp, slow_besides, trace, traced
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
 from pathspace.metrics import data_dependent, path
@@ -112,6 +112,7 @@ def test_covariance_needs_damping_for_output_biases():
     assert steps[1] > 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", ["parameters", "edges"])
 @pytest.mark.parametrize("name", ["mlp", "batch norm", "tied characters"])
 def test_alpha_one_is_bitwise_invariant_with_its_damping(name, sharing):
@@ -305,6 +306,7 @@ def test_copy_with_its_model_goes_the_same_way():
     assert_close(weights(train(twin, copied, x, y, 4)), weights(model), rtol=0, atol=0)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -382,9 +384,13 @@ class Mixed(nn.Module):
 FAMILY = [ps.optim.DDPSGD, ps.optim.DDPAdam, ps.optim.QuasiDiagonal]
 
 
-@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
-@pytest.mark.parametrize("estimator", ["exact", "signs"])
-@pytest.mark.parametrize("kind", FAMILY)
+WAYS = (FAMILY, ("exact", "signs"), ("second_moment", "covariance"))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("kind", "estimator", "statistic"), slow_besides(half(*WAYS), itertools.product(*WAYS))
+)
 def test_models_of_two_types_train_as_in_one(kind, estimator, statistic):
     def run(model, x):
         network = ps.trace(model, x)
@@ -424,13 +430,21 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "options", "power", "nearby"),
-    [
-        (kind, options, power if number % 2 else -power, nearby)
-        for number, (kind, options) in enumerate(itertools.product(FAMILY, OPTIONS))
-        for power, nearby in ((60, True), (-60, False))
-    ],
+    slow_besides(
+        [
+            (kind, options, 60 if place < 2 else -60, (n + place) % 2 == 0)
+            for n, kind in enumerate(FAMILY)
+            for place, options in enumerate(OPTIONS)
+        ],
+        [
+            (kind, options, power if number % 2 else -power, nearby)
+            for number, (kind, options) in enumerate(itertools.product(FAMILY, OPTIONS))
+            for power, nearby in ((60, True), (-60, False))
+        ],
+    ),
 )
 def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, power, nearby, monkeypatch):
     """One kappa is 2^120 times that of the balanced network, another one 2^-120 times.
@@ -503,8 +517,18 @@ def test_model_that_cannot_run_in_float64_is_told():
         ps.paths.data_dependent_kappa(network, x)
 
 
-@pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
-@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize(
+    ("kind", "statistic"),
+    slow_besides(
+        [
+            (ps.optim.DDPSGD, "second_moment"),
+            (ps.optim.DDPSGD, "covariance"),
+            (ps.optim.DDPAdam, "second_moment"),
+            (ps.optim.QuasiDiagonal, "covariance"),
+        ],
+        itertools.product(FAMILY, ("second_moment", "covariance")),
+    ),
+)
 def test_large_batches_are_looked_at_in_part_and_invariant(kind, statistic):
     """70 examples, of which a refresh takes the products of 35, or of 17 pairs, once ten draws are in the average."""
     runs = []

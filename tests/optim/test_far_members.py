@@ -3,12 +3,14 @@
 import copy
 import functools
 import io
+import itertools
 
 import pytest
 import torch
 from torch import nn
 
 import pathspace as ps
+from cases import slow_besides
 from pathspace.metrics import path
 
 RULES = {
@@ -75,7 +77,7 @@ def start(name, exponent, dtype=torch.float32):
     return model, network, factors, x, y
 
 
-def train(make, name, exponent, way="plain", steps=6, dtype=torch.float32):
+def train(make, name, exponent, way="plain", steps=5, dtype=torch.float32):
     model, network, factors, x, y = start(name, exponent, dtype)
     parameters = list(model.parameters())
     optimizer = make(parameters[:-2] if way == "joins" else parameters, network)
@@ -117,8 +119,17 @@ def alike(ours, theirs):
     )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    slow_besides(
+        [
+            *((rule, ("recurrent", "deep")[number % 2]) for number, rule in enumerate(RULES)),
+            *((rule, name) for rule in ("PathSGD", "DDPSGD", "QuasiDiagonal") for name in NETWORKS),
+        ],
+        itertools.product(RULES, NETWORKS),
+    ),
+)
 def test_a_member_far_away_steps_alike(rule, name):
     here, far = near(rule, name), train(RULES[rule], name, BOUNDS[torch.float32])
     assert alike(here, far)
@@ -142,14 +153,21 @@ def test_a_member_far_away_steps_alike_in_path_space(kind, dtype):
     assert alike(*(train(make, "recurrent", e, dtype=dtype) for e in (0, BOUNDS[dtype])))
 
 
-@pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
+ENDS = {torch.float32: (15, 16, 17), torch.float64: (29, 30, 31)}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "exponents"), [(torch.float32, (15, 16, 17)), (torch.float64, (29, 30, 31))]
+    ("rule", "dtype"),
+    slow_besides(
+        [("PathSGD", torch.float32), ("PathAdam", torch.float64)],
+        itertools.product(("PathSGD", "PathAdam"), ENDS),
+    ),
+    ids=str,
 )
-def test_equal_bits_where_kappa_is_first_computed_elsewhere(rule, dtype, exponents):
-    here = near(rule, "recurrent", steps=20, dtype=dtype)
-    for exponent in exponents:
-        assert alike(here, train(RULES[rule], "recurrent", exponent, steps=20, dtype=dtype))
+def test_equal_bits_where_kappa_is_first_computed_elsewhere(rule, dtype):
+    here = near(rule, "recurrent", steps=12, dtype=dtype)
+    for exponent in ENDS[dtype]:
+        assert alike(here, train(RULES[rule], "recurrent", exponent, steps=12, dtype=dtype))
 
 
 @pytest.mark.parametrize("rule", ["PathSGD", "PathAdam"])
@@ -160,13 +178,24 @@ def test_beyond_the_bound_steps_are_rounded_and_then_refused(rule):
         train(RULES[rule], "recurrent", 300, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("way", ["joins", "resumes"])
-def test_far_members_resume_and_take_more_parameters(way):
-    for rule in ("PathSGD with options", "PathSOAP", "DDPSGD with options", "QuasiDiagonal with options"):
-        assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
+WITH_STATES = ("PathSGD with options", "PathSOAP", "DDPSGD with options", "QuasiDiagonal with options")
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "way"),
+    slow_besides(
+        [(rule, ("joins", "resumes")[number // 2]) for number, rule in enumerate(WITH_STATES)],
+        itertools.product(WITH_STATES, ("joins", "resumes")),
+    ),
+)
+def test_far_members_resume_and_take_more_parameters(rule, way):
+    assert alike(*(train(RULES[rule], "recurrent", exponent, way) for exponent in (0, 40)))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "rule", slow_besides(["PathSGD", "PathAdam half", "PathMuon", "DDPSGD", "QuasiDiagonal"], RULES)
+)
 def test_without_it_they_part(rule, monkeypatch):
     here = near(rule, "recurrent")
     monkeypatch.setattr(path, "far_scales", lambda *_: None)

@@ -139,8 +139,7 @@ PAIRS = [
 
 # of each way to split a step one rule: by rows, by rows with what a whole class decides, points, gathered matrices
 QUICK = [
-    *(("mlp", rule) for rule in ("as published", "centred", "NAdam", "ASGD", "PathSOAP")),
-    ("matrices", "Muon"),
+    *(("mlp", rule) for rule in ("as published", "ASGD", "PathSOAP")),
     ("rnn", "PathAdam"),
     *(("conv", rule) for rule in ("all of PathSGD", "PathMuon")),
 ]

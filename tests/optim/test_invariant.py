@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, call, mlp, trace, traced
+from cases import BY_NAME, call, in_turn, mlp, slow_besides, trace, traced
 from conformance import power_of_two_factors
 from pathspace.optim.base.points import move_points_
 
@@ -57,8 +58,14 @@ def alike(ours, theirs):
     return torch.equal(ours[0], theirs[0]) and all(map(torch.equal, ours[1], theirs[1]))
 
 
-@pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
-@pytest.mark.parametrize("rule", OTHERS)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    slow_besides(
+        in_turn(OTHERS, ("mlp", "rnn", "small resnet"), everywhere=["SOAP"]),
+        itertools.product(OTHERS, ("mlp", "rnn", "small resnet")),
+    ),
+)
 def test_rules_of_others_are_bitwise_invariant(rule, name):
     kind, options = OTHERS[rule]
     case = BY_NAME[name]
@@ -432,6 +439,7 @@ def test_what_the_slower_of_two_rules_knows_of_data_waits_for_its_step():
     assert all(torch.equal(*pair) for pair in kept)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("steps", [1, 3, 12])
 def test_two_rules_with_one_metric_go_on_bit_by_bit(steps, order):

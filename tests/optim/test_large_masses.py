@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import pathspace as ps
+from cases import slow_besides
 from pathspace.paths.kernel.safe_type import Surveyed
 
 RULES = {
@@ -59,6 +60,7 @@ def both(rule):
     return train(RULES[rule], None), train(RULES[rule], factors)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", RULES)
 def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule):
     (losses, weights, fits), (theirs, their_weights, leaves) = both(rule)
@@ -69,9 +71,10 @@ def test_bits_stay_alike_where_one_of_two_rescaled_networks_leaves_float32(rule)
         assert torch.equal(ours, other)
 
 
+# the steps of the raw rule are too short to tell
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule != "PathSGD raw"]
-)  # whose steps are too short to tell
+    "rule", slow_besides(["PathSGD", "PathAdam power 1/2"], [rule for rule in RULES if rule != "PathSGD raw"])
+)
 def test_they_would_not_if_each_chose_its_type_by_itself(rule, monkeypatch):
     monkeypatch.setattr(Surveyed, "moderate", True)
     (_, weights, _), (_, their_weights, _) = both(rule)

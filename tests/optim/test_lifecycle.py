@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import itertools
 import pickle
 import warnings
 
@@ -15,7 +16,7 @@ from torch.optim import lr_scheduler
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import mlp
+from cases import mlp, slow_besides
 
 OPTIONS = {
     "PathSGD": {"lr": 0.05, "momentum": 0.9},
@@ -30,6 +31,9 @@ OPTIONS = {
     "QuasiDiagonal": {"lr": 0.01},
 }
 ALL = pytest.mark.parametrize("name", OPTIONS)
+# one optimizer of each base class, and those with states of their own, for what the base classes do
+SOME = ("PathSGD", "PathAdam", "PathSOAP", "GSGD", "DDPAdam", "QuasiDiagonal")
+FIRST = pytest.mark.parametrize("name", slow_besides(SOME, OPTIONS))
 OF_KAPPA = pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("GSGD", "GAdam")])
 
 
@@ -59,11 +63,15 @@ def train(model, optimizer, steps=3, first=0):
 # --- copies ------------------------------------------------------------------------------------------------
 
 
-@ALL
-@pytest.mark.parametrize("refresh_every", [1, 4])
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(
+    ("name", "refresh_every"),
+    slow_besides(
+        [(name, 1 if name in ("GSGD", "GAdam") else (4, 1)[n % 2]) for n, name in enumerate(OPTIONS)],
+        [(name, n) for name in OPTIONS for n in (1, 4) if n == 1 or name not in ("GSGD", "GAdam")],
+    ),
+)
 def test_a_copy_with_its_model_goes_on_alike(name, refresh_every):
-    if refresh_every > 1 and name in ("GSGD", "GAdam"):
-        pytest.skip("it has nothing to refresh")
     model, optimizer = build(name, **({"refresh_every": refresh_every} if refresh_every > 1 else {}))
     schedule = lr_scheduler.StepLR(optimizer, 2)  # puts a method of its own in the place of step
     train(model, optimizer)
@@ -126,7 +134,8 @@ def test_a_pass_on_data_copies_no_optimizer(monkeypatch):
     ps.rescaling.balance_(network, torch.ones(2, 4))
 
 
-@ALL
+@pytest.mark.sample(4)
+@FIRST
 def test_channels_last_is_a_matter_of_memory(name):
     ends = []
     for form in (torch.contiguous_format, torch.channels_last):
@@ -144,7 +153,8 @@ def test_channels_last_is_a_matter_of_memory(name):
     assert_close(*ends, rtol=1e-6, atol=1e-9)
 
 
-@ALL
+@pytest.mark.sample(3)
+@FIRST
 def test_a_compiled_training_step_is_the_same(name):
     """Who compiles a whole training step compiles the optimizer's, too."""
     ends = []
@@ -179,7 +189,8 @@ def test_hooks_on_states_are_run(name):
     assert seen == [optimizer, 1, optimizer]
 
 
-@ALL
+@pytest.mark.sample(4)
+@FIRST
 def test_a_hook_may_put_a_state_in_the_order_of_other_parameters(name):
     """As torch's recipe does; it sees a state before anything is checked, and another one what was loaded."""
     model, optimizer = build(name)
@@ -207,7 +218,8 @@ def test_pickling_says_what_to_save_instead(name, how):
         how(optimizer)
 
 
-@ALL
+@pytest.mark.sample(3)
+@FIRST
 def test_a_state_may_be_loaded_again_and_again(name):
     model, optimizer = build(name)
     for first in (0, 2, 4):
@@ -241,7 +253,8 @@ def test_a_state_of_another_metric_does_not_set_the_length_of_steps(other, back)
 # --- conversions -------------------------------------------------------------------------------------------
 
 
-@ALL
+@pytest.mark.sample(6)
+@FIRST
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_model_may_be_converted_to_more_digits(name, steps):
     model, optimizer = build(name)
@@ -257,7 +270,7 @@ def test_a_model_may_be_converted_to_more_digits(name, steps):
     train(model, optimizer, first=9)
 
 
-@ALL
+@FIRST
 def test_a_model_may_be_converted_from_half_precision_and_back(name):
     model, optimizer = build(name, torch.bfloat16)
     train(model, optimizer)
@@ -282,9 +295,20 @@ class Mixed(nn.Module):
         return self.b(self.a(x.to(self.a.weight.dtype)).relu().to(self.b.weight.dtype))
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name.startswith(("Path", "G"))])
+TYPES = [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float32)]
+OF_WEIGHTS = [name for name in OPTIONS if name.startswith(("Path", "G"))]
+
+
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
-    "types", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float32)]
+    ("name", "types"),
+    slow_besides(
+        [
+            *((name, TYPES[number % 3]) for number, name in enumerate(OF_WEIGHTS)),
+            *((name, types) for name in ("PathSGD", "GSGD") for types in TYPES),
+        ],
+        itertools.product(OF_WEIGHTS, TYPES),
+    ),
 )
 def test_models_of_several_types(name, types):
     outputs = []
@@ -391,6 +415,7 @@ def test_names_of_parameters_and_of_groups_are_welcome(name):
     assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
 
 
+@pytest.mark.sample(5)
 @OF_KAPPA
 def test_a_group_may_join_between_two_refreshes(name):
     model, _ = build(name)
@@ -425,6 +450,7 @@ def _activation_replaced(model):
 CHANGES = [_layer_replaced, _activation_replaced, _reparametrized, _loaded_by_assignment]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     ("name", "change", "refresh_every"),
     [(n, c, (1, 10)[(i + j) % 2]) for i, n in enumerate(OPTIONS) for j, c in enumerate(CHANGES)],
@@ -441,7 +467,8 @@ def test_a_model_that_lost_traced_parts_is_refused(name, change, refresh_every):
     assert_close(list(model.parameters()), before, rtol=0, atol=0)
 
 
-@ALL
+@pytest.mark.sample(5)
+@FIRST
 def test_rescaling_under_a_running_optimizer_is_refused_or_changes_nothing(name):
     expected = train(*build(name, torch.float64), 5)
     model, optimizer = build(name, torch.float64)
@@ -469,7 +496,8 @@ def test_rescaling_by_another_trace_of_the_model_is_refused(name):
         train(model, optimizer, 1)
 
 
-@ALL
+@pytest.mark.sample(5)
+@FIRST
 def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     model, optimizer = build(name)
     ps.rescaling.balance_(optimizer.network)
@@ -480,6 +508,7 @@ def test_copies_of_several_networks_of_a_rescaled_model_go_on(name):
     assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
 
 
+@pytest.mark.sample(5)
 @OF_KAPPA
 def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     model, optimizer = build(name)
@@ -497,7 +526,7 @@ def test_a_run_may_be_resumed_in_a_network_that_was_rescaled_at_its_start(name):
     assert_close(theirs, train(model, optimizer, 2, first=2), rtol=0, atol=0)
 
 
-@ALL
+@FIRST
 def test_compiling_a_part_after_tracing_replaces_nothing(name):
     model, optimizer = build(name)
     expected = train(*build(name))

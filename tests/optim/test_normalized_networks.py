@@ -58,6 +58,7 @@ def test_descent_does_not_see_the_scale_of_weights_in_front(name):
     assert_close(*runs, rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "optimizer", ["PathSGD", "PathAdam", "PathMuon", "PathSOAP", "GSGD", "GAdam", "DDPSGD"]
 )

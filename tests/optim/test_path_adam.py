@@ -116,6 +116,7 @@ def train(rule, model, case, steps=5):
 EVERYWHERE = ("PathAdam default", "PathGradientAdam default")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("chosen", "name"), in_turn(IDS, ("mlp", "rnn", "tied characters"), everywhere=EVERYWHERE)
 )

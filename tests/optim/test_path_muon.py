@@ -104,6 +104,7 @@ def train(rule, model, case, steps=5):
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("chosen", "name"),
     [(o, "rnn" if (o, c) == ("second term", "small resnet") else c) for o, c in in_turn(OPTIONS, CASES)],

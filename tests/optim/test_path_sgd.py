@@ -15,6 +15,7 @@ from cases import BY_NAME, Recurrent, call, in_turn, mlp, oracle, trace, traced
 from fixture_nets import NETS, load
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("second_term", [False, True], ids=["kappa1", "kappa"])
 @pytest.mark.parametrize("name", NETS)
 def test_raw_step_gives_the_known_weights(name, second_term):
@@ -132,6 +133,7 @@ TERMS = (
 )  # each network has its own
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("chosen", "name"),
     [
@@ -192,6 +194,7 @@ def test_a_mean_of_zero_is_frozen_at_one():
 # --- sizes and bounds ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.8, "refresh_every": 3}], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "rnn", "small resnet"])
 def test_power_zero_is_sgd_after_balancing_once(name, options):

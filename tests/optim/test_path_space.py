@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Case, call, mlp, of_each_kind, trace, traced
+from cases import BY_NAME, ZOO, Case, call, mlp, of_each_kind, slow_besides, trace, traced
 from fixture_nets import NETS, load, load_rnn
 from oracles.basis import PathValues, as_skeleton
 
@@ -175,11 +175,15 @@ MODELS = [
 ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
         *of_each_kind((*UNTIED, *MODELS), "largest"),
-        *((case, "random") for case in (*UNTIED, *MODELS)[::3]),
+        *slow_besides(
+            [(case, "random") for case in (*UNTIED, *MODELS)[::9]],
+            [(case, "random") for case in (*UNTIED, *MODELS)[::3]],
+        ),
         *((BY_NAME[name], "cyclic") for name in ("mlp", "small resnet", "stacked bidirectional rnn")),
     ],
     ids=str,
@@ -222,6 +226,7 @@ class Skipping(torch.nn.Module):
         return self.out(self.up(h).relu()) + self.across(h)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [ONE_CLASS, TALL], ids=str)
 def test_sums_over_what_leaves_a_class_are_whole(case):
     follow(case, g_sgd(lr=1e-5), lambda p: torch.optim.SGD(p, lr=1e-5))
@@ -230,12 +235,14 @@ def test_sums_over_what_leaves_a_class_are_whole(case):
 SOME = [BY_NAME[name] for name in ("skip", "cnn 2d", "stacked rnn", "deep residual", "small resnet")]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_momentum_is_kept_on_path_gradients(case):
     options = {"lr": 1e-5, "momentum": 0.9, "nesterov": True}
     follow(case, g_sgd(**options), lambda p: torch.optim.SGD(p, **options))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_adam_runs_on_path_gradients(case):
     options = {"lr": 1e-5, "weight_decay": 0.1, "amsgrad": True}
@@ -255,12 +262,14 @@ class DecayedAndClipped(torch.optim.SGD):
         return super().step(closure)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_decay_and_clipping_act_on_paths(case):
     make = g_sgd(lr=1e-3, weight_decay=0.1, clip_norm=0.01, momentum=0.5)
     follow(case, make, lambda p: DecayedAndClipped(p, lr=1e-3, momentum=0.5))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("clip_norm", [None, 1e9])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_groups_give_their_paths_rates_and_decay_of_their_own(case, clip_norm):
@@ -683,6 +692,7 @@ def test_weights_that_are_not_finite_are_refused(kind, bad):
     )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", ["GSGD", "GAdam", "QuasiDiagonal", "PathSGD"])
 @pytest.mark.parametrize("steps", [1, 12])
 def test_infinite_weights_of_a_unit_that_is_dead_on_all_data_are_refused(kind, steps):

@@ -44,6 +44,7 @@ def replays(monkeypatch):
     return count
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", ["parameters", "edges"])
 @pytest.mark.parametrize("statistic", ["second_moment", "covariance"])
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ class TwoTypes(nn.Module):
 
 
 MODELS = {"mlp": (lambda: mlp(3, 6, 5, 2), (3,)), "rnn": (LastStep, (4, 3))}
+# every rule trains one network, one of each kind of metric both; the others train the second one in slow tests
+ON_BOTH = ("PathSGD", "GSGD", "DDPSGD", "DDPSGD C", "QuasiDiagonal")
+PAIRS = [
+    *((rule, "mlp") for rule in RULES | COVARIANCE | APART),
+    *((rule, "rnn") for rule in (*ON_BOTH, *APART)),
+]
+OTHERS = [(rule, "rnn") for rule in RULES if rule not in ON_BOTH]
 
 
 def trained(rule, kind="mlp", parts=(0, 1), wrap=lambda model: model, *, halves=False):
@@ -103,12 +110,15 @@ def refused(rank):
     return "nothing"
 
 
-def replica(rank, folder):
-    results = {
+def train_replicas(rank, folder, pairs):
+    return {
         (rule, kind): trained(rule, kind, (rank, 2), nn.parallel.DistributedDataParallel)
-        for rule in RULES | COVARIANCE | APART
-        for kind in MODELS
+        for rule, kind in pairs
     }
+
+
+def replica(rank, folder):
+    results = train_replicas(rank, folder, PAIRS)
     unequal = slice(0, 5) if rank == 0 else slice(5, 8)
     for rule in UNUSUAL:
         results[rule, "unequal"] = trained(rule, "mlp", unequal, nn.parallel.DistributedDataParallel)
@@ -124,6 +134,11 @@ def replicas(tmp_path_factory):
     return in_processes(2, replica, tmp_path_factory.mktemp("replicas"))
 
 
+@pytest.fixture(scope="module")
+def other_replicas(tmp_path_factory):
+    return in_processes(2, train_replicas, tmp_path_factory.mktemp("replicas"), OTHERS)
+
+
 def alike(one, other):
     return all(torch.equal(p, q) for p, q in zip(one, other, strict=True))
 
@@ -131,7 +146,7 @@ def alike(one, other):
 @pytest.mark.parametrize("kind", MODELS)
 def test_replicas_stay_alike(replicas, kind):
     first, second = replicas
-    for rule in RULES | COVARIANCE:
+    for rule in (rule for rule, its in PAIRS if its == kind and rule not in APART):
         assert alike(first[rule, kind], second[rule, kind]), rule
     assert not alike(first["each by itself", kind], second["each by itself", kind])
 
@@ -150,12 +165,23 @@ def test_a_batch_that_is_not_finite_stops_all_processes(replicas):
         assert "not finite" in each["not finite"]
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("rule", RULES)
-def test_two_processes_end_where_one_does(replicas, rule, kind):
+def check_end(end, rule, kind):
     # the eigenbasis of SOAP turns with the rounding of a mean of halves, by more than 1e-10 on some processors
-    whole = trained(rule, kind, halves=rule == "PathSOAP")
-    assert_close(replicas[0][rule, kind], whole, rtol=1e-10, atol=1e-10)
+    assert_close(end, trained(rule, kind, halves=rule == "PathSOAP"), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("rule", "kind"), [pair for pair in PAIRS if pair[0] in RULES])
+def test_two_processes_end_where_one_does(replicas, rule, kind):
+    check_end(replicas[0][rule, kind], rule, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "kind"), OTHERS)
+def test_two_other_processes_end_where_one_does(other_replicas, rule, kind):
+    first, second = other_replicas
+    assert alike(first[rule, kind], second[rule, kind])
+    check_end(first[rule, kind], rule, kind)
 
 
 def test_every_optimizer_is_among_them():

@@ -85,6 +85,7 @@ def same_from_both_starts(name, train, **options):
 # --- precision ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @ALL
 def test_autocast_to_bfloat16(name):
     def train(run):
@@ -99,6 +100,7 @@ def test_autocast_to_bfloat16(name):
     assert same_from_both_starts(name, train)
 
 
+@pytest.mark.sample(3)
 @ALL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_parameters_of_half_precision(name, dtype):
@@ -207,6 +209,7 @@ def test_grad_scaler_scales_back_and_skips_what_overflowed(name):
     assert_close(scaled.optimizer.state_dict()["state"], state["state"], rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @ALL
 def test_grad_scaler_with_autocast_to_float16_and_unscaled_gradients(name):
     run = Training(name)
@@ -232,6 +235,7 @@ def test_grad_scaler_with_autocast_to_float16_and_unscaled_gradients(name):
 # --- gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @ALL
 def test_gradients_may_be_accumulated(name):
     def train(run):
@@ -244,6 +248,7 @@ def test_gradients_may_be_accumulated(name):
     assert same_from_both_starts(name, train)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "foreach"), [(n, bool(i % 2)) for i, n in enumerate(OPTIONS)])
 @pytest.mark.filterwarnings("ignore:.* different gradients of the same norm")
 def test_clipping_the_plain_norm_breaks_what_the_invariant_clip_keeps(name, foreach):
@@ -279,6 +284,7 @@ class Checkpointed(nn.Module):
         return self.head(x.relu())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize(("name", "sequential"), [(n, bool(i % 2)) for i, n in enumerate(OPTIONS)])
 def test_checkpointing_changes_nothing(name, use_reentrant, sequential):
@@ -315,6 +321,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "scheduler"),
     [(n, s) for i, n in enumerate(OPTIONS) for j, s in enumerate(SCHEDULERS) if (i + j) % 2 == 0],
@@ -348,6 +355,7 @@ def test_the_rate_of_a_schedule_is_the_rate_of_the_step(name):
     assert any(not torch.equal(a, b) for a, b in zip(run.plain(1).weights(), weights, strict=True))
 
 
+@pytest.mark.sample(3)
 @ALL
 def test_an_average_of_weights_does_not_see_the_scale(name):
     """Weights are averaged at fixed factors, so the average is rescaled like them."""
@@ -424,6 +432,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", COMPILED)
 @pytest.mark.parametrize("called", [False, True], ids=["before the first call", "after it"])
 @pytest.mark.usefixtures("fresh_compiler")
@@ -441,6 +450,7 @@ def test_compiled_models_are_traced_as_what_they_compile(how, called):
     assert_close(list(ps.paths.kappa(network).values()), list(kappa.values()), rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @ALL
 @pytest.mark.usefixtures("fresh_compiler")
 def test_training_a_compiled_model(name):

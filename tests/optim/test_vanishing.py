@@ -9,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
+from cases import slow_besides
 
 RULES = {
     "PathSGD": {"momentum": 0.9},
@@ -55,9 +56,13 @@ def train(model, network, x, rule, steps, **options):
     return pulled
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rule", "layers", "scale"),
-    [(rule, 40, 0.05) for rule in RULES] + [(rule, 150, 1.0) for rule in ("PathSGD", "GSGD", "DDPSGD")],
+    slow_besides(
+        [*((rule, 40, 0.05) for rule in RULES), ("PathSGD", 150, 1.0)],
+        [(rule, 150, 1.0) for rule in ("GSGD", "DDPSGD")],
+    ),
 )
 def test_weights_without_gradients_stay(rule, layers, scale):
     start = traced(layers, scale)[0]

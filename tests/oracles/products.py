@@ -25,7 +25,10 @@ from torch.func import functional_call, jacrev
 
 
 def scalings(model: nn.Module, examples: Sequence[Tensor], seeds: int = 8) -> Tensor:
-    """An orthonormal basis of the diagonal scalings that keep a function, ``[E, rank]``; for float64 models."""
+    """An orthonormal basis of the diagonal scalings that keep a function, ``[E, rank]``; for float64 models.
+
+    An example may be a batch: every output of it is one more equation.
+    """
     rows = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)

@@ -24,6 +24,7 @@ def test_enumeration_gives_the_known_numbers(name):
     assert graph.kappa2(net.graph, weights) == pytest.approx(net.net["kappa2"], rel=1e-10, abs=1e-12)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NETS)
 def test_squared_forward_gives_the_known_numbers(name):
     net = load(name)
@@ -101,6 +102,7 @@ def test_enumeration_and_squared_forward_agree_on_loops(hidden, steps, emit, see
 
 
 # with its mean held, a normalization looks as if the units before it could be rescaled, too
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", [case for case in ZOO if not case.normalizes], ids=str)
 def test_zoo_states_the_number_of_its_symmetries(case):
     assert oracle(case).symmetries() == case.classes

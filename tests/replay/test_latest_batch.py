@@ -40,6 +40,7 @@ WATCHED = [
 ]  # which cannot be followed on data
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", of_each_kind(WATCHED), ids=str)
 def test_calls_of_every_kind_are_seen(case):
     found = []

@@ -340,6 +340,7 @@ def test_recurrence_in_time_alone_is_balanced():
     assert_close(mass.into, mass.out_of)
 
 
+@pytest.mark.sample(27)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_leaves_no_spread(case):
     _model, network = traced(case, torch.float64)
@@ -358,6 +359,7 @@ def test_powers_of_two_leave_at_most_a_factor_of_four():
 # --- the check -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(21)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [*of_each_kind(ZOO, torch.float32), (BY_NAME["mlp"], torch.float64)],
@@ -558,6 +560,7 @@ def quantized(model, bits=8):
     return model
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("criterion", ["path", "range", "activations"])
 def test_inference_mode_is_no_obstacle(criterion, dtype):
@@ -711,3 +714,82 @@ def test_heads_that_took_no_part_in_the_trace_are_named():
         warnings.simplefilter("error")
         ps.rescaling.balance_(ps.trace(model, x, outside=["critic"]))  # known to the caller
         ps.rescaling.balance_(ps.trace(Both(model), x))
+
+
+class Positions(nn.Module):
+    """A table of positions that a short example reads the first rows of."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.position, self.out = nn.Embedding(10, 4), nn.Embedding(8, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.out((self.token(tokens) + self.position(torch.arange(tokens.shape[1]))).relu())
+
+
+class Steps(nn.Module):
+    """A recurrence by hand whose first step multiplies zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.on, self.out = nn.Linear(3, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            h = (self.into(step) + self.on(h)).relu()
+        return self.out(h)
+
+
+class Rest(nn.Module):
+    """Layers that a short example leaves nothing for: the input of one is empty, what is taken of the other is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.rest, self.out = (nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x):
+        parts = self.first(x[:, :1]), self.second(x)[:, 1:2], self.rest(x[:, 2:])
+        return self.out(torch.cat(parts, 1).relu())
+
+
+@pytest.mark.parametrize(
+    ("model", "short", "long", "named"),
+    [
+        (Positions(), torch.ones(2, 3, dtype=torch.long), torch.ones(2, 8, dtype=torch.long), "position.weight"),
+        (Steps(), torch.randn(2, 1, 3), torch.randn(2, 4, 3), "on.weight"),
+    ],
+    ids=["rows of a table", "zeros"],
+)  # fmt: skip
+def test_parameters_of_which_a_short_example_uses_a_part_are_named(model, short, long, named):
+    whole = ps.trace(model, long)
+    with pytest.warns(
+        UserWarning, match=f"{named} took no part in the forward pass that was traced, or a part"
+    ):
+        ps.rescaling.balance_(ps.trace(model, short))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.rescaling.balance_(whole, long)
+    # a longer example than the traced one reaches what has no kappa
+    for damping, takes in ((0.01, "takes the step that damping alone bounds"), (0.0, "does not move")):
+        network = ps.trace(model, short)
+        said = takes if named == "position.weight" else "gradients reach it"
+        optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.01, damping=damping)
+        model(long).square().mean().backward()
+        with pytest.warns(UserWarning, match=f"'{named}' .*{said}"):
+            optimizer.step()
+        optimizer = ps.optim.PathSGD(model.parameters(), whole, lr=0.01, damping=damping)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+
+
+def test_layers_of_which_a_short_example_shows_nothing_are_outside_and_named():
+    model, x = Rest(), torch.randn(2, 1, 3)
+    network = ps.trace(model, x)
+    assert network.outside == ("second.weight", "second.bias", "rest.weight", "rest.bias")
+    with pytest.warns(
+        UserWarning, match=r"second\.weight, second\.bias, rest\.weight and 1 more took no part"
+    ):
+        ps.rescaling.balance_(network, x)
+    assert ps.trace(model, torch.randn(2, 3, 3)).outside == ()

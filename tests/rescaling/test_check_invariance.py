@@ -30,6 +30,7 @@ def check(case, make_optimizer, **options):
     return ps.rescaling.check_invariance(case.model(), case.example(4), case.loss, make_optimizer, **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", INVARIANCE, ids=str)
 def test_passes_path_sgd(case):
     report = check(case, path_sgd, steps=12)
@@ -42,6 +43,7 @@ def test_passes_path_sgd(case):
     assert report.steps == 12
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("case", "make_optimizer"),
     [pytest.param(case, (sgd, adam)[n % 2], id=str(case)) for n, case in enumerate(INVARIANCE)],

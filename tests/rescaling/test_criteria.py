@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, of_each_kind, traced
+from cases import BY_NAME, ZOO, Recurrent, Skip, mlp, slow_besides, traced
 from pathspace.rescaling.criteria import Scales, agreement, range_gap, rounded_edges
 
 CRITERIA = ["range", "activations"]
@@ -87,7 +87,22 @@ def test_two_layers_have_the_closed_form_of_smoothquant():
 # --- any network ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
+# Each kind of layer, and each way to put layers together, in one case; the others are slow.
+PARTS = [
+    BY_NAME[name]
+    for name in (
+        "mlp", "leaky mlp", "one layer", "skip", "scaled residual", "functional", "siamese", "same layer twice",
+        "slices", "tied autoencoder", "cnn 2d", "depthwise", "convolution transposed", "pool twice",
+        "average pool with padding", "adaptive pool", "paddings", "dense block", "reshapes", "small resnet",
+        "batch norm in training", "layer norm", "rms norm", "group norm", "stacked bidirectional rnn",
+        "recurrent tower", "rnn with a learned start", "rnn cell", "hand-written loop", "language model",
+        "tied characters",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", slow_besides(PARTS, ZOO), ids=str)
 def test_ranges_are_equal_in_every_class(case):
     _, network = traced(case, torch.float64)
     ps.rescaling.random_rescale_(network, 0.1, 10.0, generator=generator())
@@ -96,6 +111,7 @@ def test_ranges_are_equal_in_every_class(case):
         assert_equalized(network)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("criterion", "name"),
     [
@@ -242,7 +258,7 @@ def test_a_feed_forward_network_has_one_member_of_equal_ranges(name):
     ones = torch.ones(network.num_classes, dtype=torch.float64)
     gap = range_gap(rounded_edges(network, ones), Scales(network.num_classes, network.monomials))
     first = agreement(gap, torch.zeros_like(ones))
-    for seed in range(5):
+    for seed in range(3):
         start = 5 * torch.randn(len(ones), dtype=torch.float64, generator=generator(seed))
         assert_close(agreement(gap, start), first, rtol=1e-6, atol=0)
 
@@ -402,7 +418,8 @@ def test_a_gain_in_front_lets_every_column_have_the_same_range():
     assert_close(model[1].weight.detach().abs().amax(0), torch.ones(5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("case", slow_besides(PARTS, ZOO), ids=str)
 def test_all_of_the_strength_on_the_values_is_possible_everywhere(case):
     _, network = traced(case, torch.float64)
     example = case.example(3, torch.float64)
@@ -413,6 +430,7 @@ def test_all_of_the_strength_on_the_values_is_possible_everywhere(case):
     assert balance(network, example, "activations", alpha=1.0).isfinite().all()
 
 
+@pytest.mark.slow
 def test_twenty_layers_agree_after_hundreds_of_steps_and_not_thousands(monkeypatch):
     monkeypatch.setattr("pathspace.rescaling.criteria.SWEEPS", 600)
     torch.manual_seed(0)

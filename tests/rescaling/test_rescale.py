@@ -34,6 +34,7 @@ def test_preserves_the_function(case):
     assert case.classes == 0 or any(not torch.equal(p, start[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.sample(39)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_powers_of_two_round_nothing(case):
     model, network = traced(case, torch.float32)
@@ -181,6 +182,7 @@ def test_random_rescaling_refuses_impossible_bounds(low, high):
         ps.rescaling.random_rescale_(network, low=low, high=high)
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_balancing_preserves_the_function(case):
     model, network = traced(case, torch.float64)
@@ -191,6 +193,7 @@ def test_balancing_preserves_the_function(case):
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+@pytest.mark.sample(21)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_balancing_forgets_the_scales(case):
     """The same weights from every rescaled start: that is what makes it a baseline."""

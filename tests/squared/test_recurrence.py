@@ -3,8 +3,13 @@
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.squared.recurrence import linear_recurrence
+
+PRODUCTS = {
+    getattr(torch.ops.aten, name) for name in ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_")
+}
 
 
 def plain(S, u, start=None, backwards=False):
@@ -50,3 +55,24 @@ def test_a_unit_that_nothing_enters_stays_zero_over_many_steps():
     """However large its loop is: in blocks its power is infinite, and 0 times infinity is no number."""
     h = linear_recurrence(torch.diag(torch.tensor([0.25, 144.0])), torch.tensor([1.0, 0.0]).expand(400, 2))
     assert_close(h[-1], torch.tensor([4 / 3, 0.0]))
+
+
+def products(steps, units):
+    """How many products of matrices and vectors the states and their gradient take."""
+
+    class Count(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.number += func.overloadpacket in PRODUCTS
+            return func(*args, **(kwargs or {}))
+
+    S = torch.rand(units, units).div_(units).requires_grad_()
+    with Count() as count:
+        linear_recurrence(S, torch.ones(steps, units)).sum().backward()
+    return count.number
+
+
+def test_many_steps_of_few_units_take_an_eighth_of_the_products():
+    assert products(399, 100) == 2 * 398 + 1
+    assert 8 * products(784, 100) < 2 * 783 + 1

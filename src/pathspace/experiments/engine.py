@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 SECONDS_BETWEEN_REPORTS = 0.1
-# without gradients nothing is kept on the way: where a batch trains, so many have room, whatever the model's size
+# without gradients nothing is kept on the way: where a whole batch trains, so many have room, whatever the model's size
 BATCHES_EVALUATED_AT_A_TIME = 4
 UNHEARD = Listener()
 

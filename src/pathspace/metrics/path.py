@@ -32,7 +32,7 @@ from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory
 from pathspace.squared.parts import cut_rows, local, totals
 from pathspace.squared.precision import full_precision
-from pathspace.squared.squares import Outer
+from pathspace.squared.squares import Outer, dense
 
 Normalization = Literal["refreshed", "frozen", "none"]
 Form = Literal["inverse", "root", "balanced"]
@@ -382,17 +382,20 @@ class Path:
         return result.pow_(exponent)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
-        """Tell of parameters whose kappa is zero but not their gradient: the loss is no function of the traced outputs.
+        """Tell of parameters, or parts of one, whose kappa is zero but not their gradient: no traced path leads to it.
 
         kappa_i = 0 implies dL/dp_i = 0, so a step of 0 loses nothing, if the model runs as it did when it was traced.
         """
-        for name in kappa.values:
-            g = self.network.parameters[name].grad
-            if kappa.mean(name) == 0 and g is not None and bool(local(g).count_nonzero()):
-                takes = "takes the plain step of the balanced network" if self.damping else "does not move"
+        for name, value in kappa.values.items():
+            g, whole = self.network.parameters[name].grad, kappa.mean(name) == 0
+            if g is None or not (whole or name in self.network.call.unused):
+                continue
+            if bool(torch.where(dense(value) == 0, local(g), 0).count_nonzero()):
+                step = "plain step of the balanced network" if whole else "step that damping alone bounds"
+                takes = f"takes the {step}" if self.damping else "does not move"
                 warnings.warn(
-                    f"'{name}' {takes}: gradients reach it, but no path of the network as it was traced does. If the "
-                    "example was shorter than the data (one time step, a small image), or the model in another form, "
-                    "trace it as it is trained and make a new optimizer",
+                    f"{'' if whole else 'part of '}'{name}' {takes}: gradients reach it, but no path of the network as "
+                    "it was traced does. If the example was shorter than the data (one time step, a small image), or "
+                    "the model in another form, trace it as it is trained and make a new optimizer",
                     stacklevel=2,
                 )

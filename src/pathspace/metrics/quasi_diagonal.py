@@ -9,8 +9,8 @@ of Ollivier (O13, 2013/2015) for a Gaussian output. An optimizer keeps it as
 
     M'_ii = (f_i^2 M_ii + damping m) / c,   M'_0i = f_0 f_i M_0i / c
 
-m is the mean of f^2 M over the parameter, and c one number for all parameters, the mean of theirs, because the rule
-mixes them.
+m is the mean of f^2 M over all parameters, because the rule mixes them: in proportion to the mean of one, damping would
+not bound the steps of those whose M is small beside others. c is m, or 1 for ``normalization="none"``.
 
 Letters: o node, n example, J_i = d(seeded values)/dw_i, f gauge.
 """
@@ -154,18 +154,14 @@ class DataDependentWithBias(DataDependent):
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         states = {name: self.state[name] for name in kappa.values}
-        frozen = [
-            s["normalizer"]
-            for name, s in states.items()
-            if self.normalization == "frozen" and name not in new
-        ]
+        fresh = self.normalization == "refreshed"
+        frozen = [s["mean"] for name, s in states.items() if not fresh and name not in new]
         super()._set_normalizers(kappa, new)
-        if self.normalization != "none":  # one for all, as the solution takes weights and biases together
-            sizes = {name: self.network.parameters[name].numel() for name in states}
-            sums = (sizes[name] * s["normalizer"] for name, s in states.items() if not s["empty"])
-            c = frozen[0] if frozen else sum(sums) / max(1, sum(sizes.values())) or 1.0
-            for state in states.values():
-                state["normalizer"] = c
+        sizes = {name: self.network.parameters[name].numel() for name in states}
+        sums = (sizes[name] * s["mean"] for name, s in states.items() if not s["empty"])
+        m = frozen[0] if frozen else sum(sums) / max(1, sum(sizes.values())) or 1.0
+        for state in states.values():
+            state.update(mean=m, normalizer=1.0 if self.normalization == "none" else m)
 
     def cross(self, name: str) -> tuple[str, Tensor] | None:
         """The bias of the units that a weight enters, and M'_0i of the weight's shape; None without one."""

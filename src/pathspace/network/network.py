@@ -36,7 +36,7 @@ class Call:
         states: positions or names of arguments that carry a hidden state.
         outside: paths of the modules left to the plain rule.
         constants: name -> values of the buffers that decided the network: masks and indices, on the CPU.
-        unused: names of the parameters that it did not use, but for those of the modules outside.
+        unused: names of the parameters that it did not use, or not as a whole, but for those of the modules outside.
     """
 
     arguments: Any

@@ -172,6 +172,15 @@ def in_pairs(equation: str, operands: Sequence[Tensor], rank: Callable[[Tensor],
     return product
 
 
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """As ``gather``, with sizes of one repeated."""
+    if dim is None:
+        return input.flatten().gather(0, indices.flatten())
+    sizes = [max(pair) for pair in zip(input.shape, indices.shape, strict=True)]
+    sizes[dim] = -1
+    return input.expand(sizes).gather(dim, indices.expand(sizes))
+
+
 SUMS = ("addmm", "addmv", "baddbmm")
 WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "bilinear": bilinear,
@@ -179,6 +188,9 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(SUMS, sum_with_product),
     "addcmul": addcmul,
     "lerp": lambda input, end, weight: (1 - weight) * input + weight * end,
+    "take_along_dim": take_along_dim,
+    "fliplr": lambda input: input.flip(1),
+    "flipud": lambda input: input.flip(0),
     "hsplit": split_along(1),
     "vsplit": split_along(0),
     "dsplit": split_along(2),

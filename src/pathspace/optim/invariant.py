@@ -116,9 +116,9 @@ class Invariant(MetricOptimizer):
         points: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        if not callable(rule):
-            kind = f"an object of the type {type(rule).__name__}"
-            raise TypeError(f"rule must be the class of an optimizer, such as torch.optim.AdamW, not {kind}")
+        if not callable(rule) or "network" in signature(rule).parameters:
+            kind = getattr(rule, "__name__", f"an object of the type {type(rule).__name__}")
+            raise TypeError(f"rule must be a class of plain optimizers, like torch.optim.AdamW, not {kind}")
         if of_metric := options.keys() & PathOptions.__annotations__.keys() - set(signature(rule).parameters):
             given = ", ".join(f"{name}={options[name]!r}" for name in sorted(of_metric))
             raise TypeError(f"{given}: an option of the metric; write metric=pathspace.metrics.Path({given})")
@@ -308,7 +308,7 @@ class Invariant(MetricOptimizer):
                     for entry in part:
                         entry.read_gradient(masked=masked, factor=factor)
                     for memory in {entry.part for entry in part} if decay is not None else ():
-                        memory.clear()  # of parameters of each type and device
+                        memory.u[: memory.size].zero_()  # of parameters of each type and device
                     for entry in part:
                         if decay is None:
                             entry.put()

@@ -50,8 +50,8 @@ class QuasiDiagonal(DataOptimizer, PathSGD):
         path_decay: lambda; adds lambda kappa1 p to the gradient, as :class:`PathSGD`.
         options: ``clip_norm`` (of sqrt(g^T d)), ``maximize``, and those of :class:`pathspace.metrics.DataDependent`
             but ``power`` and ``sharing``. c is one number for all parameters, the mean of theirs, as the rule mixes
-            them; damping is added to the diagonal. Both keep the invariance under rescaling, and give up that under
-            shifts.
+            them; damping times that mean is added to the diagonal. Both keep the invariance under rescaling, and give
+            up that under shifts.
 
     Raises:
         ValueError, RuntimeError, FloatingPointError: as :class:`Invariant`; RuntimeError also if no batch was seen.

@@ -42,12 +42,7 @@ class Matched:
     """
 
     def __init__(
-        self,
-        network: Network,
-        leaves: dict[str, Tensor],
-        count: int,
-        differentiable: bool,
-        inputs: list[Any],
+        self, network: Network, leaves: dict[str, Tensor], count: int, differentiable: bool, inputs: list[Any]
     ) -> None:
         super().__init__()
         self.program, self.count, self.differentiable = network.program, count, differentiable

@@ -168,8 +168,5 @@ def _shadow(
 def _in_type(network: Network, leaves: dict[str, Tensor]) -> AbstractContextManager[Any]:
     """Casts and constants of the model fit the copy, if it is in a wider type than the model."""
     widest = max((p.dtype for p in leaves.values()), key=lambda dtype: torch.finfo(dtype).bits)
-    return (
-        nullcontext()
-        if all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
-        else AtLeast(widest)
-    )
+    as_traced = all(p.dtype == network.parameters[n].dtype for n, p in leaves.items())
+    return nullcontext() if as_traced else AtLeast(widest)

@@ -172,11 +172,10 @@ def attention(
             shown.new_ones(shown.shape[-2:], dtype=torch.bool).tril().logical_not(), -math.inf
         )
     if attn_mask is not None:
-        shown = (
-            shown.masked_fill(~attn_mask, -math.inf)
-            if attn_mask.dtype == torch.bool
-            else shown + attn_mask.detach()
-        )
+        if attn_mask.dtype == torch.bool:
+            shown = shown.masked_fill(~attn_mask, -math.inf)
+        else:
+            shown = shown + attn_mask.detach()
     result, scores = (follower.exposed(t, call.batch) for t in (shown.softmax(-1) @ value, scores))
     follower.data.update((id(t), t) for t in (scores, result))
     follower.note_nodes(call, [result, scores])

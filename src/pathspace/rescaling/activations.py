@@ -88,11 +88,8 @@ def _entering(use: Use, statistic: Statistic) -> Tensor | None:
     if use.name in _TRANSPOSED:
         return sizes.reshape(-1, 1, *taps)
     groups = use.args[_GROUPS] if len(use.args) > _GROUPS else 1
-    return (
-        sizes.reshape(groups, -1)
-        .repeat_interleave(len(weight) // groups, 0)
-        .reshape(*weight.shape[:2], *taps)
-    )
+    repeated = sizes.reshape(groups, -1).repeat_interleave(len(weight) // groups, 0)
+    return repeated.reshape(*weight.shape[:2], *taps)
 
 
 def _units(network: Network, replayed: Replay, statistic: Statistic, table: Tensor) -> Tensor:

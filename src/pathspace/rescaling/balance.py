@@ -118,7 +118,8 @@ def balance_(
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
     Warns:
-        UserWarning: a factor is beyond 100 or below 1/100, or parameters took no part in the traced forward pass.
+        UserWarning: a factor is beyond 100 or below 1/100, or parameters took no part in the traced forward pass, or
+            not as a whole.
 
     Source:
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
@@ -217,14 +218,14 @@ def _warn_of_large(network: Network, factors: Tensor) -> None:
 
 
 def _warn_of_unused(network: Network) -> None:
-    """Tell of parameters that another method of the model may read traced units by, as the critic of an actor."""
+    """Tell of parameters by which another method, as the critic of an actor, or a longer example may read units."""
     unused = network.call.unused
     if unused and network.num_classes:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         warnings.warn(
-            f"{', '.join(unused[:3])}{more} took no part in the forward pass that was traced: if another method of the "
-            "model applies them to traced units, balance_ changes what it computes. Trace a forward pass that uses "
-            "them all",
+            f"{', '.join(unused[:3])}{more} took no part in the forward pass that was traced, or a part of them did "
+            "not, or met zeros alone: if a longer example, or another method of the model, applies it to traced units, "
+            "balance_ changes what that computes. Trace a forward pass that uses all of them, if there is one",
             stacklevel=3,
         )
 

@@ -102,9 +102,8 @@ def extremes(numbers: Tensor, like: Tensor | None) -> Tensor:
 def _of_all(numbers: Tensor, like: Any) -> Tensor:
     """The numbers of every process, one row each."""
     placements = like.placements
-    return (
-        type_of_split().from_local(numbers[None], like.device_mesh, placements, run_check=False).full_tensor()
-    )
+    split = type_of_split().from_local(numbers[None], like.device_mesh, placements, run_check=False)
+    return split.full_tensor()
 
 
 class Gathering:

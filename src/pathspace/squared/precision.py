@@ -44,13 +44,17 @@ class AtLeast(TorchFunctionMode):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype, self._bits = dtype, torch.finfo(dtype).bits
+        self.dtype = dtype
+
+    def of(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """A torch function with such results, outside of the context too."""
+        return lambda *args, **kwargs: self.__torch_function__(func, (), args, kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(self._is_narrow(value) for value in (*args, *kwargs.values())):
+        if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
             args = tuple(self.dtype if self._is_narrow(value) else value for value in args)
             kwargs = {key: self.dtype if self._is_narrow(value) else value for key, value in kwargs.items()}
         try:
@@ -71,16 +75,12 @@ class AtLeast(TorchFunctionMode):
     def _is_narrow(self, dtype: Any) -> bool:
         """Whether something is a floating-point type of less precision."""
         real = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        return real and torch.finfo(dtype).bits < self._bits
+        return real and dtype.itemsize < self.dtype.itemsize
 
     def _widened(self, tensor: Tensor, func: Callable[..., Any], args: tuple[Any, ...]) -> Tensor:
         if not self._is_narrow(tensor.dtype):
             return tensor
-        first = args[0] if args else None
-        if (
-            getattr(func, "__name__", "") in _CASTS
-            and isinstance(first, Tensor)
-            and first.dtype == self.dtype
-        ):
+        first = args[0] if args and getattr(func, "__name__", "") in _CASTS else None
+        if isinstance(first, Tensor) and first.dtype == self.dtype:
             return first  # as it was before it lost digits
         return tensor.to(self.dtype)

@@ -22,8 +22,9 @@ from pathspace.squared.tape import Mix
 class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
-        # powers of S cost less than the small products that they save
-        h = (_in_blocks if len(u) >= 4 * len(S) else _step_by_step)(S, u, start)
+        # powers of S cost less than the small products that they save; on a GPU launches cost more than products
+        enough = max(64, len(S) // 16) if u.is_cuda else 4 * len(S)
+        h = (_in_blocks if len(S) and len(u) >= enough else _step_by_step)(S, u, start)
         ctx.save_for_backward(S, h, start)
         return h
 
@@ -85,7 +86,8 @@ def linear_recurrence(
     """
     if backwards:
         return linear_recurrence(S, u.flip(0), start).flip(0)
-    return _LinearRecurrence.apply(S, u, start)  # type: ignore[return-value]
+    with full_precision(u):
+        return _LinearRecurrence.apply(S, u, start)
 
 
 @dataclass(frozen=True)

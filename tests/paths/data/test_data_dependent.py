@@ -44,6 +44,7 @@ def brute(net, alpha, statistic):
 # --- numbers that are known ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize(
     ("name", "alpha"),
@@ -76,6 +77,7 @@ def test_alpha_one_is_the_fisher_information(net):
 # --- brute force ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
@@ -84,6 +86,7 @@ def test_norm_is_the_sum_over_the_graph(net, alpha, statistic):
     assert value.item() == pytest.approx(brute(net, alpha, statistic).norm, rel=1e-10)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_kappa_is_that_of_the_graph(net, alpha, statistic):
@@ -145,6 +148,7 @@ def examples_one_by_one(case, example, count):
 
 
 # with statistics of what enters held, see test_normalization
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", of_each_kind(case for case in FOLLOWED if not case.normalizes), ids=str)
 def test_alpha_one_is_the_squared_jacobian_of_every_model(case):
     (model, network), n = traced(case, torch.float64), 3
@@ -388,6 +392,7 @@ class Placed(nn.Module):
         return self.out(torch.relu(self.into(x) + self.p))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("estimator", ["exact", "signs"])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
@@ -459,10 +464,10 @@ def test_a_bag_is_the_rows_that_it_names(mode, padding):
     bag, rows = (Bag(mode, padding, whole).double() for whole in (True, False))
     rows.load_state_dict(bag.state_dict())
     x = torch.randint(7, (6, 5))
+    networks = [ps.trace(m, x) for m in (bag, rows)]
     for alpha, statistic in itertools.product((0.5, 1.0), STATISTICS):
         ours, theirs = (
-            ps.paths.data_dependent_kappa(ps.trace(m, x), x, alpha=alpha, statistic=statistic)
-            for m in (bag, rows)
+            ps.paths.data_dependent_kappa(n, x, alpha=alpha, statistic=statistic) for n in networks
         )
         assert_close(ours, theirs, **TIGHT)
         assert ours["table.weight"].any()
@@ -493,6 +498,7 @@ def test_the_variance_of_one_example_is_zero(estimator):
     assert_close(found, {name: dense(share) for name, share in shares.items()}, **TIGHT)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("case", of_each_kind(FOLLOWED), ids=str)
 def test_norm_has_the_symmetries_of_the_function(case):
     _, network = traced(case, torch.float64)
@@ -652,6 +658,7 @@ def all_matchings(count):
     return result
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "statistic", "sharing"),
     [

@@ -91,6 +91,7 @@ def test_the_diagonal_for_a_gaussian_is_kappa_of_the_data_alone(model, x):
         assert_close(diagonal[name], value, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("output", ["gaussian", "softmax"])
 @pytest.mark.parametrize(("model", "x"), NETS, ids=IDS)
 def test_degrees_of_freedom_are_the_rank(model, x, output):
@@ -234,5 +235,27 @@ def test_a_softmax_along_no_classes_is_refused(dim):
             network, x, {"bias": torch.ones(3)}, output="softmax", dim=dim, damping=1.0
         ),
     ):
-        with pytest.raises(ValueError, match=rf"outputs of shape \(., 3\) have no classes along dim={dim}"):
+        with pytest.raises(
+            ValueError, match=rf"dim={dim} holds no classes: outputs of one example are \(1, 3\)"
+        ):
             use()
+
+
+def test_a_softmax_where_inputs_have_the_batch_elsewhere():
+    """Steps first, as `nn.RNN` takes them, and classes last."""
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = nn.RNN(2, 3, nonlinearity="relu"), nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.out(self.rnn(x)[0][-1])
+
+    model, x = Last(), torch.randn(5, 6, 2)
+    network = ps.trace(model, x, batch_dim=1)
+    gradients = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    assert ps.paths.fisher(network, x, output="softmax").any()
+    assert any(g.any() for g in ps.paths.natural_gradient(network, x, gradients, output="softmax").values())
+    with pytest.raises(ValueError, match=r"dim=0 holds no classes: outputs of one example are \(1, 4\)"):
+        ps.paths.natural_gradient(network, x, gradients, output="softmax", dim=0)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import pathspace as ps
+from cases import slow_besides
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -277,9 +278,18 @@ def traced(case, number):
     return model.eval(), x
 
 
+WAYS = [(1.0, "second_moment"), (0.4, "covariance")]
+
+
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("alpha", "statistic"), [(1.0, "second_moment"), (0.4, "covariance")])
+@pytest.mark.parametrize(
+    ("case", "alpha", "statistic"),
+    slow_besides(
+        [(case, *WAYS[number % 2]) for number, case in enumerate(CASES)],
+        [(case, *way) for case in CASES for way in WAYS],
+    ),
+)
 def test_a_reshape_changes_nothing_on_data(case, alpha, statistic):
     found = []
     for number in range(2):
@@ -292,6 +302,7 @@ def test_a_reshape_changes_nothing_on_data(case, alpha, statistic):
     torch.testing.assert_close(*found, **TIGHT)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:the network has no unit class")
 @pytest.mark.parametrize("case", CASES)
 def test_a_reshape_changes_nothing_of_the_squared_network(case):

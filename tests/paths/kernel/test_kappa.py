@@ -26,12 +26,14 @@ def brute(case):
     return known.kappa1(), known.kappa()
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_first_term_equals_brute_force(case):
     _, network = traced(case, torch.float64)
     assert_close(dict(ps.paths.kappa(network)), brute(case)[0], rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_second_term_equals_brute_force(case):
     _model, network = traced(case, torch.float64)
@@ -41,6 +43,7 @@ def test_second_term_equals_brute_force(case):
     assert_close(dict(ps.paths.kappa(network, second_term=True)), both, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sample(34)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_single_precision_comes_close(case):
     _model, network = traced(case, torch.float32)
@@ -53,6 +56,7 @@ def test_single_precision_comes_close(case):
             assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.sample(41)
 @pytest.mark.parametrize("case", ZOO, ids=str)
 def test_is_named_and_shaped_as_the_parameters(case):
     model, network = traced(case)
@@ -65,6 +69,7 @@ def test_is_named_and_shaped_as_the_parameters(case):
             assert (tensor >= 0).all()
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_times_squared_weight_is_invariant(case):
     """kappa transforms as (s_u/s_v)^2, so kappa p^2 does not change; nor does the path norm."""
@@ -81,6 +86,7 @@ def test_times_squared_weight_is_invariant(case):
         assert ps.paths.squared_path_norm(network).item() == pytest.approx(norm, rel=1e-11)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("case", of_each_kind(ZOO), ids=str)
 def test_tensors_are_the_callers_own(case):
     """Writing into one changes neither another (the two biases of a layer have equal kappa) nor the next answer."""
@@ -227,6 +233,7 @@ def _recurrent_matrices() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("name", "emit", "steps"), half(_recurrent_matrices(), ["last", "all"], [5, 60, 900])
 )
@@ -244,6 +251,7 @@ def test_long_sequences_in_double_precision(name, emit, steps):
         assert_close(kappa1[parameter], expected, rtol=1e-11, atol=0, check_stride=False)
 
 
+@pytest.mark.slow
 def test_long_hand_written_loop_in_single_precision():
     model = HandLoop(1, 20)
     with torch.no_grad():

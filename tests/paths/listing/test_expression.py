@@ -1,11 +1,13 @@
 """S19 Theorem 1: every path value is a product of integer powers of basis values."""
 
+import itertools
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import pathspace as ps
-from cases import BY_NAME, ZOO, listed, of_each_kind, trace, traced
+from cases import BY_NAME, ZOO, in_turn, listed, of_each_kind, slow_besides, trace, traced
 from fixture_nets import NETS, load
 
 MANY = {
@@ -21,14 +23,20 @@ SIGNED = {"tied characters", "tied autoencoder"}
 SHOWN = [case for case in ZOO if case.name not in MANY | SIGNED and not case.normalizes]
 
 
-@pytest.mark.parametrize("rule", ["largest", "cyclic", "random"])
-@pytest.mark.parametrize("name", list(NETS))
+RULES = ["largest", "cyclic", "random"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    slow_besides(in_turn(NETS, RULES, everywhere=["skip"]), itertools.product(NETS, RULES)),
+)
 def test_paths_of_the_fixtures_in_terms_of_a_basis(name, rule):
     net = load(name)
     network = ps.trace(net.model, net.x)
     check(network, rule)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", of_each_kind(SHOWN), ids=str)
 def test_paths_in_terms_of_a_basis(case):
     check(traced(case, torch.float64)[1], "largest", listed(case))

@@ -38,6 +38,7 @@ def test_rank_of_the_fixtures(name):
     assert_close(torch.tensor(sorted(jacobian.tolist())), torch.tensor(sorted(torch.stack(rows).tolist())))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", of_each_kind(COUNTED), ids=str)
 def test_rank_is_weights_minus_classes(case):
     _, network = traced(case, torch.float64)

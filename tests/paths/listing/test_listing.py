@@ -55,6 +55,7 @@ def test_the_fixtures_outputs_are_sums_over_paths(name):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", of_each_kind(LISTED), ids=str)
 def test_outputs_and_path_norm_are_sums_over_paths(case):
     model, network = traced(case, torch.float64)
@@ -154,6 +155,7 @@ class Again(nn.Module):
         return self._then(self.again.weight, h)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "then",
     [
@@ -277,6 +279,7 @@ def test_the_evaluation_form_is_written_out_whatever_the_form_of_the_trace():
 WHOLE = torch.tensor([[1, 2, 0], [2, 2, 1], [0, 3, 1]])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("add", [
     lambda h, n, p: h + nn.functional.one_hot(n[:, 0], 4)[:, :3] + p, lambda h, n, p: n - h - p,
     lambda h, n, p: h.add_(n > 1) + p, lambda h, n, p: h + n * p,
@@ -473,6 +476,7 @@ READINGS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("reading", READINGS)
 def test_functions_of_inputs_and_masked_weights(reading):
     """The same sums as the path norm and the model itself have, and as many directions as weights and classes say."""

@@ -90,7 +90,10 @@ def draw_errors(axis: Axes, row: Row, epochs: int, kind: str = "validation", **s
 
 def name_errors(axis: Axes, comparison: Comparison, kind: str = "validation") -> None:
     """Name the axis of epochs, and scale the errors."""
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_xlabel("epoch (dot: test)" if kind == "validation" else "epoch")
+    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if comparison.metric != "error, %":  # perplexities and squared errors span decades
         set_log_axis(axis)
 

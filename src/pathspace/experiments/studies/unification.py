@@ -183,10 +183,12 @@ def _draw(comparison: Comparison, found: Sequence[Entry]) -> bytes:
             axis.set_xticks(
                 range(len(measures)), [m.replace(", ", ",\n").replace(" /", "\n/") for m in measures]
             )
-            axis.set(title=use, xlabel="measure", yscale="log", xlim=(-0.6, len(measures) - 0.4))
-            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter(NullFormatter())
+            axis.set(title=use, xlabel="measure", xlim=(-0.6, len(measures) - 0.4))
+            if any(error for entry in found for error in entry.errors.values()):  # one is above zero
+                axis.set_yscale("log")
+                axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter(NullFormatter())
             axis.grid(alpha=0.25, which="both")
         axes[0].set_ylabel(f"test {comparison.metric}")
         axes[-1].legend(frameon=False, title="start")

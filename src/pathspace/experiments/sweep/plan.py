@@ -11,11 +11,12 @@ from typing import Any
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import plain_values, read_value
 from pathspace.experiments.run import RunConfig
-from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, settings_from
+from pathspace.experiments.settings import FIRST_TUNING_SEED, LARGEST, Settings, check_setting, settings_from
 
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
 RATE, DECAY = "learning_rate", "weight_decay"
+GRIDS = {RATE: "learning_rates", DECAY: "weight_decays"}  # the settings that list them for a comparison
 TABLES = ("task_options", "model_options")
 GRID_POINTS = 5  # of a range that does not say how many
 TRIALS = 20  # points for each optimizer where they are drawn
@@ -133,6 +134,8 @@ def plan_from(
             )
         )
     dimensions = [parse_search(text) for text in searched]
+    for dimension in dimensions:
+        _check_values(dimension)
     names = [dimension.name for dimension in dimensions]
     for name in names:
         if names.count(name) > 1:
@@ -208,8 +211,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
+def _check_values(dimension: Dimension) -> None:
+    """Refuse a value that is wrong by itself, so that every run with it would fail."""
+    values, option = dimension.values or (dimension.low, dimension.high), f"--search {dimension.name}"
+    if dimension.name in GRIDS:
+        check_setting(GRIDS[dimension.name], values, option)
+    for value in values:
+        check_setting(dimension.name, value, option)
+
+
 def _check_corners(settings: Settings, plan: Plan) -> None:
-    """Refuse a plan none of whose corners can be run: a name is wrong, not a value here and there."""
+    """Refuse a plan none of whose corners can be run: a name is wrong, not a combination here and there."""
     ends = [(d.values[0], d.values[-1]) if d.values else (d.low, d.high) for d in plan.search]
     errors = []
     for corner in zip(*ends, strict=True):

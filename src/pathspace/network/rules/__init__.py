@@ -35,28 +35,23 @@ from pathspace.network.rules import (
 )
 from pathspace.network.written_out import WRITTEN_OUT
 
-RULES: dict[str, Callable[..., Any]] = {
-    **movement.RULES,
-    **elementwise.RULES,
-    **products.RULES,
-    **linear.RULES,
-    **contraction.RULES,
-    **attention.RULES,
-    **convolution.RULES,
-    **pooling.RULES,
-    **choice.RULES,
-    **normalization.RULES,
-    **embedding.RULES,
-    **recurrent.RULES,
-    **upsampling.RULES,
-    **selection.RULES,
-    **accumulation.RULES,
-    **order.RULES,
-    **fixed_edges.RULES,
-    **scale_free.RULES,
-    **packed.RULES,
-    **weight_norm.RULES,
-}
+_MODULES = (
+    *(accumulation, attention, choice, contraction, convolution, elementwise, embedding, fixed_edges, linear),
+    *(
+        movement,
+        normalization,
+        order,
+        packed,
+        pooling,
+        products,
+        recurrent,
+        scale_free,
+        selection,
+        upsampling,
+    ),
+    weight_norm,
+)
+RULES: dict[str, Callable[..., Any]] = {n: rule for module in _MODULES for n, rule in module.RULES.items()}
 
 RULED = frozenset([*RULES, *WRITTEN_OUT])
 """Operations whose arguments tracing knows."""

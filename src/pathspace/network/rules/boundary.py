@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import MixedExamples, UntraceableError
 from pathspace.network.program import Cut, Operation
-from pathspace.network.trace.functions import READS, UNSEEN, on_zeros, says_meta, with_sizes
+from pathspace.network.trace.functions import READS, UNSEEN, on_values, on_zeros, says_meta, with_sizes
 from pathspace.network.trace.recorder import NEW, Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -84,14 +84,13 @@ def _run(recorder: Recorder, args: Any, kwargs: Any, refusal: UntraceableError) 
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: empty[id(t)], (args, kwargs))
     try:
         result = recorder.func(*args, **kwargs)
-    except (NotImplementedError, RuntimeError, TypeError) as error:
+    except (NotImplementedError, RuntimeError, TypeError, ZeroDivisionError) as error:
         if recorder.name in ("to", "cpu", "cuda"):  # nothing can be copied from where there is no data
             return torch.empty_like(args[0]), []
-        if says_meta(error):
-            raise refusal from None  # what it returns depends on values
-        result = on_zeros(recorder.func, args, kwargs)
-        if result is None:
-            raise  # the model's own
+        form = on_values if says_meta(error) or "fake impl" in str(error) else on_zeros
+        result = form(recorder.func, args, kwargs)
+        if result is None:  # what it returns depends on values, or the error is the model's own
+            raise (refusal if form is on_values else error) from None
     created = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
     if not created or not all(t.is_meta for t in created):
         raise refusal
@@ -148,9 +147,8 @@ def _value(
     if certain and not lost and not recorder.strict:
         recorder.leaves.append(Leaf(slot, "input", "", tuple(shape)))
         return Value(slot, labels, "input", "", batch, examples=examples)
-    kind = (
-        "tail" if real and any(v is not None and v.kind in ("hidden", "tail") for v in traced) else "indices"
-    )
+    of_units = any(v is not None and v.kind in ("hidden", "tail") for v in traced)
+    kind = "tail" if real and of_units else "indices"
     why: Exception = refusal if recorder.strict else MixedExamples(recorder.name, recorder.path)
     return Value(
         slot, labels, kind, refusal.operation, batch, module=refusal.module, refusal=why, examples=examples

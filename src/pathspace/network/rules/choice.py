@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.network.rules.elementwise import counted, finish, number
+from pathspace.network.rules.elementwise import as_counted, finish, number
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.scales import FIXED
 from pathspace.network.trace.values import Origin, Value
@@ -54,7 +54,7 @@ def position(recorder: Recorder, x: Tensor, dim: int | None = None, keepdim: boo
 
 def larger(recorder: Recorder, x: Tensor, y: Tensor) -> Tensor:
     """The larger, or the smaller, of two: a path may leave through either, so the squared network adds them."""
-    a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in (x, y))
+    a, b = (recorder.value(as_counted(recorder, t)) for t in (x, y))
     if "parameter" in (a.kind, b.kind):
         recorder.no_rule("it compares with a parameter, which is then neither a weight nor a bias")
     labels = recorder.scales.unify(a.labels, b.labels)
@@ -72,23 +72,24 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     tensors = [t if isinstance(t, Tensor) else number(t) for t in both]
     if any(recorder.lookup(t) is None and bool(torch.isnan(t).any()) for t in tensors):
         recorder.no_rule("it fills in what is no number", "Fill in zeros or infinities")
-    a, b = (recorder.as_units(t if recorder.lookup(t) is not None else counted(t)) for t in tensors)
+    a, b = (recorder.as_units(as_counted(recorder, t)) for t in tensors)
     # first what masked_fill_ writes into
     operands = tuple(t for t in reversed(both) if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
-    if gate is None:
-        mask = condition.detach().to("cpu", copy=True)
+    mask = condition.detach().to("cpu", copy=True) if gate is None else condition
+    if gate is not None or recorder.buffers_in(condition, "numbers", "single"):  # another choice may come
+        labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
+    else:
         labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))
 
-        def chosen(u: Tensor, v: Tensor) -> Tensor:
-            return torch.where(mask.to(u.device), u, v)
-
-        return finish(recorder, chosen, operands, (a, b), labels)
-    labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
+    def chosen(u: Tensor, v: Tensor) -> Tensor:
+        return torch.where(mask.to(u.device), u, v)
 
     def either(u: Tensor, v: Tensor, _: Tensor) -> Tensor:
         return (u + v).expand(shape)
 
+    if gate is None:
+        return finish(recorder, chosen, operands, (a, b), labels)
     return finish(recorder, either, operands, (a, b, gate), labels)
 
 

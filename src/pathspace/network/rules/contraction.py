@@ -176,8 +176,8 @@ def _by_fixed_edges(recorder: Recorder, x: Value, factor: Tensor, form: Form, dt
     summed = [n for n in dict.fromkeys([*form.first, *form.second]) if n not in form.out]
     order = [*form.out, *summed]
     labels = _laid_out(without_repeats(x.labels), form.first, order)
-    if of_factor is None and not bool(factor.all()):  # a zero is no edge
-        labels = torch.where(_laid_out((factor != 0).cpu(), form.second, order), labels, WILD)
+    if of_factor is None and bool((zeros := recorder.zeros(factor)).any()):  # a zero is no edge
+        labels = torch.where(_laid_out(zeros.cpu(), form.second, order), WILD, labels)
     else:
         labels = labels.expand([size[n] for n in order])
     labels = _of_a_sum(recorder, labels, len(summed)).expand([size[n] for n in form.out])
@@ -233,9 +233,8 @@ def einsum(recorder: Recorder, equation: Any, *operands: Any) -> Tensor:
     """An einsum of one tensor or two; of more, see ``written_out``."""
     if not isinstance(equation, str):
         recorder.no_rule("its indices are given as lists", "Give them as a string of letters")
-    tensors = (
-        list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
-    )
+    in_a_list = len(operands) == 1 and isinstance(operands[0], (list, tuple))
+    tensors = list(operands[0] if in_a_list else operands)
     if len(tensors) > 2:  # not written out
         hidden = sum(v is not None and v.kind == "hidden" for v in map(recorder.lookup, tensors))
         recorder.no_rule(*((GATED, None) if recorder.strict and hidden > 1 else _SEVERAL))

@@ -34,8 +34,17 @@ def counted(constant: Tensor) -> Tensor:
     An infinity itself fits every scale and starts no path, as a zero does: a maximum may pass it over.
     """
     large = (constant >= _LARGE) | (constant <= -_LARGE)
-    filled = constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
-    return filled if bool(large.any()) else constant
+    return constant.masked_fill(large, 1.0).masked_fill(constant.isinf(), 0.0)
+
+
+def as_counted(recorder: Recorder, term: Tensor) -> Tensor:
+    """A traced term as it is, a constant as what it counts as."""
+    if recorder.lookup(term) is not None:
+        return term
+    counts = counted(term)
+    if of := recorder.made_of_buffers(term):
+        recorder.of_buffers[id(counts)] = of._replace(constant=counts)
+    return counts
 
 
 def homogeneous(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -59,8 +68,7 @@ def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> T
 def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """``clamp(min=0)`` is a ReLU, ``clamp(max=0)`` what it leaves; other bounds are constants that do not scale."""
     bounds = [number(b) if isinstance(b, (int, float)) else b for b in (min, max) if b is not None]
-    known = all(recorder.lookup(b) is None and not recorder.buffers_of(b) for b in bounds)
-    if len(bounds) == 1 and known and not bool(bounds[0].any()):
+    if len(bounds) == 1 and recorder.lookup(bounds[0]) is None and bool(recorder.zeros(bounds[0]).all()):
         return homogeneous(recorder, x)
     return recorder.no_rule(BOUNDED)
 
@@ -87,7 +95,7 @@ def prelu(recorder: Recorder, input: Tensor, weight: Tensor) -> Tensor:
 def add(recorder: Recorder, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
     """A sum or a difference: both terms have the same scale. A parameter is a bias; a constant fixes the scale at 1."""
     terms = [t if isinstance(t, Tensor) else number(t) for t in (x, y)]
-    a, b = (recorder.value(t if recorder.lookup(t) is not None else counted(t)) for t in terms)
+    a, b = (recorder.value(as_counted(recorder, t)) for t in terms)
     if a.kind == b.kind == "parameter":
         recorder.no_rule(_COMBINED, _APART)
     if "parameter" in (a.kind, b.kind):
@@ -143,14 +151,7 @@ def finish(
     dtype = torch.promote_types(types[0], types[-1])
     parameter = values[0].name if kind == "parameter" else ""
     out = recorder.emit(
-        squared,
-        values,
-        labels,
-        dtype=dtype,
-        batch=batch,
-        kind=kind,
-        parameter=parameter,
-        form=form,
+        squared, values, labels, dtype=dtype, batch=batch, kind=kind, parameter=parameter, form=form
     )
     return recorder.write(operands[0], out) if changes(recorder.name) else out
 

@@ -27,8 +27,7 @@ def require_parameter(recorder: Recorder, weight: Tensor) -> Value:
         )
     if value.kind != "parameter":
         recorder.no_rule(
-            "its weight is no parameter of the model",
-            "Register it as an nn.Parameter (requires_grad=False)",
+            "its weight is no parameter of the model", "Register it as an nn.Parameter (requires_grad=False)"
         )
     if not weight.numel():
         recorder.refuse(

@@ -79,11 +79,7 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         )
         results.append(_shown(created, value, name, move, number if many else None, args))
     out = recorder.emit_many(
-        (lambda t: tuple(move(t))) if many else move,
-        [value],
-        results,
-        dtype=x.dtype,
-        form="movement",
+        (lambda t: tuple(move(t))) if many else move, [value], results, dtype=x.dtype, form="movement"
     )
     if not many:
         return out[0]

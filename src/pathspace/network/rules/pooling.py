@@ -145,9 +145,8 @@ def _averaged(
 
 def _adaptive_weight(size: int, out: int) -> Tensor:
     """1/n for the windows [floor(i S / O), ceil((i+1) S / O)) of adaptive pooling."""
-    return torch.tensor(
-        [1.0 / (-(-(i + 1) * size // out) - i * size // out) for i in range(out)], dtype=torch.float64
-    )
+    shares = [1.0 / (-(-(i + 1) * size // out) - i * size // out) for i in range(out)]
+    return torch.tensor(shares, dtype=torch.float64)
 
 
 def adaptive_pool(

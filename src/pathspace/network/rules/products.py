@@ -46,7 +46,7 @@ def multiply(recorder: Recorder, x: Any, y: Any, *, rounding_mode: str | None = 
         constant = constant if isinstance(constant, Tensor) else number(constant)
         weighs = recorder.value(traced).kind == "parameter" and not changes(recorder.name)
         # a gain at the start of a recurrence
-        if weighs and constant.dim() and not bool(constant.any()):
+        if weighs and constant.dim() and bool(recorder.zeros(constant).all()):
             return torch.zeros(torch.broadcast_shapes(traced.shape, constant.shape), dtype=traced.dtype)
         return scaled(recorder, traced, (x, y), constant)
     kinds = {a.kind, b.kind}
@@ -76,10 +76,8 @@ def power(recorder: Recorder, input: Tensor, exponent: Any = 2) -> Tensor:
     """``x ** k`` of an activation, k a positive whole number."""
     if not isinstance(input, Tensor):
         recorder.no_rule(BOUNDED)
-    value, whole = (
-        recorder.value(input),
-        isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1),
-    )
+    value = recorder.value(input)
+    whole = isinstance(exponent, (int, float)) and exponent in range(1, DEGREE + 1)
     if value.kind != "hidden" or not whole or recorder.strict or not _has_scale(recorder, value):
         recorder.no_rule(BOUNDED)
     count, labels = int(exponent), value.labels
@@ -127,7 +125,7 @@ def scaled(recorder: Recorder, traced: Tensor, operands: Any, constant: Tensor) 
         return t * square.to(dtype=t.dtype, device=t.device)
 
     labels = value.labels
-    if value.kind == "hidden" and not bool(constant.any()):  # nothing but zeros: the start of a recurrence
+    if value.kind == "hidden" and bool(recorder.zeros(constant).all()):  # the start of a recurrence
         labels = torch.tensor(WILD)
     labels = labels.expand(torch.broadcast_shapes(value.shape, constant.shape))
     return finish(recorder, squared, operands, (value,), labels, kind=value.kind)
@@ -151,9 +149,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "glu": glu,
     **dict.fromkeys(["pow", "pow_", "__pow__", "__ipow__", "square", "square_"], power),
     **dict.fromkeys(
-        [
-            *("mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__"),
-        ],
+        [*("mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__")],
         multiply,
     ),
 }

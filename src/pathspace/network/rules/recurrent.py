@@ -49,6 +49,8 @@ def rnn(
     weights: list[Tensor] = list(params)
     cells = [weights[i : i + per_cell] for i in range(0, len(weights), per_cell)]
     _check_features(recorder, x, cells[0][0])
+    if not steps:
+        recorder.refuse("the example has no time step", "Give one with as many as the data")
     source = recorder.scales.unify_over(x.labels, (-1,))
     inputs: list[Value] = [x]
     final: list[Tensor] = []
@@ -179,7 +181,7 @@ def _start_value(recorder: Recorder, hx: Tensor, cell: int | None, labels: Tenso
     """What the initial state adds to the squared network; None for zero and for a carried state."""
     of_start = recorder.lookup(hx)
     if of_start is None:
-        if not bool(hx.any()):
+        if bool(recorder.zeros(hx).all()):
             return None
     elif of_start.kind == "input" or (
         of_start.kind == "hidden" and bool((recorder.scales.resolve(of_start.labels) == WILD).all())

@@ -45,13 +45,13 @@ def assemble(
         program: the forward pass, without its nodes.
     """
     scales = recorder.scales
-    tape = Tape.of(recorder.leaves, recorder.instructions, [v.slot for v in outputs])
-    used = {leaf.name for leaf in tape.leaves if leaf.kind == "parameter"}
-    inside = {
-        name: p
-        for name, p in parameters.items()
-        if name in recorder.uses.of and name in used and name not in left
-    }
+    ends, empty = [v.slot for v in outputs], {v.slot for v in recorder.all_values() if 0 in v.shape}
+    tape = Tape.of(recorder.leaves, recorder.instructions, ends)
+    filled = [i for i in recorder.instructions if not empty.issuperset(i.outputs)]
+    tapes = tape, Tape.of(recorder.leaves, filled, ends)
+    read, used = ({leaf.name for leaf in t.leaves if leaf.kind == "parameter"} for t in tapes)
+    known = recorder.uses.of.keys() & (used - left)
+    inside = {name: p for name, p in parameters.items() if name in known}
     for name, uses in recorder.uses.of.items():
         if name in inside:
             continue
@@ -63,6 +63,10 @@ def assemble(
     parts = [without_repeats(t).abs().flatten() for pair in resolved.values() for t in pair]
     roots = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.long)
     classes, number, monomials = _numbered(roots[roots > WILD], products)
+    # rows of a table that an example is too short for, and what met zeros alone
+    partly = [
+        n for n, pair in resolved.items() if any(bool((without_repeats(t) == WILD).any()) for t in pair)
+    ]
 
     final = scales.representatives()
     final = torch.where(final.abs() < len(number), final, FIXED)
@@ -89,7 +93,7 @@ def assemble(
         tape=tape,
         nodes=_nodes(recorder, renumber, tape.filled, len(names)) if single else {},
         returned=returned,
-        call=call,
+        call=replace(call, unused=(*call.unused, *partly, *(n for n in parameters if n in read - used))),
         program=replace(program, nodes=_before_activation(recorder, renumber, tape.filled, outputs))
         if single
         else program,

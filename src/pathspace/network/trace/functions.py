@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
@@ -16,15 +17,22 @@ _ALIASES = {
     **{"absolute": "abs", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub"},
     **{"spmm": "mm", "true_divide": "div"},
 }  # second names that torch has for a function
+_OTHER_ORDER = ("batch_norm", "embedding", "embedding_bag", "instance_norm")  # of arguments than F's has
 
 
 def short_name(func: Callable[..., Any]) -> str:
     """The operation's own name: ``relu`` for torch.relu, F.relu and Tensor.relu alike."""
     name = _NAMES.get(func)
     if name is None:
-        full = resolve_name(func) or getattr(func, "__name__", str(func))
-        parts = full.split(".")
-        name = ".".join(parts[-2:]) if parts[-1] in ("__get__", "__set__") else parts[-1]
+        operator = getattr(func, "overloadpacket", func)
+        is_operator = isinstance(operator, OpOverloadPacket)
+        full = str(operator) if is_operator else resolve_name(func) or getattr(func, "__name__", str(func))
+        *before, last = parts = full.split(".")
+        # others' operators may have any name; torch.batch_norm(x, weight, ...) is not F.batch_norm(x, mean, ...)
+        whole = (is_operator and before != ["aten"]) or (
+            last in _OTHER_ORDER and before[-1:] != ["functional"]
+        )
+        name = full if whole else ".".join(parts[-2:]) if last in ("__get__", "__set__") else last
         stem = name.removesuffix("_")
         _NAMES[func] = name = _ALIASES.get(stem, stem) + name[len(stem) :]
     return name
@@ -36,6 +44,8 @@ ARITHMETIC = frozenset(
     for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
 ) | {"rsub", "__truediv__", "__rtruediv__", "__itruediv__"}
 """Sums and products, which take a constant for a number."""
+CHOICES = ("where", "masked_fill", "masked_fill_")
+"""What takes one of two values, of which a constant may have a part in the choice alone."""
 PLAIN = (int, float, bool, str, slice, torch.dtype, torch.device, type(None), type(Ellipsis))
 """What an argument is, if it is neither a tensor nor a container."""
 
@@ -86,18 +96,16 @@ def fits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-METADATA = frozenset(
-    [
-        *("size", "dim", "ndim.__get__", "shape.__get__", "dtype.__get__", "device.__get__"),
-        *("layout.__get__", "numel", "nelement", "stride", "is_floating_point", "is_complex"),
-        *("is_contiguous", "is_cuda.__get__", "is_nested.__get__", "is_sparse.__get__", "is_meta.__get__"),
-        *("requires_grad.__get__", "is_leaf.__get__", "grad_fn.__get__", "get_device", "is_cpu.__get__"),
-        *("_set_grad_enabled", "__len__", "is_quantized.__get__", "is_mkldnn.__get__", "names.__get__"),
-        *("element_size", "is_tensor", "is_storage", "_parse_to", "_has_compatible_shallow_copy_type"),
-        *("is_grad_enabled", "flatten_parameters", "storage_offset", "type_as_dtype", "__hash__"),
-        *("requires_grad_", "requires_grad.__set__", "_cdata.__get__", "_version.__get__", "is_inference"),
-    ]
-)
+METADATA = {
+    *("size", "dim", "ndim.__get__", "shape.__get__", "dtype.__get__", "device.__get__"),
+    *("layout.__get__", "numel", "nelement", "stride", "is_floating_point", "is_complex"),
+    *("is_contiguous", "is_cuda.__get__", "is_nested.__get__", "is_sparse.__get__", "is_meta.__get__"),
+    *("requires_grad.__get__", "is_leaf.__get__", "grad_fn.__get__", "get_device", "is_cpu.__get__"),
+    *("_set_grad_enabled", "__len__", "is_quantized.__get__", "is_mkldnn.__get__", "names.__get__"),
+    *("element_size", "is_tensor", "is_storage", "_parse_to", "_has_compatible_shallow_copy_type"),
+    *("is_grad_enabled", "flatten_parameters", "storage_offset", "type_as_dtype", "__hash__"),
+    *("requires_grad_", "requires_grad.__set__", "_cdata.__get__", "_version.__get__", "is_inference"),
+}
 """What reads the form of a tensor, never its values."""
 
 SHAPED_FACTORIES = frozenset(
@@ -108,33 +116,28 @@ SHAPED_FACTORIES = frozenset(
 OF_FORM = frozenset(["view_as", "expand_as", "reshape_as", "type_as", "to"])
 """What takes no more than the form of the second tensor."""
 
-RANDOM = frozenset(
-    [
-        *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
-        *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_"),
-    ]
-)
+RANDOM = {
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
+    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"),
+    *("poisson", "binomial", "geometric_", "cauchy_", "log_normal_"),
+}
 """What draws random numbers."""
 
-READS = frozenset(
-    [
-        *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
-        *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select", "unique"),
-    ]
-)
+READS = {
+    *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
+    *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select", "unique"),
+}
 """What hands values to Python, so that the code can depend on them."""
 
 CHECKS = frozenset(["_is_all_true", "_nested_tensor_from_mask_left_aligned"])
 """What a program asks only to raise an error if it is not so: where it goes on, it was. (Torch's TransformerEncoder
 asks whether a mask fits its fast path, which it then does not take, because of who looks.)"""
 
-UNSEEN = frozenset(
-    [
-        *("grad", "data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
-        *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_"),
-        *("apply_", "map_", "map2_", "as_strided_", "storage", "untyped_storage", "data_ptr", "__dlpack__"),
-    ]
-)
+UNSEEN = {
+    *("grad", "data.__set__", "grad.__set__", "resize_", "resize_as_", "set_", "swap_tensors"),
+    *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_"),
+    *("apply_", "map_", "map2_", "as_strided_", "storage", "untyped_storage", "data_ptr", "__dlpack__"),
+}
 """What does more than to return tensors, where tracing does not see it."""
 
 NORMALIZATIONS = frozenset(["batch_norm", "instance_norm", "group_norm"])
@@ -153,25 +156,21 @@ CLAMPS = frozenset(
 )
 """Bounds; one alone, at zero, is piecewise linear."""
 
-ENDINGS = frozenset(
-    [
-        *("softmax", "log_softmax"),
-        *("sigmoid", "tanh", "logsigmoid", "softplus", "softsign", "erf", "sin", "cos", "exp"),
-        *("expm1", "log", "log1p", "round", "floor", "ceil"),
-        *("relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip"),
-        *("elu", "selu", "celu", "gelu", "silu", "mish", "tanhshrink", "softshrink", "hardshrink", "softmin"),
-        *("sqrt", "rsqrt", "square", "pow", "__pow__", "reciprocal", "prod", "logsumexp", "logaddexp"),
-        *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
-        *("cosine_similarity", "cdist", "pairwise_distance", "dot", "inner", "outer", "einsum", "tensordot"),
-        *("mul", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__"),
-        *("div", "__truediv__", "__rtruediv__", "__rdiv__"),
-        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-        *("kl_div", "ctc_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
-        *("poisson_nll_loss", "gaussian_nll_loss"),
-        *("margin_ranking_loss", "triplet_margin_loss", "cosine_embedding_loss", "hinge_embedding_loss"),
-        *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "soft_margin_loss"),
-    ]
-)
+ENDINGS = {
+    *("softmax", "log_softmax", "sigmoid", "tanh", "logsigmoid", "softplus", "softsign", "erf", "sin", "cos"),
+    *("exp", "expm1", "log", "log1p", "round", "floor", "ceil"),
+    *("relu6", "hardtanh", "hardsigmoid", "hardswish", "clamp", "clamp_min", "clamp_max", "clip"),
+    *("elu", "selu", "celu", "gelu", "silu", "mish", "tanhshrink", "softshrink", "hardshrink", "softmin"),
+    *("sqrt", "rsqrt", "square", "pow", "__pow__", "reciprocal", "prod", "logsumexp", "logaddexp"),
+    *("normalize", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "var", "std"),
+    *("cosine_similarity", "cdist", "pairwise_distance", "dot", "inner", "outer", "einsum", "tensordot"),
+    *("mul", "__mul__", "__rmul__", "matmul", "mm", "mv", "bmm", "__matmul__", "div", "__truediv__"),
+    *("__rtruediv__", "__rdiv__", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"),
+    *("kl_div", "ctc_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss"),
+    *("huber_loss", "gaussian_nll_loss", "margin_ranking_loss", "triplet_margin_loss"),
+    *("cosine_embedding_loss", "hinge_embedding_loss", "multi_margin_loss", "multilabel_margin_loss"),
+    *("multilabel_soft_margin_loss", "soft_margin_loss"),
+}
 """What may stand after the last parameter, whatever it does to scales: functions of outputs, and losses."""
 
 
@@ -208,15 +207,27 @@ def says_meta(error: Exception) -> bool:
     return "meta" in str(error) or isinstance(error, NotImplementedError)
 
 
-def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def on_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The form of what a function without a kernel for the meta device returns; None if it goes by values."""
+    zeros, others = (on_zeros(func, args, kwargs, step) for step in (0, 1))
+    forms = [[t.shape for t in pytree.tree_leaves(r) if isinstance(t, Tensor)] for r in (zeros, others)]
+    return zeros if others is not None and forms[0] == forms[1] else None
+
+
+def on_zeros(func: Callable[..., Any], args: Any, kwargs: Any, step: int = 0) -> Any:
     """The form of what a function returns for zeros, if the meta device alone refuses it; else None.
 
-    None also where it writes into its arguments.
+    None also where it writes into its arguments. A ``step`` of 1 gives 1, 2, ..., 7, 1, ...: they may count rows.
     """
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
+
+    def numbers(t: Tensor) -> Tensor:
+        return torch.arange(t.numel()).remainder(7).add(1).mul(step).reshape(t.shape).to(t.dtype)
+
+    args, kwargs = pytree.tree_map_only(Tensor, numbers, (args, kwargs))
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     try:
-        result = func(*args, **kwargs)
+        with torch.random.fork_rng(devices=[]):  # a trace draws nothing
+            result = func(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     if not given or any(t._version for t in given):

@@ -27,6 +27,7 @@ from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
+    CHOICES,
     ENDINGS,
     METADATA,
     NORMALIZATIONS,
@@ -45,6 +46,7 @@ from pathspace.network.trace.functions import (
 from pathspace.network.trace.reasons import INDICES, INPUTS_READ, OF_INPUTS, REASONS, ROUNDED
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
+from pathspace.network.trace.zeros import OfBuffers, anywhere, differing
 from pathspace.network.written_out import written_out
 
 
@@ -101,9 +103,7 @@ class Interpreter(TorchFunctionMode):
         if name in SHAPED_FACTORIES:
             return _shaped_factory(name, args, kwargs)
         if name in OF_FORM and recorder.lookup(args[0]) is None:  # a constant keeps its values
-            traced_ones = [t for t, v in zip(tensors, traced, strict=True) if v is not None]
-            form = {id(t): torch.zeros((), dtype=t.dtype).expand(t.shape) for t in traced_ones}
-            return self._constant(*pytree.tree_map_only(Tensor, lambda t: form.get(id(t), t), (args, kwargs)))
+            return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(*_explain("to_sparse"))
         in_parts = written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
@@ -215,7 +215,8 @@ class Interpreter(TorchFunctionMode):
     def _constant(self, args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
         recorder, name = self.recorder, self.recorder.name
-        if name in RANDOM:  # the numbers are inputs, as a mask is
+        training = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if name in RANDOM or ("dropout" in name and training):  # the numbers are inputs, as a mask is
             if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
                 recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
             return noise(recorder, args, kwargs)
@@ -224,33 +225,50 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
-        made_of = frozenset[str]().union(*map(recorder.buffers_of, tensors_in(args, kwargs)))
-        result = recorder.func(*args, **kwargs)
+        read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)  # by their values
+        given = [of for t in read if (of := recorder.made_of_buffers(t))]
         writes = changes(name) and bool(args)
-        for tensor in (args[0],) if writes else pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                if tensor._is_view():
-                    self._viewed[id(tensor._base)] = tensor._base
-                # what a call writes itself is as it was whenever the model is called
-                own = {recorder.own.get(id(tensor), "")} if writes else set()
-                if made_of or id(tensor) in recorder.of_buffers:
-                    recorder.of_buffers[id(tensor)] = tensor, made_of - own
+        differ = None
+        if given:  # before it writes
+            moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
+            differ = differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
+        result = recorder.func(*args, **kwargs)
+        made = tensors_in([args[0] if writes else result], {})
+        self._viewed.update((id(t._base), t._base) for t in made if t._is_view())
+        if not given:
+            return result
+        if differ is None or [t.shape for t in differ] != [t.shape for t in made]:
+            differ = map(anywhere, made)
+        names = frozenset[str]().union(*(of.names for of in given))
+        for tensor, differs in zip(made, differ, strict=True):
+            base = tensor if tensor._base is None else tensor._base
+            if id(base) in self._viewed and args and tensor is args[0]:
+                recorder.written[id(base)] = base, names | recorder.written.get(id(base), (base, names))[1]
+            # what a call writes itself is as it was whenever the model is called
+            own = {recorder.own.get(id(tensor), "")} if writes else set()
+            recorder.of_buffers[id(tensor)] = OfBuffers(tensor, differs, names - own)
         return result
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:
         """Names of the buffers that a constant was made of, if scales go by its values."""
-        made_of = self.recorder.buffers_of(constant)
-        # numbers matter where they are zero, as a mask makes them
-        numbers = constant.is_floating_point() or self.recorder.name in ARITHMETIC
-        return made_of & self.recorder.masks if numbers else made_of - self.recorder.single
+        name = self.recorder.name
+        if constant.is_floating_point() or name in ARITHMETIC:  # numbers matter where a mask makes them zero
+            return self.recorder.buffers_in(constant, "mask")
+        if name in CHOICES:
+            return self.recorder.buffers_in(constant, "mask", "indices")
+        return self.recorder.buffers_in(constant, "mask", "indices", "numbers")
 
     def _of_zeros(self, args: tuple[Any, ...]) -> Tensor | None:
         """A product of an input with a constant, if that is zero throughout."""
         constant = next((t for t in args if isinstance(t, Tensor) and self.recorder.lookup(t) is None), None)
-        if constant is None or not constant.dim() or bool(constant.any()):
+        if constant is None or not constant.dim() or not bool(self.recorder.zeros(constant).all()):
             return None
         shape = torch.broadcast_shapes(*(t.shape for t in args))
         return torch.zeros(shape, dtype=torch.promote_types(*(t.dtype for t in args)))
+
+    def _form_of(self, t: Tensor) -> Tensor:
+        """A constant as it is; a tensor of the form of any other."""
+        return t if self.recorder.lookup(t) is None else torch.zeros((), dtype=t.dtype).expand(t.shape)
 
     def _of_buffers(self, args: Any, kwargs: Any) -> Any:
         """A function of buffers and constants, computed with the values that they have now; None if that is unknown."""
@@ -335,9 +353,9 @@ _TRANSFORMED = (
     "Write it out for the whole batch, or leave the module that calls torch.func outside",
 )
 _UNREGISTERED = (
-    "it uses a parameter that model.parameters() does not list",
-    "Keep layers as attributes or in nn.ModuleList and nn.ModuleDict, parameters in nn.ParameterList, and use them "
-    "through self",
+    "it uses a parameter that model.parameters() does not list, or what was made of one before or lies in its memory",
+    "Keep layers as attributes or in nn.ModuleList and nn.ModuleDict, parameters in nn.ParameterList, use them through "
+    "self, and compute what is made of them in forward, or keep a clone()",
 )
 
 

@@ -56,17 +56,10 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
     entering = [v for origin in counted for v in origin.entering]
     outputs = [v for v in chosen if v.kind == "hidden"] + recorder.extra_outputs + entering
     if not outputs and (recorder.strict or not counted):  # else no parameter is left between the cuts
-        refusals = [o.refusal for o in counted if o.refusal is not None]
-        raise (
-            refusals[0]
-            if refusals
-            else UntraceableError(
-                "output",
-                "",
-                f"no tensor that the model returns depends on its parameters ({_in_words(result, values)})",
-                "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ...",
-            )
-        )
+        why = f"no tensor that the model returns depends on its parameters ({_in_words(result, values)})"
+        what = "Return tensors, tuples, lists or dicts of them, or pick the tensor with output=lambda r: ..."
+        refusals = (o.refusal for o in counted if o.refusal is not None)
+        raise next(refusals, UntraceableError("output", "", why, what))
     for value in map(recorder.lookup, tensors_in(returned)):
         if value is not None and value.kind == "parameter":  # it keeps its values
             recorder.left.add(value.name)
@@ -87,9 +80,8 @@ def outputs_of(recorder: Recorder, result: Any, returned: Any, shadow: nn.Module
 
 def _in_words(result: Any, values: list[Value | None]) -> str:
     if not values:
-        return (
-            "it returns None" if result is None else f"it returns a {type(result).__name__} without tensors"
-        )
+        found = "None" if result is None else f"a {type(result).__name__} without tensors"
+        return f"it returns {found}"
     names = [v.name for v in values if v is not None and v.kind == "parameter"]
     if names:
         return f"it returns the parameter '{names[0]}' itself"

@@ -26,7 +26,17 @@ REASONS: dict[str, str] = {
             *("tanhshrink", "softshrink", "hardshrink", "exp", "log", "sqrt", "pow", "__pow__", "sin"),
             *("cos", "erf", "square", "rsqrt", "reciprocal", "log1p", "expm1", "glu", "rnn_tanh"),
             *("rnn_tanh_cell", "threshold", "clamp", "clamp_", "clamp_max", "clamp_min", "round", "floor"),
-            *("ceil", "rdiv", "__rdiv__", "__rtruediv__"),
+            *(
+                "ceil",
+                "rdiv",
+                "__rdiv__",
+                "__rtruediv__",
+                "softmax",
+                "log_softmax",
+                "softmin",
+                "gumbel_softmax",
+            ),
+            *("logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"),
         ],
         BOUNDED,
     ),
@@ -35,7 +45,6 @@ REASONS: dict[str, str] = {
         _NORMALIZED,
     ),
     **dict.fromkeys(["lstm", "lstm_cell", "gru", "gru_cell"], _RECURRENT_GATES),
-    **dict.fromkeys(["softmax", "log_softmax", "softmin", "gumbel_softmax"], BOUNDED),
     **dict.fromkeys(
         [
             *("short", "char", "byte", "cfloat", "cdouble", "chalf", "trunc", "fix", "frac", "fmod"),
@@ -55,7 +64,6 @@ REASONS: dict[str, str] = {
         ["norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d"],
         _CURVED,
     ),
-    **dict.fromkeys(["logsumexp", "logaddexp", "logcumsumexp", "huber_loss", "smooth_l1_loss"], BOUNDED),
     **dict.fromkeys(
         ["max_unpool1d", "max_unpool2d", "max_unpool3d", "mode", "searchsorted", "bucketize"], INDICES
     ),

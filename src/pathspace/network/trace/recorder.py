@@ -24,6 +24,7 @@ from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import INPUTS_READ, OF_INPUTS, ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
 from pathspace.network.trace.values import Origin, Value, View, common_kind, put, whole
+from pathspace.network.trace.zeros import OfBuffers, anywhere
 from pathspace.squared.tape import Instruction, Leaf
 
 
@@ -38,12 +39,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        rules: Mapping[str, Callable[..., Any]],
-        examples: Examples,
-        *,
-        strict: bool,
-        choices: Choices,
+        self, rules: Mapping[str, Callable[..., Any]], examples: Examples, *, strict: bool, choices: Choices
     ) -> None:
         self.rules, self.examples, self.strict, self.choices = rules, examples, strict, choices
         self.scales = Scales()
@@ -51,11 +47,13 @@ class Recorder:
         self.instructions: list[Instruction] = []
         self.uses = ParameterUses(self.scales)
         self.real: dict[int, Tensor] = {}  # values of buffers and their views, by the id of the empty tensor
-        # constants made of buffers, by id, with the names of those
-        self.of_buffers: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self.of_buffers: dict[int, OfBuffers] = {}  # constants, by id
+        # names of the buffers that were written into memory with views, by the id of its owner
+        self.written: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self.own: dict[int, str] = {}  # the buffers themselves, by the id of the copy
-        self.masks: set[str] = set()  # the boolean ones
-        self.single: set[str] = set()  # those of one element, which count steps or examples
+        self.kinds: dict[
+            str, str
+        ] = {}  # what each holds: a mask, indices, numbers or a single one, which counts
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
@@ -122,20 +120,37 @@ class Recorder:
         data = tensor.detach().clone()
         slot = self.new_slot()
         self.leaves.append(Leaf(slot, "constant", shape=tuple(data.shape), data=data))
-        # a constant zero fits every scale, as the start of a recurrence, but not one that may change in a buffer
-        zero = data.cpu() == 0 if self.buffers_of(tensor) <= self.masks else data.new_zeros(()).bool()
-        return Value(slot, torch.where(zero, WILD, FIXED).expand(data.shape), kind="input")
+        return Value(slot, torch.where(self.zeros(tensor).cpu(), WILD, FIXED), kind="input")
 
-    def buffers_of(self, constant: Tensor) -> frozenset[str]:
-        """Names of the buffers that a constant was made of."""
-        return self.of_buffers.get(id(constant), (constant, frozenset[str]()))[1]
+    def zeros(self, constant: Tensor) -> Tensor:
+        """Where a constant is zero whatever numbers buffers hold: it fits every scale, as a recurrence's start."""
+        return (constant == 0) & ~self.differs(constant)
 
-    def add_buffer(self, buffer: Tensor, name: str) -> Tensor:
-        """A copy of a buffer on the CPU, whose values a trace may go by."""
+    def differs(self, constant: Tensor) -> Tensor:
+        """Where a constant may come to differ from zero. Masks do not change, as they are watched."""
+        of = self.made_of_buffers(constant)
+        unsure = of is not None and self.buffers_in(constant, "indices", "numbers", "single")
+        return of.differs if of is not None and unsure else constant != 0
+
+    def made_of_buffers(self, constant: Tensor) -> OfBuffers | None:
+        """What is known of a constant that was made of buffers."""
+        of, base = self.of_buffers.get(id(constant)), constant._base if constant._is_view() else constant
+        if id(base) not in self.written:
+            return of
+        names = self.written[id(base)][1] | (of.names if of else frozenset())
+        return OfBuffers(constant, anywhere(constant), names)
+
+    def buffers_in(self, constant: Tensor, *kinds: str) -> frozenset[str]:
+        """Names of the buffers of some kinds that a constant was made of."""
+        of = self.made_of_buffers(constant)
+        return frozenset(n for n in (of.names if of else ()) if self.kinds[n] in kinds)
+
+    def copy_buffer(self, buffer: Tensor, name: str) -> Tensor:
+        """A copy of a buffer on the CPU, as the model may write into it, whose values a trace may go by."""
         own = buffer.detach().to("cpu", copy=True)
-        self.of_buffers[id(own)], self.own[id(own)] = (own, frozenset({name})), name
-        self.masks.update({name} if own.dtype == torch.bool and own.numel() > 1 else ())
-        self.single.update({name} if own.numel() == 1 else ())
+        kind = "numbers" if own.is_floating_point() else "mask" if own.dtype == torch.bool else "indices"
+        self.of_buffers[id(own)] = OfBuffers(own, anywhere(own), frozenset({name}))
+        self.own[id(own)], self.kinds[name] = name, kind if own.numel() > 1 else "single"
         return own
 
     def add_leaf(
@@ -342,9 +357,7 @@ class Recorder:
         traced = self.values_in(args, kwargs)
         batched = next((v for v in traced if v.batch == batch), None)
         args, kwargs = with_sizes(args, kwargs)
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda t: t if t.is_meta else t.to("meta"), (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
         result = without_values(short_name(func), func, args, kwargs)
 
         def bind(tensor: Tensor) -> Tensor:

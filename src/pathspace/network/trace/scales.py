@@ -177,6 +177,8 @@ class Scales:
         """Make labels equal along every dimension but those in ``keep``; returns them with shape ``[len] * keep``."""
         keep = tuple(d % labels.dim() for d in keep)
         rest = [d for d in range(labels.dim()) if d not in keep]
+        if not all(labels.shape[d] for d in rest):  # nothing is there to have a scale
+            return torch.full([labels.shape[d] for d in keep], WILD)
         return self.unify_along(labels, rest).permute((*rest, *keep)).reshape([labels.shape[d] for d in keep])
 
     def unify_groups(self, labels: Tensor, largest: Callable[[Tensor], Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.network import arguments_in, batch_in
 from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.memory import in_memory_of_parameters
 from pathspace.network.trace.recorder import Recorder
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -27,17 +28,22 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
     for name, parameter in parameters.items():
         empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
         memo[id(parameter)] = recorder.add_leaf(empty, "parameter", name)
+    # those in the memory of a parameter, and those that no hook makes anew, are refused where they are used
+    for t in (*made_by_hooks(model), *in_memory_of_parameters(model)):
+        if t.is_floating_point() or t.is_complex():
+            memo[id(t)] = torch.empty_like(t, device="meta", requires_grad=True)
     for name, buffer in model.named_buffers():
+        if id(buffer) in memo:
+            continue
         if buffer.layout is not torch.strided:  # a constant, which nothing traced may meet
             memo[id(buffer)] = buffer.detach().clone()
         elif buffer.is_floating_point() or buffer.is_meta:
             empty = torch.empty_like(buffer, device="meta")
             memo[id(buffer)] = recorder.add_leaf(empty, "buffer", name)
-            if not buffer.is_meta:  # a copy, as the model may write into it: relu(self.buffer, inplace=True)
-                recorder.real[id(empty)] = recorder.add_buffer(buffer, name)
+            if not buffer.is_meta:
+                recorder.real[id(empty)] = recorder.copy_buffer(buffer, name)
         else:
-            memo[id(buffer)] = recorder.add_buffer(buffer, name)
-    memo |= {id(t): torch.empty_like(t, device="meta") for t in made_by_hooks(model)}
+            memo[id(buffer)] = recorder.copy_buffer(buffer, name)
     shadow = copy.deepcopy(model, memo | _optimizers_of(model) | _empty_hooks_of(model))
     for module in shadow.modules():
         if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
@@ -50,12 +56,9 @@ def made_by_hooks(model: nn.Module) -> list[Tensor]:
 
     They cannot be copied, and need not be: a call makes them anew.
     """
-    return [
-        value
-        for module in model.modules()
-        for value in pytree.tree_leaves(list(vars(module).values()))
-        if isinstance(value, Tensor) and not value.is_leaf
-    ]
+    own = vars(nn.Module()).keys() - {"_parameters", "_buffers"}  # torch's, of modules and hooks
+    held = ([v for key, v in vars(module).items() if key not in own] for module in model.modules())
+    return [t for t in pytree.tree_leaves(list(held)) if isinstance(t, Tensor) and not t.is_leaf]
 
 
 def _optimizers_of(model: nn.Module) -> dict[int, Any]:

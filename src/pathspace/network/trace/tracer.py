@@ -29,6 +29,7 @@ from pathspace.network.trace.assemble import assemble, coverage
 from pathspace.network.trace.choices import Choices, whatever_the_answers
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.interpreter import Interpreter
+from pathspace.network.trace.memory import check_memory
 from pathspace.network.trace.outputs import kept_by, outputs_of
 from pathspace.network.trace.outside import Outside, outside_names, with_all_obstacles
 from pathspace.network.trace.recorder import Recorder
@@ -261,9 +262,7 @@ class _Plan:
         empty = pytree.tree_map_only(
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
-        values = {
-            name: self.model.get_buffer(name).detach().to("cpu", copy=True) for name in sorted(constants)
-        }
+        values = {n: self.model.get_buffer(n).detach().to("cpu", copy=True) for n in sorted(constants)}
         return Call(empty, batch_dim, self.states, frozenset(self.outside), values, unused)
 
 
@@ -320,19 +319,6 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"'{name}' has no shape yet: call the model once before tracing it")
-    left, places = tuple(f"{name}." for name in outside), dict[Any, str]()
-    for name, p in model.named_parameters():
-        if type(p) is not nn.Parameter or p.is_meta or not p.numel() or name.startswith(left):
-            continue
-        if any(step == 0 and n > 1 for step, n in zip(p.stride(), p.shape, strict=True)):
-            raise ValueError(
-                f"parameter '{name}' has one element at several places, which cannot be changed in place: clone() it"
-            )
-        if (other := places.setdefault((p.device, p.data_ptr()), name)) != name:
-            raise ValueError(
-                f"parameters '{other}' and '{name}' lie in the same memory, so to rescale one would change the other: "
-                "tie them as one parameter (b.weight = a.weight, or a.weight.t() in forward), not by .data"
-            )
     for name, module in model.named_modules():
         if any(name == o or name.startswith(o + ".") for o in outside):
             continue
@@ -348,6 +334,7 @@ def _check_model(model: nn.Module, outside: set[str]) -> None:
                 "Remove it first (handle.remove(), prune.remove; trace before a quantizer prepares the model), take "
                 "torch.nn.utils.parametrizations.spectral_norm for the older one, or leave the module outside",
             )
+    check_memory(model, tuple(f"{name}." for name in outside))
 
 
 def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -100,10 +100,6 @@ class Part:
     h: Tensor
     size: int
 
-    def clear(self) -> None:
-        """u = 0."""
-        self.u[: self.size].zero_()
-
 
 class Entry:
     """One parameter, and what the rule trains in its place.

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_NONE = frozenset(
-    [
-        *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "Adafactor"),
-        *("Rprop", "LBFGS", "Muon", "MuonAdamW", "SOAP", "Lion"),
-    ]
-)
+_NONE = {
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "Adafactor"),
+    *("Rprop", "LBFGS", "Muon", "MuonAdamW", "SOAP", "Lion"),
+}
 _FREE = ("AdamW", "SGD", "RAdam")
 _POINTS = {
     "ASGD": ("ax",),

@@ -174,11 +174,8 @@ def _pull_through(recurrent: Tensor, seeds: Tensor | None, h: Tensor, above: Ten
     for t in range(len(rows) - 1, -1, -1):
         if t < len(rows) - 1:
             after = rows[t + 1]
-            back = (
-                torch.mm(after, recurrent)
-                if len(entering) == 1
-                else torch.addmm(entering[t], after, recurrent)
-            )
+            alone = len(entering) == 1
+            back = torch.mm(after, recurrent) if alone else torch.addmm(entering[t], after, recurrent)
         if seed is None:
             torch.mul(back, gates[t], out=rows[t])
         else:

@@ -197,10 +197,8 @@ def _uses(seeded: Seeded, names: Sequence[str]) -> dict[str, list[UseOf]]:
 
 
 def _depends(tensor: Tensor, leaf: Tensor) -> bool:
-    return (
-        torch.autograd.grad(tensor, leaf, torch.zeros_like(tensor), retain_graph=True, allow_unused=True)[0]
-        is not None
-    )
+    zeros = torch.zeros_like(tensor)
+    return torch.autograd.grad(tensor, leaf, zeros, retain_graph=True, allow_unused=True)[0] is not None
 
 
 # -- edges added first --------------------------------------------------------------------------------------------

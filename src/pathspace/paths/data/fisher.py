@@ -115,6 +115,7 @@ def natural_gradient(
 
     Raises:
         FloatingPointError: a gradient is not finite, or kappa is not.
+        TypeError: ``gradients`` are no mapping.
         ValueError: ``damping`` is not positive, ``tolerance`` not in [0, 1), or a gradient of no parameter or another
             shape; see :func:`fisher` for the rest.
 
@@ -126,6 +127,8 @@ def natural_gradient(
         {'weight': tensor([[2.]], dtype=torch.float64)}
     """
     check_output(output)
+    if not isinstance(gradients, Mapping):
+        raise TypeError(f"gradients must be a mapping by parameter name, not a {type(gradients).__name__}")
     if not damping > 0:
         raise ValueError(f"damping must be positive, because F is singular; got {damping}")
     if not 0 <= tolerance < 1:
@@ -142,20 +145,19 @@ def natural_gradient(
     g = torch.where(kappas > 0, g, 0.0)  # a weight on no path
     if not bool(g.isfinite().all()):
         raise FloatingPointError("gradients are not finite: training diverged, or a batch held NaN")
-    product = _fisher_product(network, data, output, dim)
-
-    def operator(v: Tensor) -> Tensor:
-        return product(v) + damping * kappas * v
-
-    scale = torch.where(kappas > 0, 1 / kappas, 0.0)
-    return graph.unflatten(_conjugate_gradients(operator, g, scale, tolerance, iterations))
+    product, scale = _fisher_product(network, data, output, dim), torch.where(kappas > 0, 1 / kappas, 0.0)
+    return graph.unflatten(
+        _conjugate_gradients(lambda v: product(v) + damping * kappas * v, g, scale, tolerance, iterations)
+    )
 
 
 def _fisher_product(network: Network, data: Any, output: Output, dim: int) -> Callable[[Tensor], Tensor]:
     """V -> F v."""
     graph = reduction_graph(network)
     model, parameters = in_float64(network)
-    outputs = outputs_on(network, model, data, output, dim)
+    one = next(examples(network.call, data))  # whose outputs have no classes along the dimension of examples
+    outputs_on(network, model, one, output, dim)
+    outputs = outputs_on(network, model, data, "gaussian", dim)
     weights = list(parameters.values())
     n = sum(1 for _ in examples(network.call, data))
     probes = [torch.zeros_like(f, requires_grad=True) for f in outputs]

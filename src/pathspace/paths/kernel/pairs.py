@@ -60,9 +60,7 @@ def second_term(network: Network, parameters: Mapping[str, Tensor] | None = None
 
     def compute(values: Mapping[str, Tensor]) -> dict[str, Tensor | Outer]:
         result = pairs_term(network, values)
-        return {
-            name: result.get(name, torch.zeros_like(widened(values[name]))) for name in network.parameters
-        }
+        return {n: result.get(n, torch.zeros_like(widened(values[n]))) for n in network.parameters}
 
     return {name: dense(value) for name, value in in_safe_type(network, parameters, compute).values.items()}
 

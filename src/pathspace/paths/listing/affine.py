@@ -178,9 +178,5 @@ def check_terms(name: str, terms: Terms, values: Sequence[Tensor], operands: int
     actual, result = actual[shown], result[shown]
     scale = 1 + actual.abs().amax() if actual.numel() else 1.0
     if not bool(((result - actual).abs() <= _AGREES * scale).all()):
-        raise UntraceableError(
-            name,
-            "",
-            "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum",
-            NOT_WRITTEN,
-        )
+        why = "its result is not the sum of paths that its arguments allow: it is neither affine nor a ReLU or maximum"
+        raise UntraceableError(name, "", why, NOT_WRITTEN)

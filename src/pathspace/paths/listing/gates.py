@@ -21,12 +21,8 @@ from pathspace.network.rules.order import dimension
 from pathspace.network.trace.functions import CLAMPS
 from pathspace.paths.listing.probing import each
 
-_UNARY = frozenset(
-    [
-        *("relu", "relu_", "leaky_relu", "leaky_relu_", "rrelu", "rrelu_", "prelu", "abs", "abs_"),
-        *("threshold", "threshold_"),
-    ]
-)
+_PIECEWISE = ("relu", "leaky_relu", "rrelu", "prelu", "abs", "threshold")
+_UNARY = frozenset(f"{name}{end}" for name in _PIECEWISE for end in ("", "_"))
 _POOLS = re.compile(r"_?(adaptive_)?max_pool[123]d(_with_indices)?|amax|amin|max|min")
 _SCALINGS = frozenset(["mul", "__mul__", "__rmul__", "mul_", "__imul__"])
 _DIVISIONS = frozenset(["div", "__truediv__", "div_", "__itruediv__"])

@@ -88,12 +88,17 @@ def path_rank(jacobian: Tensor) -> int:
     Returns:
         The rank, up to rounding.
 
+    Raises:
+        TypeError: it is no tensor, most often the network itself.
+
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> ps.paths.path_rank(ps.paths.path_jacobian(ps.trace(model, torch.zeros(1, 2))))  # 17 weights, 3 classes
         14
     """
+    if not isinstance(jacobian, Tensor):
+        raise TypeError(f"this needs the matrix of path_jacobian(network), got {type(jacobian).__name__}")
     matrix = jacobian
     for _ in range(4):
         for dim in (0, 1):
@@ -267,6 +272,6 @@ def outputs_on(network: Network, model: nn.Module, data: Any, output: Output, di
             "the outputs on the data are not finite: the data, or the weights, hold NaN or infinities"
         )
     for f in outputs if output == "softmax" else ():
-        if not -f.dim() <= dim < f.dim() or dim % f.dim() == network.call.batch_dim:
-            raise ValueError(f"outputs of shape {tuple(f.shape)} have no classes along dim={dim}")
+        if not -f.dim() <= dim < f.dim() or f.shape[dim] < 2:
+            raise ValueError(f"dim={dim} holds no classes: outputs of one example are {tuple(f.shape)}")
     return outputs

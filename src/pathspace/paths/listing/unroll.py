@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,20 +38,13 @@ from pathspace.network.trace.functions import (
     changes,
     short_name,
 )
-from pathspace.paths.listing.affine import (
-    NOT_WRITTEN,
-    Operation,
-    Terms,
-    check_terms,
-    floats,
-    split,
-    terms_of,
-)
+from pathspace.paths.listing.affine import NOT_WRITTEN, Operation, Terms, check_terms, floats, split, terms_of
 from pathspace.paths.listing.gates import REDUCED, Gated, gated, gated_by_data, is_relu
 from pathspace.paths.listing.loops import PackedSequences, bags, cell, layers
 from pathspace.paths.listing.probing import reads
 from pathspace.paths.listing.tensor_roles import JOINS, NONE, TensorRoles, Weights
 from pathspace.paths.space.reduction import ReductionGraph
+from pathspace.squared.precision import AtLeast
 
 
 class Unroller(TensorRoles, TorchFunctionMode):
@@ -70,14 +64,16 @@ class Unroller(TensorRoles, TorchFunctionMode):
         self.buffers: set[int] = set()  # the memory of the model's buffers, which may change
         self._packed = PackedSequences()
         self._terms_by_form: dict[tuple[Any, ...], tuple[Terms, Operation]] = {}
+        self._exact = cache(AtLeast(torch.float64).of)  # terms are looked up by the function
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        name = short_name(func)
+        func = self._exact(func)  # casts of the model lose nothing; what is found out about it has none
         if self.paused:
             return func(*args, **kwargs)
-        name = short_name(func)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if not self._apart:
             cut = self._cuts.get((name, self._calls[name]))
@@ -92,12 +88,8 @@ class Unroller(TensorRoles, TorchFunctionMode):
         data = any(id(t) in self._data for t in tensors)
         if any(id(t) in self._tails for t in tensors) or (units and self._ends(name, args, kwargs, tensors)):
             if weights:
-                raise UntraceableError(
-                    name,
-                    "",
-                    "a parameter meets what is no sum of paths, such as a weight made by relu or abs",
-                    NOT_WRITTEN,
-                )
+                why = "a parameter meets what is no sum of paths, such as a weight made by relu or abs"
+                raise UntraceableError(name, "", why, NOT_WRITTEN)
             entered = [node for t in tensors for node in self.before_the_end(t)]
             result = func(*args, **kwargs)
             self._tails.update((id(t), (t, entered)) for t in pytree.tree_leaves(result))
@@ -130,19 +122,11 @@ class Unroller(TensorRoles, TorchFunctionMode):
         if name == "__setitem__" and data and id(args[1]) in self._data:
             return self._masked_write(*args)
         if name == "batch_norm" and args[1] is None:
-            raise UntraceableError(
-                name,
-                "",
-                "it has no running statistics, so what it computes depends on the other examples of a batch",
-                "Build it with track_running_stats=True",
-            )
+            why = "it has no running statistics, so what it computes depends on the other examples of a batch"
+            raise UntraceableError(name, "", why, "Build it with track_running_stats=True")
         if name in _NORMALIZATIONS and (units or weights):
-            raise UntraceableError(
-                name,
-                "",
-                "it divides by a statistic of what enters, which is no fixed factor of a path",
-                NOT_WRITTEN,
-            )
+            why = "it divides by a statistic of what enters, which is no fixed factor of a path"
+            raise UntraceableError(name, "", why, NOT_WRITTEN)
         if name == "embedding_bag" and data:
             with self._written_out():
                 return bags(*args, **kwargs)
@@ -174,16 +158,13 @@ class Unroller(TensorRoles, TorchFunctionMode):
         entering = [t for t in tensors if self.is_unit(t)]
         # of parameters that lead to no output, and are outside the network, nothing is a unit
         if [self.is_unit(t) for t in tensors] != list(cut.entering) and (cut.counts or entering):
+            why = "the network was cut there, and written out the model takes another way than it did then"
             raise UntraceableError(
-                cut.operation,
-                cut.module,
-                "the network was cut there, and written out the model takes another way than it did then",
-                "Trace it in evaluation form (model.eval())",
+                cut.operation, cut.module, why, "Trace it in evaluation form (model.eval())"
             )
         if any(id(t) in self._weights for t in tensors):
-            raise UntraceableError(
-                cut.operation, cut.module, "it takes a parameter of the network", NOT_WRITTEN
-            )
+            why = "it takes a parameter of the network"
+            raise UntraceableError(cut.operation, cut.module, why, NOT_WRITTEN)
         before = [(t._version, t.detach().clone(), *self._units[id(t)]) for t in entering]
         result = func(*args, **kwargs)
         if cut.counts:

@@ -25,7 +25,6 @@ from pathspace.paths.listing.affine import NOT_WRITTEN
 from pathspace.paths.listing.unroll import Unroller
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph
 from pathspace.squared.normalization import Normalization
-from pathspace.squared.precision import AtLeast
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +257,7 @@ def _run(
     args, kwargs = arguments_in(example)
     args = [prepare(place, value) for place, value in enumerate(args)]
     kwargs = {name: prepare(name, value) for name, value in kwargs.items()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), AtLeast(torch.float64), uncompiled(), unroller:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), uncompiled(), unroller:
         returned = network.returned(model(*args, **kwargs))
     outputs = [node for t in returned for node in unroller.before_the_end(t)] + unroller.entered
     outputs = list({id(t): (t, n) for t, n in outputs}.values())

@@ -1,0 +1,82 @@
+"""Where constants made of buffers may come to differ from zero, whatever numbers these will hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.network.trace.functions import ARITHMETIC, tensors_in
+
+
+class OfBuffers(NamedTuple):
+    """A constant made of buffers, where it may come to differ from zero, and the names of the buffers."""
+
+    constant: Tensor
+    differs: Tensor
+    names: frozenset[str]
+
+
+def anywhere(like: Tensor) -> Tensor:
+    """Truth values of this shape, all true, in the memory of one."""
+    return torch.ones((), dtype=torch.bool).expand(like.shape)
+
+
+def differing(
+    name: str,
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    differs: Callable[[Tensor], Tensor],
+    *,
+    moves: bool,
+) -> list[Tensor] | None:
+    """Where the results of an operation on constants may differ from zero; None where anything may.
+
+    Args:
+        name: of the operation.
+        func: its function.
+        args: its arguments.
+        kwargs: those by name.
+        differs: where an argument may.
+        moves: whether it moves the elements of its first argument, and does no more.
+    """
+    if name in ARITHMETIC and len(args) > 1:
+        a, b = (differs(x) if isinstance(x, Tensor) else torch.tensor(x != 0) for x in args[:2])
+        if "div" in name:  # what is divided
+            return [(b if name.startswith("__r") else a).expand(torch.broadcast_shapes(a.shape, b.shape))]
+        return [a & b if "mul" in name else a | b]
+    if name.rstrip("_") in _ALIKE and isinstance(args[0], Tensor):
+        return [differs(args[0])]
+    if not moves and name not in _SUMS:
+        return None
+    taken = 1 if moves else len(args)
+    shown = pytree.tree_map_only(Tensor, lambda t: differs(t).float(), tuple(args[:taken]))
+    try:
+        made = func(*shown, *args[taken:], **kwargs)
+    except (RuntimeError, TypeError):  # such as numbers read as those of another type
+        return None
+    return [t != 0 for t in tensors_in([made], {})]
+
+
+_ALIKE = {
+    *(
+        "abs",
+        "neg",
+        "__neg__",
+        "negative",
+        "sqrt",
+        "square",
+        "relu",
+        "clone",
+        "contiguous",
+        "detach",
+        "to",
+        "float",
+    ),
+    *("double", "half", "bfloat16", "long", "int", "type", "cpu"),
+}
+_SUMS = {"sum", "mean", "cumsum", "matmul", "__matmul__", "mm", "bmm", "mv", "dot", "diag", "tril", "triu"}
