@@ -165,8 +165,9 @@ def check(ends, steps):
             model, network, name, "PathAdam" if rule == "all data" else rule, slice(None), steps
         )
         for other in ends:
-            # SOAP's basis turns with rounding: 2.5e-10 apart after fifty steps on a processor without AVX-512
-            near = 1e-8 if rule == "PathSOAP" and steps == STEPS else 1e-10
+            # SOAP's basis turns with rounding, by an amount that depends on the processor: 2e-10 apart after
+            # twelve steps with AVX-512, 2.5e-10 after fifty without. docs/optim.md promises 1e-8.
+            near = 1e-8 if rule == "PathSOAP" else 1e-10
             for parameter, end in other[name, rule].items():
                 assert_close(end, alone[parameter], rtol=near, atol=near, msg=f"{name}, {rule}: {parameter}")
 
