@@ -77,7 +77,10 @@ def where(recorder: Recorder, condition: Tensor, *branches: Any, **named: Any) -
     operands = tuple(t for t in reversed(both) if isinstance(t, Tensor))
     shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
     mask = condition.detach().to("cpu", copy=True) if gate is None else condition
-    if gate is not None or recorder.buffers_in(condition, "numbers", "single"):  # another choice may come
+    if gate is None and recorder.buffers_in(condition, "drawn"):
+        gate = recorder.value(condition)  # either branch may be taken
+    another_may_come = recorder.buffers_in(condition, "numbers", "single")
+    if gate is not None or another_may_come:
         labels = recorder.scales.unify(a.labels, b.labels).expand(shape)
     else:
         labels = torch.where(mask, recorder.scales.resolve(a.labels), recorder.scales.resolve(b.labels))

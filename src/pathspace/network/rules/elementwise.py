@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.network.trace.drawn import draws_in_training
 from pathspace.network.trace.functions import CLAMPS, changes
 from pathspace.network.trace.reasons import BOUNDED
 from pathspace.network.trace.recorder import Recorder
@@ -61,8 +62,18 @@ def unchanged(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> T
     if recorder.name.endswith("_") or inplace:
         recorder.check_write(input)
         return recorder.bind(input, value)
+    if _drops_nothing(recorder, args, kwargs):
+        return input  # torch returns the tensor itself, and a write into it is one into both
     fresh = torch.empty(value.shape, dtype=input.dtype, device="meta")
     return recorder.bind(fresh, apart(value))
+
+
+def _drops_nothing(recorder: Recorder, args: Any, kwargs: Any) -> bool:
+    """Return whether a dropout is the identity: in evaluation form, or with probability 0."""
+    if "dropout" not in recorder.name:
+        return False
+    probability = kwargs.get("p", args[0] if args else 0.5)
+    return probability == 0 or not draws_in_training(recorder.name, (None, *args), kwargs)
 
 
 def clamp(recorder: Recorder, x: Tensor, min: Any = None, max: Any = None) -> Tensor:

@@ -116,13 +116,6 @@ SHAPED_FACTORIES = frozenset(
 OF_FORM = frozenset(["view_as", "expand_as", "reshape_as", "type_as", "to"])
 """What takes no more than the form of the second tensor."""
 
-RANDOM = {
-    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
-    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"),
-    *("poisson", "binomial", "geometric_", "cauchy_", "log_normal_"),
-}
-"""What draws random numbers."""
-
 READS = {
     *("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__contains__"),
     *("equal", "allclose", "is_nonzero", "__array__", "cpu_item", "nonzero", "masked_select", "unique"),

@@ -21,8 +21,15 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import NoRule, UntraceableError
 from pathspace.network.program import Operation, Place
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
-from pathspace.network.rules.scale_free import SIGNS, noise
+from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
+from pathspace.network.trace.drawn import (
+    DRAWN,
+    RANDOM,
+    draws_in_training,
+    in_evaluation_form,
+    keeps_zeros,
+)
 from pathspace.network.trace.examples import place_of
 from pathspace.network.trace.functions import (
     ARITHMETIC,
@@ -32,7 +39,6 @@ from pathspace.network.trace.functions import (
     METADATA,
     NORMALIZATIONS,
     OF_FORM,
-    RANDOM,
     READS,
     SHAPED_FACTORIES,
     by_position,
@@ -215,11 +221,13 @@ class Interpreter(TorchFunctionMode):
     def _constant(self, args: Any, kwargs: Any) -> Any:
         """A function of constants only: computed for real, so that its values are known."""
         recorder, name = self.recorder, self.recorder.name
-        training = kwargs.get("training", args[2] if len(args) > 2 else True)
-        if name in RANDOM or ("dropout" in name and training):  # the numbers are inputs, as a mask is
+        if name in RANDOM:  # the numbers are inputs, as a mask is
             if name.endswith("_") and (args[0]._is_view() or id(args[0]) in self._viewed):
                 recorder.refuse("it writes random numbers through a view", "Draw a tensor of its own")
             return noise(recorder, args, kwargs)
+        drawn = draws_in_training(name, args, kwargs)
+        if drawn:
+            args, kwargs = in_evaluation_form(name, args, kwargs)
         # the model may have asked an empty tensor for its device
         real = {torch.device("meta"): torch.device("cpu")}
         args, kwargs = pytree.tree_map_only(
@@ -227,19 +235,24 @@ class Interpreter(TorchFunctionMode):
         )
         read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)  # by their values
         given = [of for t in read if (of := recorder.made_of_buffers(t))]
+        if name in READS and any(DRAWN in of.names for of in given):
+            recorder.refuse(*_BY_CHANCE)
         writes = changes(name) and bool(args)
         differ = None
-        if given:  # before it writes
+        if drawn:
+            constant = tensors_in(args, kwargs)[0]
+            differ = [recorder.differs(constant) if keeps_zeros(name) else anywhere(constant)]
+        elif given:  # before it writes
             moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
             differ = differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
         result = recorder.func(*args, **kwargs)
         made = tensors_in([args[0] if writes else result], {})
         self._viewed.update((id(t._base), t._base) for t in made if t._is_view())
-        if not given:
+        if not given and not drawn:
             return result
         if differ is None or [t.shape for t in differ] != [t.shape for t in made]:
             differ = map(anywhere, made)
-        names = frozenset[str]().union(*(of.names for of in given))
+        names = frozenset([DRAWN] if drawn else []).union(*(of.names for of in given))
         for tensor, differs in zip(made, differ, strict=True):
             base = tensor if tensor._base is None else tensor._base
             if id(base) in self._viewed and args and tensor is args[0]:
@@ -252,6 +265,9 @@ class Interpreter(TorchFunctionMode):
     def _deciding(self, constant: Tensor) -> frozenset[str]:
         """Names of the buffers that a constant was made of, if scales go by its values."""
         name = self.recorder.name
+        chooses = not constant.is_floating_point() and name not in (*ARITHMETIC, *CHOICES, *COMPARISONS)
+        if chooses and self.recorder.buffers_in(constant, "drawn"):
+            self.recorder.refuse(*_BY_CHANCE)
         if constant.is_floating_point() or name in ARITHMETIC:  # numbers matter where a mask makes them zero
             return self.recorder.buffers_in(constant, "mask")
         if name in CHOICES:
@@ -351,6 +367,10 @@ def _shaped_factory(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 _TRANSFORMED = (
     "it runs inside torch.func (vmap, grad, jvp), whose tensors tracing does not see",
     "Write it out for the whole batch, or leave the module that calls torch.func outside",
+)
+_BY_CHANCE = (
+    "random numbers that are drawn in training decide which steps it takes, so it has no single graph",
+    "Trace it in evaluation form (model.eval()), or multiply by the random numbers in the place of choosing by them",
 )
 _UNREGISTERED = (
     "it uses a parameter that model.parameters() does not list, or what was made of one before or lies in its memory",

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from pathspace.network.errors import MixedExamples, NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
+from pathspace.network.trace.drawn import DRAWN
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import says_meta, short_name, tensors_in, with_sizes, without_values
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
@@ -51,9 +52,8 @@ class Recorder:
         # names of the buffers that were written into memory with views, by the id of its owner
         self.written: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self.own: dict[int, str] = {}  # the buffers themselves, by the id of the copy
-        self.kinds: dict[
-            str, str
-        ] = {}  # what each holds: a mask, indices, numbers or a single one, which counts
+        # what each holds: a mask, indices, numbers, a single one, which counts, or random draws
+        self.kinds: dict[str, str] = {DRAWN: "drawn"}
         self.constants: set[str] = set()  # names of buffers whose values decided on scales
         self.extra_outputs: list[Value] = []  # what flows into modules left outside
         self.origins: dict[int, Origin] = {}  # slots of inputs that the network itself had a part in
@@ -129,7 +129,7 @@ class Recorder:
     def differs(self, constant: Tensor) -> Tensor:
         """Where a constant may come to differ from zero. Masks do not change, as they are watched."""
         of = self.made_of_buffers(constant)
-        unsure = of is not None and self.buffers_in(constant, "indices", "numbers", "single")
+        unsure = of is not None and self.buffers_in(constant, "indices", "numbers", "single", "drawn")
         return of.differs if of is not None and unsure else constant != 0
 
     def made_of_buffers(self, constant: Tensor) -> OfBuffers | None:

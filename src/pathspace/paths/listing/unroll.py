@@ -29,11 +29,11 @@ from pathspace.network.program import Cut
 from pathspace.network.rules import RULES
 from pathspace.network.rules.elementwise import counted
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
+from pathspace.network.trace.drawn import RANDOM
 from pathspace.network.trace.functions import (
     CLAMPS,
     ENDINGS,
     OF_FORM,
-    RANDOM,
     SHAPED_FACTORIES,
     changes,
     short_name,

@@ -1,0 +1,60 @@
+"""Functions that draw random numbers, and what a trace makes of them.
+
+No trace draws. What ``rand`` returns is an input of the network, as a mask is. Dropout of a constant, and other
+functions that draw in training only, are read in evaluation form: path norm and kappa are those of the network without
+drops. That such values change from call to call is remembered, since no scale may depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RANDOM = {
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like"),
+    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"),
+    *("poisson", "binomial", "geometric_", "cauchy_", "log_normal_", "gumbel_softmax"),
+    *("fractional_max_pool2d", "fractional_max_pool3d", "_standard_gamma", "_sample_dirichlet"),
+    *("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices"),
+}
+"""What draws random numbers in training and in evaluation form."""
+
+DRAWN = "a random draw"
+"""Stands among the names of the buffers that a constant was made of, if a part of it was drawn."""
+
+_BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+_TRAINING = {
+    **dict.fromkeys(_BY_DEFAULT, 2),
+    **dict.fromkeys(["feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"], 2),
+    "rrelu": 3,
+}
+"""Where the argument ``training`` stands."""
+
+
+def draws_in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call draws because the model is in training form."""
+    stem = name.rstrip("_")
+    if stem not in _TRAINING:
+        return False
+    for key in ("training", "train"):
+        if key in kwargs:
+            return bool(kwargs[key])
+    place = _TRAINING[stem]
+    return bool(args[place]) if len(args) > place else stem in _BY_DEFAULT
+
+
+def in_evaluation_form(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of such a call for evaluation."""
+    place = _TRAINING[name.rstrip("_")]
+    for key in ("training", "train"):
+        if key in kwargs:
+            return args, {**kwargs, key: False}
+    if len(args) > place:
+        return (*args[:place], False, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "training": False}
+
+
+def keeps_zeros(name: str) -> bool:
+    """Return whether a zero stays one: alpha dropout puts another number in the place of what it drops."""
+    return "alpha" not in name
