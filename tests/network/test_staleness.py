@@ -1,5 +1,7 @@
 """What may change in a traced model, and what may not."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -406,3 +408,132 @@ def test_a_compiled_part_keeps_its_masks():
     part.own.logical_not_()
     with pytest.raises(RuntimeError, match=r"buffer '1\.own' has other values"):
         network.check_current()
+
+
+class Scaled(nn.Module):
+    """Layers whose attributes the forward pass reads, and some that it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3, padding=2)
+        self.norm, self.pool = nn.BatchNorm1d(4), nn.MaxPool1d(2)
+        self.out = nn.Linear(4, 2)
+        self.slope, self.act, self.sizes, self.calls = 0.1, functional.relu, [1, 2], 0
+        self.dropped, self.note, self.keep = 0.5, "unused", torch.tensor([True, True, True, True])
+        self.used = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.pool(self.act(self.norm(self.conv(x)))).mean(-1)
+        return self.finish(functional.dropout(h, self.dropped * 0) * self.keep)
+
+    def finish(self, h):
+        h = functional.leaky_relu(self.used(h), getattr(self, "slope"))  # noqa: B009 -- read by its name
+        return self.out(h) * self.sizes[0]
+
+
+def _class_swapped(model):
+    model.norm.__class__ = nn.Identity
+
+
+def _forward_swapped(model):
+    model.pool.forward = lambda x: x
+
+
+def _untied(model):
+    model.used.weight = nn.Parameter(model.used.weight.detach().clone())
+
+
+WATCHED = {
+    "dilation": (lambda m: setattr(m.conv, "dilation", (2,)), r"attribute 'conv\.dilation' was \(1,\)"),
+    "padding mode": (lambda m: setattr(m.conv, "padding_mode", "circular"), r"'conv\.padding_mode'"),
+    "kernel of a pool": (
+        lambda m: setattr(m.pool, "kernel_size", 3),
+        r"'pool\.kernel_size' was 2 .* is 3 now",
+    ),
+    "eps": (lambda m: setattr(m.norm, "eps", 1.0), r"'norm\.eps'"),
+    "statistics": (lambda m: setattr(m.norm, "track_running_stats", False), r"'norm\.track_running_stats'"),
+    "number by name": (lambda m: setattr(m, "slope", 0.2), r"attribute 'slope' was 0\.1 .* is 0\.2 now"),
+    "function": (lambda m: setattr(m, "act", torch.tanh), "attribute 'act'"),
+    "list": (lambda m: m.sizes.__setitem__(0, 3), r"'sizes' was \[1, 2\] .* is \[3, 2\] now"),
+    "mask in an attribute": (lambda m: m.keep.__setitem__(1, False), "'keep' has other values"),
+    "class": (_class_swapped, "forward of the module 'norm'"),
+    "forward": (_forward_swapped, "forward of the module 'pool'"),
+}
+
+
+@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_the_forward_pass_may_read_is_watched(name, copied):
+    change, says = WATCHED[name]
+    torch.manual_seed(0)
+    model = Scaled()
+    network = ps.trace(model, torch.randn(3, 1, 8))
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1)
+    change(model)
+    if copied:
+        model, network = copy.deepcopy((model, network))
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    with pytest.raises(RuntimeError, match=says):
+        ps.rescaling.random_rescale_(network)
+    if not copied:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        with pytest.raises(RuntimeError, match=says):
+            optimizer.step()
+    assert all(torch.equal(p, before[key]) for key, p in model.named_parameters())
+
+
+def test_what_the_forward_pass_does_not_read_may_change():
+    model = Scaled()
+    network = ps.trace(model, torch.randn(3, 1, 8))
+    model(torch.randn(3, 1, 8))  # counts its calls
+    model.note, model.dropped, model.norm.momentum, model.epoch = "other", 0.1, 0.5, 3
+    model.conv.register_forward_hook(lambda *_: None)
+    network.check_current()
+    model.forward = torch.compile(model.forward)
+    network.check_current()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.between, self.head = nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 7)
+        self.head.weight = self.embed.weight
+
+    def forward(self, t):
+        return self.head(torch.relu(self.between(torch.relu(self.embed(t)))))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("name", ["embed", "head"])
+def test_a_shared_parameter_that_is_untied_is_refused(name, copied):
+    model = Tied()
+    network = ps.trace(model, torch.arange(7))
+    layer = getattr(model, name)
+    layer.weight = nn.Parameter(layer.weight.detach().clone())
+    if copied:
+        model, network = copy.deepcopy((model, network))
+    for use in (ps.paths.kappa, ps.rescaling.random_rescale_, ps.rescaling.balance_):
+        with pytest.raises(RuntimeError, match=r"one parameter when|was replaced after tracing"):
+            use(network)
+    with pytest.raises(RuntimeError, match=r"one parameter when|was replaced after tracing"):
+        ps.optim.PathSGD(model.parameters(), network, lr=0.1)
+
+
+def test_a_module_replaced_before_the_first_use_is_refused():
+    model, network = traced()
+    model[1] = nn.Tanh()
+    with pytest.raises(RuntimeError, match=r"module '1' \(ReLU\) was replaced after tracing, by Tanh"):
+        ps.paths.kappa(network)
+
+
+def test_a_hook_on_all_modules_is_told_of():
+    _, network = traced()
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: given[-1])
+    try:
+        with pytest.warns(UserWarning, match="a forward hook on all modules was registered"):
+            network.check_current()
+        network.check_current()  # told once
+    finally:
+        handle.remove()

@@ -83,13 +83,17 @@ def test_threads_find_what_one_finds_and_leave_the_process_as_it_was():
 
 @pytest.mark.parametrize("call", [ps.paths.path_jacobian, ps.paths.unroll, ps.paths.enumerate_paths])
 def test_a_failure_leaves_the_process_as_it_was(call):
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    broken = []
+
+    class Breaks(nn.ReLU):
+        def forward(self, input):
+            if broken:
+                raise OSError("on purpose")
+            return super().forward(input)
+
+    model = nn.Sequential(nn.Linear(3, 4), Breaks(), nn.Linear(4, 2))
     network = ps.trace(model, torch.zeros(2, 3))
-
-    def fails(*_):
-        raise OSError("on purpose")
-
-    model[1].forward = fails
+    broken.append(True)
     before = process_state()
     with pytest.raises(OSError, match="on purpose"):
         call(network)

@@ -330,10 +330,24 @@ def test_bad_options_are_refused(optimizer, options, message):
         optimizer(model.parameters(), ps.trace(model, x), **options)
 
 
-def test_other_forward_pass_leaves_parameters_unchanged():
+def test_another_forward_is_refused():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, torch.zeros(1, 2)))
     model[1].forward = nn.functional.leaky_relu
+    with pytest.raises(RuntimeError, match="forward of the module '1' is another function"):
+        optimizer.step()
+
+
+def test_a_forward_pass_that_depends_on_more_than_a_trace_sees_leaves_parameters_unchanged():
+    other = []
+
+    class Switched(nn.ReLU):
+        def forward(self, input):
+            return nn.functional.leaky_relu(input) if other else super().forward(input)
+
+    model = nn.Sequential(nn.Linear(2, 3), Switched(), nn.Linear(3, 1))
+    optimizer = ps.optim.DDPSGD(model.parameters(), ps.trace(model, torch.zeros(1, 2)))
+    other.append(True)
     model(torch.randn(4, 2)).sum().backward()
     before = weights(model)
     with pytest.raises(ps.network.UnmatchedForwardError, match="leaky_relu"):

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections import defaultdict
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -380,13 +381,13 @@ class TwoOutputs(nn.Module):
         super().__init__()
         self.rnn = nn.RNN(2, 3, 2, nonlinearity="relu", batch_first=True)
         self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
-        self.spoilt = False
+        self.switch = SimpleNamespace(spoilt=False)  # which no trace watches
 
     def forward(self, x):
         steps, state = self.rnn(x)
         last = steps[:, -1]
         result = {"first": self.first(last), "state": state, "second": self.second(last)}
-        if self.spoilt:
+        if self.switch.spoilt:
             result["second"] = self.second(torch.tanh(last))
         return result
 
@@ -414,10 +415,11 @@ class Deep(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-        self.first, self.second, self.spoilt = nn.Linear(4, 2), nn.Linear(4, 2), False
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.switch = SimpleNamespace(spoilt=False)  # which no trace watches
 
     def forward(self, x):
-        h = self.body(x).tanh() if self.spoilt else self.body(x)
+        h = self.body(x).tanh() if self.switch.spoilt else self.body(x)
         return (self.first(h), self.second(h)) if self.training else self.first(h)
 
 
@@ -430,7 +432,7 @@ def test_a_head_that_is_there_in_training_only_is_balanced_too():
     assert bool((factors != 1).all())
     for then, now in zip(before, model(x), strict=True):
         assert_close(now, then)
-    model.spoilt = True  # no longer the network that was traced
+    model.switch.spoilt = True  # no longer the network that was traced
     ps.rescaling.random_rescale_(network, 0.1, 10.0, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ps.rescaling.FunctionChangedError, match="output 0"):
         ps.rescaling.balance_(network, x)
@@ -439,7 +441,7 @@ def test_a_head_that_is_there_in_training_only_is_balanced_too():
 @pytest.mark.parametrize("tolerance", [None, 1e-3])
 def test_the_check_undoes_what_moved_the_function(tolerance):
     model, network, example = two_outputs()
-    model.spoilt = True  # no longer the network that was traced
+    model.switch.spoilt = True  # no longer the network that was traced
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ps.rescaling.FunctionChangedError, match=r"output 1 .* moved by 0\.\d+"):
         ps.rescaling.balance_(network, example, tolerance=tolerance)

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pathspace.network.attributes import Attributes
 from pathspace.network.errors import expect_network
-from pathspace.network.places import Places
 from pathspace.network.program import Cut, Program, told
 from pathspace.network.sharded import WHAT_TO_DO
+from pathspace.network.staleness import StalenessCheck
 from pathspace.network.units import EdgeLabels, UnitClass
 from pathspace.squared.parts import is_split
 from pathspace.squared.tape import Tape
@@ -37,6 +38,9 @@ class Call:
         outside: paths of the modules left to the plain rule.
         constants: name -> values of the buffers that decided the network: masks and indices, on the CPU.
         unused: names of the parameters that it did not use, or not as a whole, but for those of the modules outside.
+        tied: second names of shared parameters, each with the first.
+        attributes: plain attributes of modules that the forward pass may have read.
+        forwards: the function that each module ran, by its path.
     """
 
     arguments: Any
@@ -45,6 +49,9 @@ class Call:
     outside: frozenset[str]
     constants: Mapping[str, Tensor]
     unused: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...] = ()
+    attributes: Attributes = field(default_factory=dict)
+    forwards: Mapping[str, Any] = field(default_factory=dict)
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -123,8 +130,21 @@ class Network:
         return (self.model.get_parameter(name) if outside else self.model.get_buffer(name)).detach()
 
     @cached_property
-    def _places(self) -> Places:
-        return Places(self.model, self.parameters, self.call.outside, self.call.constants)
+    def _staleness(self) -> StalenessCheck:
+        call = self.call
+        return StalenessCheck(
+            self.model,
+            self.parameters,
+            call.outside,
+            call.constants,
+            tied=call.tied,
+            attributes=call.attributes,
+            forwards=call.forwards,
+        )
+
+    def watch(self) -> None:
+        """From now on, notice what changes in the model."""
+        _ = self._staleness
 
     def check_current(self, *, parts: bool = False) -> None:
         """Raise RuntimeError if modules, parameters or masks of the model are no longer those that were traced.
@@ -133,11 +153,13 @@ class Network:
             parts: whether parameters may be split over processes by FSDP since; the network follows these, in the
                 place of the whole ones.
         """
-        split = self._places.check()
+        if "_stale" in self.__dict__:
+            raise RuntimeError(self.__dict__["_stale"])
+        split = self._staleness.check()
         if split:
             # the only change ever made to a network: whoever keeps it would keep the whole weights in memory
             self.__dict__["parameters"] = MappingProxyType({**self.parameters, **split})
-            for name in ("names_by_id", "splits", "_places"):
+            for name in ("names_by_id", "splits", "_staleness"):
                 self.__dict__.pop(name, None)
         if self.splits and not parts:
             raise RuntimeError(
@@ -198,6 +220,10 @@ class Network:
         parameters = MappingProxyType({name: copy.deepcopy(p, memo) for name, p in self.parameters.items()})
         created = replace(self, model=model, parameters=parameters)
         created.rescalings["done"] = self.rescalings["done"]
+        try:
+            self._staleness.check()
+        except RuntimeError as error:  # the copy of a network that does not fit its model does not fit either
+            created.__dict__["_stale"] = str(error)
         return created
 
     def __reduce__(self) -> Any:

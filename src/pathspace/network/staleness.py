@@ -1,12 +1,16 @@
-"""Where the parts of a traced model stand, and whether they still do."""
+"""Whether a model is still the one that was traced: its modules, shared parameters, attributes, masks and functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
 
+from pathspace.network.attributes import Attributes, runs
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
 
@@ -14,14 +18,17 @@ from pathspace.squared.parts import is_split
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class Places:
-    """The modules of a model and the parameters of its network, as they are now.
+class StalenessCheck:
+    """A record of a traced model, to compare with what it is later.
 
     Args:
         model: the model.
         parameters: name -> parameter of the network.
         outside: paths of modules that the network leaves out; what they are made of may change.
         constants: name -> values of the buffers that decided the network.
+        tied: second names of shared parameters, each with the first.
+        attributes: plain attributes that the forward pass may have read.
+        forwards: the function that each module ran, by its path.
     """
 
     def __init__(
@@ -30,6 +37,9 @@ class Places:
         parameters: Mapping[str, nn.Parameter],
         outside: frozenset[str],
         constants: Mapping[str, Tensor],
+        tied: Sequence[tuple[str, str]] = (),
+        attributes: Attributes | None = None,
+        forwards: Mapping[str, Any] | None = None,
     ) -> None:
         self._model = model
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
@@ -50,6 +60,19 @@ class Places:
                 (model.get_submodule(path)._parameters, leaf, parameter, parameter.shape, name)
             )
 
+        self._tied = [(second, first) for second, first in tied if first in parameters]
+        modules = dict(model.named_modules())
+        self._attributes = [
+            (vars(modules[path]), key, value, f"{path}.{key}".lstrip("."))
+            for (path, key), value in (attributes or {}).items()
+            if path in modules
+        ]
+        self._forwards = [
+            (modules[path], type(modules[path]), function, path)
+            for path, function in (forwards or {}).items()
+            if path in modules
+        ]
+        self._global_hooks = _global_hooks()
         self._constants = constants
         self._seen: dict[str, tuple[Tensor, int]] = {}  # buffers that had these values, and their version
 
@@ -97,9 +120,42 @@ class Places:
                     "conversion, a move from the meta or to another kind of device, or load_state_dict with "
                     "assign=True): trace the model again"
                 )
+        for second, first in self._tied:
+            self._check_tie(second, first)
+        for held, key, value, name in self._attributes:
+            now = held.get(key, _MISSING)
+            if now is not value and not _equal(now, value):
+                raise RuntimeError(_changed(name, value, now))
+        for module, kind, function, path in self._forwards:
+            as_it_was = type(module) is kind and "forward" not in module.__dict__ and kind.forward is function
+            if not as_it_was and not runs(module, function):
+                raise RuntimeError(
+                    f"the forward of {_named(path)} is another function than when the model was traced: trace the "
+                    "model again, and make a new optimizer"
+                )
+        self._warn_of_global_hooks()
         for name, values in self._constants.items():
             self._check_constant(name, values)
         return split
+
+    def _check_tie(self, second: str, first: str) -> None:
+        """Raise RuntimeError if two names of one parameter are names of two by now."""
+        if self._parameter(second) is not self._parameter(first):
+            raise RuntimeError(
+                f"'{second}' and '{first}' were one parameter when the model was traced and are two now (it was "
+                "replaced after tracing, or untied): trace the model again, and make a new optimizer"
+            )
+
+    def _warn_of_global_hooks(self) -> None:
+        """Warn once of forward hooks on all modules that were registered after tracing."""
+        now = _global_hooks()
+        if now - self._global_hooks:
+            self._global_hooks = now
+            warnings.warn(
+                "a forward hook on all modules was registered after the model was traced. If it changes what modules "
+                "return, the network is another one: trace the model with the hook in place",
+                stacklevel=2,
+            )
 
     def _check_constant(self, name: str, values: Tensor) -> None:
         """Raise RuntimeError if a mask or an index has other values; compared only where something was written."""
@@ -134,3 +190,34 @@ class Places:
 def _wraps(found: nn.Module | None, child: nn.Module) -> bool:
     """Whether a module has another one inside, as what torch.compile returns."""
     return found is not None and any(one is child for one in found.modules())
+
+
+_MISSING = object()
+
+
+def _global_hooks() -> frozenset[int]:
+    """Return the numbers of the forward hooks on all modules."""
+    before, after = global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks
+    return frozenset([*before, *after]) if before or after else frozenset()
+
+
+def _equal(now: Any, value: Any) -> bool:
+    """Return whether an attribute has the value that it had; a bound method is compared by its function."""
+    if type(now) is not type(value):
+        return False
+    return getattr(now, "__func__", now) == getattr(value, "__func__", value) or (
+        now != now and value != value
+    )
+
+
+def _changed(name: str, value: Any, now: Any) -> str:
+    is_now = "is gone" if now is _MISSING else f"is {now!r} now"
+    return (
+        f"the attribute '{name}' was {value!r} when the model was traced and {is_now}, and the forward pass may read "
+        "it: trace the model again, and make a new optimizer. Keep a number that a schedule changes in a buffer "
+        "(register_buffer), whose numbers may change"
+    )
+
+
+def _named(path: str) -> str:
+    return f"the module '{path}'" if path else "the model"

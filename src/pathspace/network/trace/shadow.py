@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -44,11 +44,23 @@ def shadow_of(model: nn.Module, recorder: Recorder) -> tuple[nn.Module, dict[str
                 recorder.real[id(empty)] = recorder.copy_buffer(buffer, name)
         else:
             memo[id(buffer)] = recorder.copy_buffer(buffer, name)
+    for name, held in _plain_tensors(model):  # as buffers, whose values a trace may go by
+        if id(held) not in memo:
+            memo[id(held)] = recorder.copy_buffer(held, name)
     shadow = copy.deepcopy(model, memo | _optimizers_of(model) | _empty_hooks_of(model))
     for module in shadow.modules():
         if isinstance(module, _SpectralNorm):  # in training it writes into its buffers, whatever it returns
             module.eval()
     return shadow, parameters
+
+
+def _plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are attributes of modules and neither parameters nor buffers, with their names."""
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            plain = type(value) is Tensor and value.layout is torch.strided and not value.is_meta
+            if plain and value.is_leaf and not value.requires_grad:
+                yield f"{path}.{key}".lstrip("."), value
 
 
 def made_by_hooks(model: nn.Module) -> list[Tensor]:

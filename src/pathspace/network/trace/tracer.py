@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
+from pathspace.network.attributes import Attributes, forwards, present, unchanged, watched
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
@@ -111,6 +112,7 @@ def trace(
         raise with_all_obstacles(
             error, model, names, lambda left: replace(plan, outside=left).network(batch_dim)
         ) from None
+    network.watch()
     if not network.num_classes:
         warnings.warn(_without_classes(network), stacklevel=2)
     return network
@@ -240,6 +242,8 @@ class _Plan:
         observe(shadow, interpreter, self.outside)
         with uncompiled(), torch.no_grad(), interpreter:
             before, kept = dict(shadow.named_parameters()), kept_by(shadow)
+            attributes = watched(self.model, self.outside)
+            held = present(shadow, attributes)
             result = _run(recorder, shadow, args, kwargs)
             _check_own(recorder, before, shadow)
             picked = result if self.output is None else self.output(result)
@@ -253,17 +257,40 @@ class _Plan:
             for n, p in before.items()
             if id(p) not in recorder.read and id(parameters[n]) not in owned and p.numel() > 1
         )
-        call = self._call(batch_dim, recorder.constants, unused)
+        as_before = unchanged(held, present(shadow, attributes))
+        attributes = {place: value for place, value in attributes.items() if place in as_before}
+        call = self._call(batch_dim, recorder.constants, unused, attributes)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
         _check_types(network.parameters, torch.is_floating_point)
         return _Pass(network, coverage(recorder), examples)
 
-    def _call(self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...]) -> Call:
+    def _call(
+        self, batch_dim: int | None, constants: Set[str], unused: tuple[str, ...], attributes: Attributes
+    ) -> Call:
         empty = pytree.tree_map_only(
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), self.example_input
         )
-        values = {n: self.model.get_buffer(n).detach().to("cpu", copy=True) for n in sorted(constants)}
-        return Call(empty, batch_dim, self.states, frozenset(self.outside), values, unused)
+        values = {n: _tensor_at(self.model, n).detach().to("cpu", copy=True) for n in sorted(constants)}
+        first = {id(p): name for name, p in self.model.named_parameters()}
+        every = self.model.named_parameters(remove_duplicate=False)
+        tied = tuple((name, first[id(p)]) for name, p in every if first[id(p)] != name)
+        return Call(
+            empty,
+            batch_dim,
+            self.states,
+            frozenset(self.outside),
+            values,
+            unused,
+            tied,
+            attributes,
+            forwards(self.model, self.outside),
+        )
+
+
+def _tensor_at(model: nn.Module, name: str) -> Tensor:
+    """Return a buffer, or a tensor that is a plain attribute of a module."""
+    path, _, key = name.rpartition(".")
+    return getattr(model.get_submodule(path), key)
 
 
 def _placed(one: Network, two: Network) -> Network:

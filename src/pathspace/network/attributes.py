@@ -1,0 +1,165 @@
+"""Plain attributes of modules that a forward pass may read, and the functions that it runs.
+
+A trace holds for the stride, the slope or the flag that it met. Which attributes a forward pass reads is told from its
+code: the names that occur in ``forward``, and in the methods and functions that it calls. Strings there count too, for
+``getattr``. These may be too many names, but the code writes out all that it reads.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+Attributes = Mapping[tuple[str, str], Any]
+"""(Path of a module, name of its attribute) -> value."""
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    range,
+    slice,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+)
+_CONTAINERS = (tuple, list, set, frozenset)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
+"""Torch's own attributes of modules; the momentum of running statistics has no part in what training computes."""
+
+
+def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return the plain attributes that the forward pass of a model may read.
+
+    Probabilities of dropping (names with ``drop`` in them) are left out: all paths count, whatever is dropped.
+
+    Args:
+        model: any module.
+        outside: paths of modules whose attributes do not matter.
+
+    Returns:
+        Copies of the values, by the path of the module and the name of the attribute.
+    """
+    modules = dict(_inside(model, outside))
+    names = frozenset[str]().union(*(_names_of(type(m), forward_of(m)) for m in modules.values()))
+    result = {}
+    for path, module in modules.items():
+        for key, value in vars(module).items():
+            if key in names and key not in _OF_TORCH and "drop" not in key and is_plain(value):
+                result[path, key] = _copied(value)
+    return result
+
+
+def unchanged(before: Attributes, after: Attributes) -> set[tuple[str, str]]:
+    """Return the places of attributes that a call left as they were; what it changes itself may change later."""
+    return {place for place, value in before.items() if place in after and _same(after[place], value)}
+
+
+def present(model: nn.Module, places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+    """Return the attributes at some places, as they are now."""
+    modules = dict(model.named_modules())
+    held = ((place, vars(modules[place[0]])) for place in places if place[0] in modules)
+    return {place: _copied(values[place[1]]) for place, values in held if place[1] in values}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and a == b)
+
+
+def forwards(model: nn.Module, outside: Iterable[str]) -> dict[str, Any]:
+    """Return the function that each module runs as its ``forward``, by path."""
+    return {path: forward_of(module) for path, module in _inside(model, outside)}
+
+
+def forward_of(module: nn.Module) -> Any:
+    """Return the function behind ``module.forward``, an attribute of the module or of its class."""
+    found = vars(module).get("forward", type(module).forward)
+    return getattr(found, "__func__", found)
+
+
+def runs(module: nn.Module, function: Any) -> bool:
+    """Return whether a module's forward is a function, or wraps it (autocast, ``torch.compile``)."""
+    found = forward_of(module)
+    for _ in range(10):
+        if found is function or found is None:
+            return found is function
+        inner = getattr(found, "__wrapped__", None) or getattr(found, "_torchdynamo_orig_callable", None)
+        found = getattr(inner, "__func__", inner)
+    return False
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a string or a function, or a container of such."""
+    if isinstance(value, _CONTAINERS):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return isinstance(value, (*_PLAIN, *_FUNCTIONS))
+
+
+def _inside(model: nn.Module, outside: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    left = tuple(outside)
+    for path, module in model.named_modules():
+        if not any(path == one or path.startswith(f"{one}.") for one in left):
+            yield path, module
+
+
+def _copied(value: Any) -> Any:
+    """Return a value whose containers are new ones, which nobody changes."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return set(value) if isinstance(value, set) else value
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_of(kind: type, forward: Any) -> frozenset[str]:
+    """Return the names in the code of a class of modules: of ``forward`` and what it calls."""
+    names = set[str]()
+    left = [forward, *_methods(kind, "forward")]
+    seen = set[CodeType]()
+    while left:
+        function = left.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        found = _names_in(code)
+        names |= found
+        for name in found:
+            left += _methods(kind, name)
+            called = getattr(function, "__globals__", {}).get(name)
+            called = getattr(called, "__wrapped__", called)
+            if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
+                left.append(called)
+    return frozenset(names)
+
+
+def _methods(kind: type, name: str) -> list[Callable[..., Any]]:
+    """Return the functions behind a name in a class and its bases; of a property, its getter."""
+    found = [vars(base)[name] for base in kind.__mro__[:-1] if base is not nn.Module and name in vars(base)]
+    plain = [getattr(one, "fget", None) or getattr(one, "func", None) or one for one in found]
+    return [getattr(one, "__wrapped__", None) or getattr(one, "__func__", one) for one in plain]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names and strings in code, and in the functions that it defines."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            found.add(constant)
+        elif isinstance(constant, CodeType):
+            found |= _names_in(constant)
+    return found
