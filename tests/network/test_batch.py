@@ -7,6 +7,7 @@ Functions take the model, its units h ``[B, T, 6]`` or ``[B, 6]``, and what the 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import pathspace as ps
 
@@ -169,3 +170,53 @@ def test_follows_the_batch(name):
             torch.cat(alone, batch if name != "last step of merged rows" else 0), before
         )
         assert ps.trace(model, x, batch_dim=batch).num_classes == network.num_classes
+
+
+class Branches(nn.Module):
+    """Another way for other numbers of examples."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.o = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6)
+        self._function = function
+
+    def forward(self, x):
+        return self.o(self._function(self, self.a(x).relu()))
+
+
+BRANCHES = {
+    "a layer": lambda m, h: h if len(h) > 3 else m.b(h).relu(),
+    "another activation": lambda m, h: h.tanh() if len(h) > 3 else h,
+    "one of two weights": lambda m, h: functional.linear(h, (m.b if len(h) > 3 else m.c).weight),
+    "for one alone": lambda m, h: h if len(h) > 1 else m.b(h).relu(),
+    "an order": lambda m, h: h.flip(1) + h if len(h) > 3 else h,
+    "zeros": lambda m, h: h * 0 if len(h) > 3 else h,
+}
+
+
+@pytest.mark.parametrize("batch_dim", ["auto", 0])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_forward_pass_that_branches_on_the_number_of_examples_is_refused(name, batch_dim):
+    torch.manual_seed(0)
+    model = Branches(BRANCHES[name])
+    with pytest.raises(ps.UntraceableError):
+        ps.trace(model, torch.randn(5, 4), batch_dim=batch_dim)
+
+
+NO_BRANCHES = {
+    "a check": lambda m, h: h if len(h) < 100 else None,
+    "an unsqueezed batch": lambda m, h: h[None][0] if len(h) > 3 else h,
+    "a loop over examples": lambda m, h: torch.stack([row * 1.0 for row in h.unsqueeze(0)])[0],
+}
+
+
+@pytest.mark.parametrize("name", NO_BRANCHES)
+def test_a_question_for_the_number_of_examples_that_changes_nothing_is_followed(name):
+    torch.manual_seed(0)
+    model, x = Branches(NO_BRANCHES[name]).double(), torch.randn(5, 4, dtype=torch.float64)
+    network = ps.trace(model, x)
+    assert network.num_classes == 6
+    outputs = [model(x[:n]) for n in (1, 2, 5)]
+    ps.rescaling.random_rescale_(network, powers_of_two=True)
+    assert all(torch.equal(model(x[:n]), y) for n, y in zip((1, 2, 5), outputs, strict=True))

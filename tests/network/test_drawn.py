@@ -81,6 +81,8 @@ def test_a_trace_depends_on_no_draw(draw, use):
 
 
 CHOOSING = {
+    "layerdrop": lambda m, h: h if torch.rand([]) < 0.5 else h + m.kernel,
+    "one of several": lambda _, h: h if torch.rand_like(h[0, 0]) < 0.5 else h.tanh(),
     "an index": lambda m, h: h[:, functional.dropout(m.table, 0.5, m.training) > 0],
     "a question": lambda m, h: h if functional.dropout(m.table, 0.5, m.training).sum() > 0 else h.abs(),
     "a number": lambda m, h: h * float(functional.dropout(m.table, 0.5, m.training)[0]),
@@ -90,7 +92,7 @@ CHOOSING = {
 @pytest.mark.parametrize("name", CHOOSING)
 def test_no_draw_decides_on_steps(name):
     model = Model(CHOOSING[name], (4,)).train()
-    with pytest.raises(ps.UntraceableError, match="random numbers that are drawn in training"):
+    with pytest.raises(ps.UntraceableError, match="random numbers that it draws decide"):
         ps.trace(model, torch.randn(5, 3, **DOUBLE))
 
 

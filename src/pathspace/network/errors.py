@@ -26,6 +26,12 @@ class UntraceableError(ValueError):
         place = f"module '{module}'" if module else "the model's own forward"
         super().__init__(f"cannot trace '{operation}' in {place}: {reason}. {advice or _advice(module)}")
 
+    def public(self) -> UntraceableError:
+        """Return the error under the name that users catch: ``NoRule`` is a distinction within a trace."""
+        if type(self) is UntraceableError:
+            return self
+        return UntraceableError(self.operation, self.module, self.reason, self.advice)
+
     def __reduce__(self) -> Any:
         return type(self), (self.operation, self.module, self.reason, self.advice), vars(self)
 

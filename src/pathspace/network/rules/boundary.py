@@ -15,7 +15,6 @@ parameters. So does a second pass of one that has its examples in places unknown
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +44,8 @@ def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refus
     result, changed = _run(recorder, args, kwargs, refusal)
     if changed:
         _check_write(recorder, changed, tensors[0], traced[0], result)
+    elif any(result is t for t in tensors):  # h.real of a real tensor: nothing was done
+        return result
     origin = _origin(recorder, traced, refusal)
 
     def bind(tensor: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def cut(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], refus
             tensor = torch.empty_like(tensor)
         value = _value(recorder, traced, tensor.shape, refusal, tensor.is_floating_point())
         if not changed:
-            value = _in_memory(value, tensor, tensors, traced)
+            value = recorder.in_memory_of(value, tensor, zip(tensors, traced, strict=True))
         recorder.origins[value.slot] = origin
         return recorder.bind(tensor, value)
 
@@ -184,15 +185,3 @@ def _examples(
     if len(grown) == 1 and single[grown[0]] == 1:
         return grown[0], None, True
     return None, None, False
-
-
-def _in_memory(
-    value: Value, tensor: Tensor, tensors: Sequence[Tensor], traced: Sequence[Value | None]
-) -> Value:
-    """The value in the memory of the argument that its tensor is a view of, which nobody knows how."""
-    base = tensor._base
-    for t, of in zip(tensors, traced, strict=True):
-        if base is not None and of is not None and (base is t or base is t._base):
-            of.memory.share(of)
-            return replace(value, memory=of.memory, view=None, version=of.version)
-    return value

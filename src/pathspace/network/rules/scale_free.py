@@ -40,17 +40,19 @@ def sign(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor
 def noise_like(recorder: Recorder, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Random numbers that take no more than the form of an activation."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator")}
-    return recorder.as_inputs(recorder.func, (input, *args), kwargs, recorder.value(input).batch)
+    return recorder.note_drawn(
+        recorder.as_inputs(recorder.func, (input, *args), kwargs, recorder.value(input).batch)
+    )
 
 
 def noise(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
     """Random numbers of a form of their own; none are drawn."""
     if recorder.name.endswith("_"):
-        return recorder.add_leaf(args[0], "input")
+        return recorder.note_drawn(recorder.add_leaf(args[0], "input"))
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "generator", "pin_memory")}
     if not tensors_in(args, kwargs):
         kwargs["device"] = "meta"
-    return recorder.as_inputs(recorder.func, args, kwargs, None)
+    return recorder.note_drawn(recorder.as_inputs(recorder.func, args, kwargs, None))
 
 
 COMPARISONS = frozenset(

@@ -18,7 +18,10 @@ from pathspace.network.network import Network
 QUESTIONS = frozenset(["__bool__", "is_nonzero", "__contains__", "equal", "allclose"])
 """What asks for a yes or no."""
 
-_SUMS = ("add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where")
+PASSED_OVER = frozenset(
+    ["add", "__add__", "__radd__", "__iadd__", "add_", "masked_fill", "masked_fill_", "where"]
+)
+"""Sums and masks, which are not compared."""
 _MOST_GRAPHS = 8
 
 
@@ -76,7 +79,7 @@ def whatever_the_answers(traced: Callable[[Choices], Network], movements: Collec
             error = error or raised
         else:
             result = network if result is None else result
-            if network is not result and not _alike(result, network, {*movements, *_SUMS}):
+            if network is not result and not _alike(result, network, {*movements, *PASSED_OVER}):
                 choices.refuse()
         answers = _next(choices.given)
         if answers is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any
@@ -122,7 +123,7 @@ READS = {
 }
 """What hands values to Python, so that the code can depend on them."""
 
-CHECKS = frozenset(["_is_all_true", "_nested_tensor_from_mask_left_aligned"])
+CHECKS = frozenset(["_assert", "_assert_async", "_is_all_true", "_nested_tensor_from_mask_left_aligned"])
 """What a program asks only to raise an error if it is not so: where it goes on, it was. (Torch's TransformerEncoder
 asks whether a mask fits its fast path, which it then does not take, because of who looks.)"""
 
@@ -198,6 +199,11 @@ def without_values(name: str, func: Callable[..., Any], args: tuple[Any, ...], k
 def says_meta(error: Exception) -> bool:
     """Whether an error is torch's where values are missing."""
     return "meta" in str(error) or isinstance(error, NotImplementedError)
+
+
+def of_missing_values(error: Exception) -> bool:
+    """Return whether an error is torch's because a tensor has no values."""
+    return re.search(r"\bmeta\b", str(error)) is not None
 
 
 def on_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from pathspace.network.errors import NoRule, UntraceableError
+from pathspace.network.errors import NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation, Place
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
@@ -31,6 +31,7 @@ from pathspace.network.trace.drawn import (
     keeps_zeros,
 )
 from pathspace.network.trace.examples import place_of
+from pathspace.network.trace.finite import ASKS, note_guard
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -44,12 +45,21 @@ from pathspace.network.trace.functions import (
     by_position,
     changes,
     fits,
+    of_missing_values,
     says_meta,
     short_name,
     tensors_in,
     without_values,
 )
-from pathspace.network.trace.reasons import INDICES, INPUTS_READ, OF_INPUTS, REASONS, ROUNDED
+from pathspace.network.trace.reasons import (
+    DRAWS_READ,
+    INDICES,
+    INPUTS_READ,
+    OF_DRAWS,
+    OF_INPUTS,
+    REASONS,
+    ROUNDED,
+)
 from pathspace.network.trace.recorder import Recorder
 from pathspace.network.trace.values import Value
 from pathspace.network.trace.zeros import OfBuffers, anywhere, differing
@@ -72,8 +82,18 @@ class Interpreter(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with self.recorder.running(short_name(func), func):
-            return self._interpreted(args, kwargs or {})
+        recorder = self.recorder
+        with recorder.running(short_name(func), func):
+            try:
+                return self._interpreted(args, kwargs or {})
+            except (UntraceableError, WrongBatchDimension) as error:
+                recorder.note_refusal(error)
+                raise
+            except (RuntimeError, TypeError, ValueError, BufferError) as error:
+                if self.paused or not of_missing_values(error):
+                    raise  # the model's own
+                recorder.note_refusal(recorder.refusal(*_BY_VALUES))
+                return recorder.refuse(*_BY_VALUES)
 
     def _interpreted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the function that is running."""
@@ -131,6 +151,7 @@ class Interpreter(TorchFunctionMode):
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
+        note_guard(recorder, args, traced, result)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
@@ -173,10 +194,14 @@ class Interpreter(TorchFunctionMode):
         rule = recorder.rules.get(name)
         if rule is None and name in READS and kinds <= {"input", "buffer"}:
             values = [v for v in traced if v is not None]
+            known = recorder.if_finite.get(values[0].slot) if name in ASKS else None
+            if known is not None and not recorder.of_data_alone(values):
+                return known
+            by_chance = bool(recorder.drawn & recorder.reached(v.slot for v in values))
+            reason, advice = (DRAWS_READ, OF_DRAWS) if by_chance else (INPUTS_READ, OF_INPUTS)
             if name in QUESTIONS and not recorder.strict and recorder.of_data_alone(values):
-                refusal = UntraceableError(name, recorder.path, INPUTS_READ, OF_INPUTS)
-                return recorder.choices.answer(refusal)
-            return recorder.no_rule(INPUTS_READ, OF_INPUTS)
+                return recorder.choices.answer(UntraceableError(name, recorder.path, reason, advice))
+            return recorder.no_rule(reason, advice)
         if rule is None:
             return recorder.no_rule(*_explain(name))
         try:
@@ -236,7 +261,7 @@ class Interpreter(TorchFunctionMode):
         read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)  # by their values
         given = [of for t in read if (of := recorder.made_of_buffers(t))]
         if name in READS and any(DRAWN in of.names for of in given):
-            recorder.refuse(*_BY_CHANCE)
+            recorder.refuse(DRAWS_READ, OF_DRAWS)
         writes = changes(name) and bool(args)
         differ = None
         if drawn:
@@ -267,7 +292,7 @@ class Interpreter(TorchFunctionMode):
         name = self.recorder.name
         chooses = not constant.is_floating_point() and name not in (*ARITHMETIC, *CHOICES, *COMPARISONS)
         if chooses and self.recorder.buffers_in(constant, "drawn"):
-            self.recorder.refuse(*_BY_CHANCE)
+            self.recorder.refuse(DRAWS_READ, OF_DRAWS)
         if constant.is_floating_point() or name in ARITHMETIC:  # numbers matter where a mask makes them zero
             return self.recorder.buffers_in(constant, "mask")
         if name in CHOICES:
@@ -368,9 +393,9 @@ _TRANSFORMED = (
     "it runs inside torch.func (vmap, grad, jvp), whose tensors tracing does not see",
     "Write it out for the whole batch, or leave the module that calls torch.func outside",
 )
-_BY_CHANCE = (
-    "random numbers that are drawn in training decide which steps it takes, so it has no single graph",
-    "Trace it in evaluation form (model.eval()), or multiply by the random numbers in the place of choosing by them",
+_BY_VALUES = (
+    "a size, a bound or an index in it is computed from data, and a trace has no data",
+    "Take it from sizes (x.shape) or from numbers of the model, or leave the module outside",
 )
 _UNREGISTERED = (
     "it uses a parameter that model.parameters() does not list, or what was made of one before or lies in its memory",

@@ -92,3 +92,10 @@ OF_INPUTS = (
     "Leave an input that may be left out (a mask) out of the example, and keep what is fixed (the edges of a graph) as "
     "a buffer of the model, whose values a trace reads"
 )
+DRAWS_READ = (
+    "random numbers that it draws decide which steps the forward pass takes, so it has no single graph"
+)
+OF_DRAWS = (
+    "Trace it in evaluation form (model.eval()), turn the draw off (layerdrop=0), or multiply by the random numbers "
+    "instead of choosing by them"
+)

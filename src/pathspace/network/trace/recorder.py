@@ -20,7 +20,14 @@ from pathspace.network.program import Operation
 from pathspace.network.trace.choices import Choices
 from pathspace.network.trace.drawn import DRAWN
 from pathspace.network.trace.examples import Examples
-from pathspace.network.trace.functions import says_meta, short_name, tensors_in, with_sizes, without_values
+from pathspace.network.trace.functions import (
+    changes,
+    says_meta,
+    short_name,
+    tensors_in,
+    with_sizes,
+    without_values,
+)
 from pathspace.network.trace.parameter_uses import ParameterUses, index_of
 from pathspace.network.trace.reasons import INPUTS_READ, OF_INPUTS, ROUNDED
 from pathspace.network.trace.scales import FIXED, WILD, Scales
@@ -67,6 +74,11 @@ class Recorder:
         self.linear_values: list[Value] = []  # values of linear maps, for classes without a ReLU
         self.activated: list[Value] = []  # what enters an activation
         self.operations: list[Operation] = []  # the operations that depend on a parameter, in their order
+        self.if_finite: dict[
+            int, bool | int
+        ] = {}  # slots whose one value is known if all activations are finite
+        self.drawn: set[int] = set()  # slots of random numbers
+        self.escaped: Exception | None = None  # the first refusal that the model's own code could catch
         self.packed: dict[int, Any] = {}  # packed sequences, by their batch sizes' id (see rules.packed)
         self.by_batch: set[str] = set()  # modules that normalize inputs by statistics of the batch
         self.module_path: list[str] = []
@@ -196,6 +208,27 @@ class Recorder:
         memory = old.memory
         memory.write(None if old.view is None else memory.elements(old.view), new)
         return self.bind(target, replace(new, memory=memory, view=old.view, version=memory.version))
+
+    def _note_write(self, target: Tensor, before: Value) -> None:
+        """Let whatever shares memory with a tensor see that an operation wrote into it."""
+        memory = before.memory
+        if memory.members > 1:
+            new = self.value(target)
+            memory.write(None if before.view is None else memory.elements(before.view), new)
+            self.bind(target, replace(new, memory=memory, view=before.view, version=memory.version))
+
+    def in_memory_of(
+        self, value: Value, tensor: Tensor, given: Iterable[tuple[Tensor, Value | None]]
+    ) -> Value:
+        """Return a result's value in the memory of an argument, if it lies there; nobody knows in what order."""
+        memory = tensor.untyped_storage()._cdata
+        for t, of in given:
+            if of is None or t is tensor or not t.is_meta:
+                continue
+            if t.untyped_storage()._cdata == memory:
+                of.memory.share(of)
+                return replace(value, memory=of.memory, view=None, version=of.version)
+        return value
 
     def write_elements(self, target: Tensor, part: View, source: Value) -> None:
         """Some elements of a tensor that shares memory hold something else from now on."""
@@ -345,8 +378,13 @@ class Recorder:
     def preprocess(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A fixed function of the inputs alone (centring, one-hot, ...): its result is an input of the network."""
         batch = next((v.batch for v in self.values_in(args, kwargs) if v.batch is not None), None)
+        target = args[0] if args and changes(self.name) else None
+        before = self.lookup(target)
         try:
-            return self.as_inputs(func, args, kwargs, batch)
+            result = self.as_inputs(func, args, kwargs, batch)
+            if before is not None and isinstance(target, Tensor):
+                self._note_write(target, before)
+            return result
         except (NotImplementedError, TypeError) as error:
             if not says_meta(error) and "__format__" not in str(error):
                 raise  # the model's own
@@ -354,7 +392,8 @@ class Recorder:
 
     def as_inputs(self, func: Callable[..., Any], args: Any, kwargs: Any, batch: int | None) -> Any:
         """Run a function without recording it; its results are inputs of the network."""
-        traced = self.values_in(args, kwargs)
+        given = [(t, self.lookup(t)) for t in tensors_in(args, kwargs)]
+        traced = [v for _, v in given if v is not None]
         batched = next((v for v in traced if v.batch == batch), None)
         args, kwargs = with_sizes(args, kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
@@ -369,12 +408,23 @@ class Recorder:
                 return self.add_leaf(tensor, "input")
             return self.add_leaf(tensor, "input", batch=batch, examples=batched.examples)
 
-        result = pytree.tree_map_only(Tensor, bind, result)
+        def in_memory(tensor: Tensor) -> Tensor:
+            bound = bind(tensor)
+            return self.bind(bound, self.in_memory_of(self.value(bound), bound, given))
+
+        result = pytree.tree_map_only(Tensor, in_memory, result)
+        if any(v.slot in self.drawn for v in traced):
+            self.note_drawn(result)
         if self.origins or any(v.kind == "hidden" for v in traced):
             origin = Origin(tuple([v.slot for v in traced]))
             created = (self._values[id(t)][1] for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
             self.origins.update((v.slot, origin) for v in created)
         return result
+
+    def note_drawn(self, drawn: Any) -> Any:
+        """Remember that tensors hold random numbers, for what is said of a question about them."""
+        self.drawn.update(v.slot for v in self.values_in((drawn,), {}))
+        return drawn
 
     def reached(self, slots: Iterable[int]) -> set[int]:
         """All slots that these were computed from, through cuts and functions of inputs, too."""
@@ -408,11 +458,22 @@ class Recorder:
 
     def refuse(self, reason: str, advice: str | None = None, *, operation: str | None = None) -> NoReturn:
         """Raise UntraceableError for what is running: what the operation does would not be exact."""
-        raise self._refusal(UntraceableError, reason, advice, operation)
+        raise self.refusal(reason, advice, operation=operation)
 
     def no_rule(self, reason: str, advice: str | None = None) -> NoReturn:
         """Raise NoRule for what is running: the network is cut there, unless the trace is strict."""
         raise self._refusal(NoRule, reason, advice)
+
+    def refusal(
+        self, reason: str, advice: str | None = None, *, operation: str | None = None
+    ) -> UntraceableError:
+        """Return the error that :meth:`refuse` raises."""
+        return self._refusal(UntraceableError, reason, advice, operation)
+
+    def note_refusal(self, error: Exception) -> None:
+        """Remember a refusal that leaves for the model's own code, which may catch it and go on."""
+        if len(self._running) == 1 and self.escaped is None:
+            self.escaped = error
 
     def _refusal(
         self, kind: type[UntraceableError], reason: str, advice: str | None, operation: str | None = None

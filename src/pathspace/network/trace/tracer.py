@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
 from pathspace.network.trace.assemble import assemble, coverage
-from pathspace.network.trace.choices import Choices, whatever_the_answers
+from pathspace.network.trace.choices import PASSED_OVER, Choices, whatever_the_answers
 from pathspace.network.trace.examples import Examples
+from pathspace.network.trace.functions import of_missing_values
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import check_memory
 from pathspace.network.trace.outputs import kept_by, outputs_of
@@ -107,15 +109,26 @@ def trace(
     try:
         network = plan.network(batch_dim)
     except UntraceableError as error:
-        if not strict:
-            raise
-        raise with_all_obstacles(
-            error, model, names, lambda left: replace(plan, outside=left).network(batch_dim)
-        ) from None
+        if strict:
+            error = with_all_obstacles(
+                error, model, names, lambda left: replace(plan, outside=left).network(batch_dim)
+            )
+        raise error.public() from None
+    except (RuntimeError, IndexError) as error:
+        raise type(error)(f"{_example_in_words(example_input)} {error}") from error
     network.watch()
     if not network.num_classes:
         warnings.warn(_without_classes(network), stacklevel=2)
     return network
+
+
+def _example_in_words(example_input: Any) -> str:
+    """Return how a message begins about an error that the model itself raises."""
+    shapes = [tuple(t.shape) for t in pytree.tree_leaves(example_input) if isinstance(t, Tensor)]
+    return (
+        f"the model's own forward fails on an example input with tensors of shape {', '.join(map(str, shapes))}. Give "
+        "an input that the model itself takes. The error:"
+    )
 
 
 def _without_classes(network: Network) -> str:
@@ -186,21 +199,32 @@ class _Plan:
         """The network with the batch in a given dimension."""
         try:
             one = self._of_one(batch_dim)
-            if one.examples.doubtful:
-                with suppress(RuntimeError, IndexError):  # a model of one example at a time
-                    return _placed(
-                        one.network, self._trace(batch_dim, Examples(2, one.examples.moved)).network
-                    )
+            if batch_dim is not None:
+                given = self._of_several(batch_dim, one)
+                if given is not None:
+                    _check_steps(one, given)
+                    _check_edges(one.network, given.network)
+                    return _placed(one.network, given.network) if one.examples.doubtful else one.network
         except MixedExamples as error:
             raise error.refusal from None
         except WrongBatchDimension as error:
             raise _no_batch(f"dimension {batch_dim} of the example input cannot", error, "it") from None
         return one.network
 
+    def _of_several(self, batch_dim: int, one: _Pass) -> _Pass | None:
+        """A pass with the given number of examples; None for a model that takes one example at a time."""
+        with suppress(RuntimeError, IndexError):
+            return self._trace(batch_dim, Examples(self._count(batch_dim), one.examples.moved))
+        return None
+
+    def _count(self, batch_dim: int) -> int:
+        """The number of examples in the example input, but two at least."""
+        return max(2, self._shape[batch_dim])
+
     def _checked(self, batch_dim: int) -> Network:
-        """The network, if it is the same with two examples as with one."""
+        """The network, if it is the same with the given number of examples as with one."""
         one = self._of_one(batch_dim)
-        examples = Examples(2, one.examples.moved)
+        examples = Examples(self._count(batch_dim), one.examples.moved)
         try:
             two = self._trace(batch_dim, examples)
         except MixedExamples:
@@ -209,10 +233,10 @@ class _Plan:
             if examples.merged or self._shape[batch_dim] == 1:
                 raise MixedExamples(error.operation, error.module, certain=False) from None
             raise
+        _check_steps(one, two)
         if one.used != two.used:
             raise WrongBatchDimension("the use of parameters, which would depend on the batch size,")
-        if one.network.num_classes != two.network.num_classes:
-            raise MixedExamples("forward")
+        _check_edges(one.network, two.network)
         return _placed(one.network, two.network)
 
     def _of_one(self, batch_dim: int | None) -> _Pass:
@@ -285,6 +309,45 @@ class _Plan:
             attributes,
             forwards(self.model, self.outside),
         )
+
+
+def _check_steps(one: _Pass, several: _Pass) -> None:
+    """Refuse a forward pass that takes other steps for several examples than for one.
+
+    Raises:
+        UntraceableError: it does. Movements, sums and masks are not compared: scales go on through them.
+    """
+    passed_over = PASSED_OVER | MOVEMENTS
+    steps = [
+        [(o.name, o.module) for o in p.network.program.operations if o.name not in passed_over]
+        for p in (one, several)
+    ]
+    differing = [b or a for a, b in zip_longest(*steps) if a != b]
+    if differing:
+        name, module = differing[0]
+    elif one.used.keys() != several.used.keys():
+        name, module = "forward", ""
+    else:
+        return
+    raise UntraceableError(
+        name,
+        module,
+        f"the forward pass takes other steps for {several.examples.count} examples than for one, so it has no single "
+        "graph",
+        "Trace a forward pass that does not ask for the number of examples (len(x), x.shape[0]), or leave the module "
+        "that asks outside",
+    )
+
+
+def _check_edges(one: Network, several: Network) -> None:
+    """Raise MixedExamples if some weights lie between other unit classes with several examples than with one."""
+    if one.num_classes != several.num_classes:
+        raise MixedExamples("forward")
+    for name, edges in one.edges.items():
+        other = several.edges[name]
+        for a, b in ((edges.target, other.target), (edges.source, other.source)):
+            if not torch.equal(*(torch.broadcast_tensors(a, b) if a.shape != b.shape else (a, b))):
+                raise MixedExamples("forward")
 
 
 def _tensor_at(model: nn.Module, name: str) -> Tensor:
@@ -373,12 +436,31 @@ def _run(recorder: Recorder, shadow: nn.Module, args: tuple[Any, ...], kwargs: d
         if "set the storage of a tensor" in str(error):  # set_ is none of the functions that tracing sees
             advice = "Write the result into a new tensor"
             recorder.refuse("it replaces the memory of a tensor", advice, operation="set_")
+        _refuse_after(recorder, error)
         raise
+    except Exception as error:
+        _refuse_after(recorder, error)
+        raise
+    if recorder.escaped is not None:  # the model caught it and went on
+        raise recorder.escaped
     if (random.getstate(), pickle.dumps(of_numpy())) != drawn:
         reason = "the forward pass draws numbers in Python, on which its steps may depend, so it has no single graph"
         advice = "Trace it in evaluation form (model.eval()) if only training draws, or multiply by torch.rand(()) > p"
         recorder.refuse(reason, advice, operation="random")
     return result
+
+
+def _refuse_after(recorder: Recorder, error: Exception) -> None:
+    """Refuse a forward pass that ends with an error, if the error comes of a refusal or of missing values."""
+    if recorder.escaped is not None:
+        raise recorder.escaped from None
+    of_torch = isinstance(error, (RuntimeError, TypeError, ValueError, BufferError))
+    if of_torch and not isinstance(error, UntraceableError) and of_missing_values(error):
+        recorder.refuse(
+            f"it needs values, and a trace has no data ({error})",
+            "Leave the module outside that needs them",
+            operation="forward",
+        )
 
 
 def _check_own(recorder: Recorder, before: Mapping[str, nn.Parameter], shadow: nn.Module) -> None:

@@ -1,0 +1,180 @@
+"""Guards against numbers that are not finite, refusals in a model's own ``try``, and sizes computed from data."""
+# ruff: noqa: ARG005
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+
+DOUBLE = {"dtype": torch.float64}
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.read, self.middle, self.out = (nn.Linear(*n, **DOUBLE) for n in ((3, 4), (4, 4), (4, 2)))
+        self._function = function
+
+    def forward(self, x):
+        return self.out(self._function(self, self.read(x).relu(), x))
+
+
+def check_kept(model, classes):
+    """The trace has so many classes, and rescaling them changes no bit of the outputs."""
+    x = torch.randn(5, 3, **DOUBLE)
+    before = model(x)
+    network = ps.trace(model, x)
+    assert network.num_classes == classes
+    ps.rescaling.random_rescale_(network, powers_of_two=True, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model(x), before)
+
+
+def raises_unless(bad):
+    def function(m, h, x):
+        if bad(h):
+            raise ValueError("not finite")
+        return m.middle(h).relu()
+
+    return function
+
+
+GUARDS = {
+    "nan": lambda h: torch.isnan(h).any(),
+    "nan as a method": lambda h: h.isnan().any().item(),
+    "not all finite": lambda h: not torch.isfinite(h).all(),
+    "not as an operator": lambda h: (~torch.isfinite(h)).any(),
+    "both": lambda h: torch.isnan(h).any() or torch.isinf(h).any(),
+    "both at once": lambda h: (torch.isnan(h) | torch.isinf(h)).any(),
+    "neither": lambda h: not (~h.isnan() & ~h.isinf()).all(),
+    "a count": lambda h: torch.isnan(h).sum() > 0,
+    "a count as a number": lambda h: torch.isnan(h).sum().item() != 0,
+    "nonzero": lambda h: torch.isinf(h).count_nonzero() != 0,
+    "unequal to itself": lambda h: (h != h).any(),
+    "over a dimension": lambda h: h.isnan().any(-1).any(),
+    "after a cut": lambda h: torch.isnan(h.softmax(-1)).any(),
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_guard_is_answered_as_finite_numbers_answer_it(name):
+    check_kept(Model(raises_unless(GUARDS[name])), 8)
+
+
+def test_an_assertion_is_a_guard():
+    def checked(m, h, x):
+        assert torch.isfinite(h).all()
+        torch._assert(torch.isfinite(m.middle.weight).all(), "finite weights")
+        torch._assert_async(h.isfinite().all())
+        return h
+
+    check_kept(Model(checked), 4)
+
+
+def test_what_is_done_to_numbers_that_are_not_finite_is_not_done():
+    def clamped(m, h, x):
+        h = m.middle(h).relu()
+        if torch.isinf(h).any() or torch.isnan(h).any():  # as in RT-DETR and Whisper
+            h = torch.clamp(h, min=-3e38, max=3e38)
+        return h
+
+    check_kept(Model(clamped), 8)
+
+
+def test_the_mask_of_a_guard_is_a_mask():
+    check_kept(Model(lambda m, h, x: torch.where(h.isnan(), m.middle(h).relu(), h)), 4)
+
+
+@pytest.mark.parametrize("question", [lambda h: (h > 0).any(), lambda h: h.isnan().any() or (h > 1).all()])
+def test_other_questions_about_activations_are_refused(question):
+    with pytest.raises(ps.UntraceableError, match="depends on"):
+        ps.trace(Model(raises_unless(question)), torch.randn(5, 3, **DOUBLE))
+
+
+def swallowed(what):
+    def function(m, h, x):
+        try:
+            what(h, x)
+            h = h.tanh()
+        except Exception:
+            h = h.abs()
+        return h
+
+    return function
+
+
+SWALLOWED = {
+    "a number": lambda h, x: float(x[0, 0]),
+    "a number of a unit": lambda h, x: h[0, 0].item(),
+    "a list": lambda h, x: h.tolist(),
+    "NumPy": lambda h, x: h.detach().numpy(),
+    "places": lambda h, x: h[(h > 0).nonzero()],
+    "a size": lambda h, x: x[:, : (x > 0).sum()],
+    "an order of examples": lambda h, x: h.flip(0) + h,
+    "out=": lambda h, x: torch.abs(h, out=h.clone()),
+}
+
+
+@pytest.mark.parametrize("name", SWALLOWED)
+def test_a_refusal_in_a_model_s_own_try_is_a_refusal(name):
+    with pytest.raises(ps.UntraceableError) as caught:
+        ps.trace(Model(swallowed(SWALLOWED[name])), torch.randn(5, 3, **DOUBLE))
+    assert type(caught.value) is ps.UntraceableError
+
+
+def test_an_error_of_the_model_s_own_may_be_caught():
+    def function(m, h, x):
+        try:
+            return h + x  # of other sizes
+        except RuntimeError:
+            return h
+
+    check_kept(Model(function), 4)
+
+
+COUNTED = {
+    "a bound": lambda h, x, n: x[:, :n],
+    "an index": lambda h, x, n: x[:, n],
+    "a bound of units": lambda h, x, n: h[:, n:],
+    "a step": lambda h, x, n: h[:, ::n],
+    "arange": lambda h, x, n: torch.arange(n),
+    "zeros": lambda h, x, n: x.new_zeros(n),
+    "new zeros": lambda h, x, n: torch.zeros(n, 2),
+    "narrow": lambda h, x, n: h.narrow(1, 0, n),
+    "split": lambda h, x, n: h.split(n, 1)[0],
+    "repeat": lambda h, x, n: h.repeat(1, n),
+    "range": lambda h, x, n: sum(h[:, i] for i in range(n)),
+    "dlpack": lambda h, x, n: torch.utils.dlpack.to_dlpack(h),
+    "from dlpack": lambda h, x, n: torch.from_dlpack(h),
+    "repeat_interleave": lambda h, x, n: h.repeat_interleave(n, 1),
+    "masked_select": lambda h, x, n: h.masked_select(x[:, :1] > 0),
+    "unique": lambda h, x, n: x.unique(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_size_computed_from_data_is_refused_by_name(name):
+    def function(m, h, x):
+        made = COUNTED[name](h, x, (x > 0).sum().clamp(1, 3))
+        return h + (made.sum() if isinstance(made, torch.Tensor) else 0)
+
+    with pytest.raises(ps.UntraceableError) as caught:
+        ps.trace(Model(function), torch.zeros(2, 3, **DOUBLE))
+    assert type(caught.value) is ps.UntraceableError
+
+
+@pytest.mark.parametrize("name", ["a bound of units", "an index", "arange", "zeros", "narrow", "repeat"])
+def test_a_size_that_is_a_constant_tensor_is_a_number(name):
+    def function(m, h, x):
+        made = COUNTED[name](h, x, torch.tensor(2))
+        return h * (1 + 0 * made.detach().shape[0])
+
+    check_kept(Model(function), 4)
+
+
+def test_an_input_of_the_wrong_shape_is_named():
+    with pytest.raises(
+        RuntimeError, match=r"tensors of shape \(2, 5\). Give an input that the model itself takes"
+    ):
+        ps.trace(Model(lambda m, h, x: h), torch.zeros(2, 5, **DOUBLE))
