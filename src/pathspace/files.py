@@ -25,7 +25,13 @@ SUFFIX = ".part"
 _KEPT = 100  # characters of the name in the temporary one, which must not be too long for the file system
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
+def write_atomically(
+    path: Path,
+    write: Callable[[IO[bytes]], object],
+    *,
+    keep: Path | None = None,
+    check: Callable[[Path], object] | None = None,
+) -> None:
     """Write a file under a temporary name beside it, then rename it; its permissions stay what they were.
 
     A symbolic link stays, and what it names is written. Devices and pipes are written to as they are.
@@ -34,19 +40,26 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
         path: The final file; an older one is replaced in one step.
         write: Called once with the open binary file.
         keep: Where an older file goes, in the same folder; None: nowhere.
+        check: Called with the temporary file once it is complete. What it raises is raised, and a file that was there
+            before is then untouched. Devices and pipes are not checked.
 
     Raises:
         OSError: It cannot be written, and the error names it. A file that was there before is then untouched.
     """
     try:
-        _write_atomically(path, write, keep)
+        _write_atomically(path, write, keep, check)
     except OSError as error:
         if error.filename is None:  # the system names no file where a disk is full
             error.filename = str(path)
         raise
 
 
-def _write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None) -> None:
+def _write_atomically(
+    path: Path,
+    write: Callable[[IO[bytes]], object],
+    keep: Path | None,
+    check: Callable[[Path], object] | None,
+) -> None:
     target = check_writable(path)
     if target is None:
         with path.open("wb") as file:
@@ -59,6 +72,8 @@ def _write_atomically(path: Path, write: Callable[[IO[bytes]], object], keep: Pa
             write(file)
             file.flush()
             os.fsync(file.fileno())  # else a crash of the machine may leave the new name on an empty file
+            if check is not None:
+                check(temporary)
             # mkstemp makes the file private; results are for sharing, as far as the user's umask allows.
             mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
             temporary.chmod(mode)

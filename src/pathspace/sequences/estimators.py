@@ -110,10 +110,9 @@ def load(path: str | Path) -> SequenceModel | Mixed:
         OSError: if the file cannot be read.
         ModelFileError: if it is no model file, of a later version, or damaged.
     """
-    metadata, tensors = storage.contents(Path(path))
-    if mixed_storage.KEY not in metadata:
-        return _restored(storage.read(path, metadata, tensors))
-    stored = mixed_storage.read(path, metadata, tensors)
+    stored = mixed_storage.load(Path(path))
+    if isinstance(stored, storage.Stored):
+        return _restored(stored)
     return Mixed.restored(stored, None if stored.network is None else _restored(stored.network))
 
 

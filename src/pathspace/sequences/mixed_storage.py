@@ -15,6 +15,7 @@ import json
 import lzma
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,10 @@ KEY = "pathspace.sequences.mixed"
 WEIGHTS = ("by_match", "by_node", "by_seen", "final")
 """What reading the text again without the network does not bring back."""
 
-_WINDOW, _OVERHEAD = 1 << 23, 1 << 18  # bytes that LZMA looks back, at most; what it needs besides
+_SMALLEST, _WINDOW = 1 << 12, 1 << 23
+"""Bytes that LZMA looks back, at least and at most."""
+_OVERHEAD = 1 << 18
+"""Bytes that unpacking takes beside the window; liblzma 5.2 to 5.8 take a quarter of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +65,28 @@ def _width(A: int) -> str:
 
 
 def _window(size: int) -> int:
-    return min(max(size, 1 << 12), _WINDOW)
+    return min(max(size, _SMALLEST), _WINDOW)
+
+
+def _kept_window(size: int) -> int:
+    """Return the bytes of the window that xz keeps where `size` were asked for: the next of 2^n and 3 * 2^(n-1)."""
+    power = _SMALLEST
+    while power < size:
+        if 3 * power // 2 >= size:
+            return 3 * power // 2
+        power *= 2
+    return power
 
 
 def _pack(x: IntArray, A: int) -> np.ndarray:
-    """Return the numbers of symbols as an LZMA stream, whose window is no larger than they are."""
-    content = x.astype(_width(A)).tobytes()
+    """Return the numbers of symbols as an LZMA stream."""
+    return np.frombuffer(_compress(x.astype(_width(A)).tobytes()), np.uint8)
+
+
+def _compress(content: bytes) -> bytes:
+    """Return an LZMA stream, whose window is hardly larger than the content."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": _window(len(content))}]
-    return np.frombuffer(lzma.compress(content, lzma.FORMAT_XZ, filters=filters), np.uint8)
+    return lzma.compress(content, lzma.FORMAT_XZ, filters=filters)
 
 
 def dump(stored: StoredMixture) -> bytes:
@@ -90,6 +108,30 @@ def dump(stored: StoredMixture) -> bytes:
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     description["checksum"] = storage.checksum(description, tensors)
     return save(tensors, {KEY: json.dumps(description)})
+
+
+def load(path: Path) -> Stored | StoredMixture:
+    """Return what a model file holds, of a mixture without its contexts.
+
+    Raises:
+        OSError: if it cannot be read.
+        ModelFileError: if it is no model file, of a later version, or damaged.
+    """
+    return _of_contents(path, storage.contents(path))
+
+
+def check_content(content: bytes) -> None:
+    """Raise ModelFileError if the bytes are not those of a model file that can be read."""
+    _of_contents("the model", storage.contents_of(content))
+
+
+def _of_contents(
+    path: str | Path, contents: tuple[dict[str, str], dict[str, np.ndarray]]
+) -> Stored | StoredMixture:
+    metadata, tensors = contents
+    if KEY in metadata:
+        return read(path, metadata, tensors)
+    return storage.read(path, metadata, tensors)
 
 
 def read(path: Any, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> StoredMixture:
@@ -140,10 +182,21 @@ def _build(description: dict[str, Any], tensors: dict[str, np.ndarray]) -> Store
 
 
 def _unpack(packed: np.ndarray, T: int, width: np.dtype) -> IntArray:
-    """Return the T numbers of an LZMA stream; no stream takes more memory than they need."""
-    size = T * width.itemsize
-    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_window(size) + _OVERHEAD)
-    content = unpacker.decompress(packed.astype(np.uint8).tobytes(), size + 1)
-    if len(content) != size or not unpacker.eof:
-        raise ValueError(f"the text has not {T} symbols")
+    """Return the T numbers of an LZMA stream."""
+    content = _decompress(packed.astype(np.uint8).tobytes(), T * width.itemsize)
     return np.frombuffer(content, width).astype(np.int64)
+
+
+def _decompress(packed: bytes, size: int) -> bytes:
+    """Return the content of an LZMA stream; no stream takes more memory than content of this size needs.
+
+    Raises:
+        ValueError: if the content has another size.
+        LZMAError: if it is no such stream, or asks for more memory.
+    """
+    memory = _kept_window(_window(size)) + _OVERHEAD
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=memory)
+    content = unpacker.decompress(packed, size + 1)
+    if len(content) != size or not unpacker.eof:
+        raise ValueError(f"the text has not {size} bytes")
+    return content

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pathspace.files import write_atomically
+from pathspace.files import check_writable, write_atomically
 
+from . import mixed_storage
 from .folds import Texts, as_list
+from .storage import ModelFileError
 from .text import Alphabet, Text, as_text
 from .walk import Place, sample
 
@@ -68,11 +72,34 @@ class Reader(ABC):
         return self.alphabet_.decode(sample(place, length, rng, self.alphabet_.encode(prompt), temperature))
 
     def save(self, path: str | Path) -> None:
-        """Write the model to a safetensors file, a mixture with its training text; replaces a file at once.
+        """Write the model to a safetensors file, a mixture with its training text.
+
+        What was written is read back before it replaces a file that was there.
 
         Raises:
             OSError: if it cannot be written; the file that was there before is then untouched.
+            ModelFileError: if it cannot be read back; the file that was there before is then untouched.
             ValueError: if the network of a mixture has been trained since the mixture read its text.
         """
-        content = self.content()
-        write_atomically(Path(path), lambda file: file.write(content))
+        path, content = Path(path), self.content()
+
+        def read_back(written: Path) -> None:
+            with _readable(path):
+                mixed_storage.load(written)
+
+        if check_writable(path) is None:  # a device or a pipe, from which nothing can be read
+            with _readable(path):
+                mixed_storage.check_content(content)
+        write_atomically(path, lambda file: file.write(content), check=read_back)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say of a model that cannot be read back where it was to be written, and what to do."""
+    try:
+        yield
+    except ModelFileError as error:
+        raise ModelFileError(
+            f"the model cannot be read back from what was written for {path} ({error}), and {path} stays as it was: "
+            "save it to another disk, and please report it if that fails in the same way"
+        ) from error

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save
 
 from .graph import Graph
@@ -118,6 +119,13 @@ def contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             f"{path} is not a safetensors file of our types ({error}): give a model that `pathspace sequence fit` "
             "wrote"
         ) from error
+
+
+def contents_of(content: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the metadata and the tensors of the bytes that `dump` returns."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    return header["__metadata__"], load_tensors(content)
 
 
 def load(path: Path) -> Stored:

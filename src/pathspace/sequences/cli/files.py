@@ -11,8 +11,8 @@ import numpy as np
 import typer
 
 from pathspace.files import check_writable, write_atomically
-from pathspace.sequences.estimators import load
 from pathspace.sequences.mixed import Mixed
+from pathspace.sequences.mixed_storage import load as load_stored
 from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.storage import ModelFileError
 from pathspace.sequences.text import Text, marks_after
@@ -95,7 +95,7 @@ def may_become_model(path: Path) -> None:
     if not _holds_something(path):
         return
     try:
-        load(path)
+        load_stored(path)
     except ModelFileError as error:
         raise ValueError(
             f"the output file {path} holds no model that could be read, and would be lost: give another --output, or "
