@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 from numba.core.registry import cpu_target
 
+from pathspace.kept_code import recompile_if_damaged
 from pathspace.nn.kernels.tile import HEAD, PRODUCT, move, on_its_own, tile, vector_bytes
 
 WIDTH = vector_bytes(cpu_target.target_context.codegen().magic_tuple()[2])  # type: ignore[attr-defined]
@@ -291,7 +292,7 @@ def _kept(date):
         _ = date
         _backward(*arguments)
 
-    return forward, backward
+    return recompile_if_damaged(forward), recompile_if_damaged(backward)
 
 
 forward, backward = _kept(Path(__file__).with_name("tile.py").stat().st_mtime_ns)

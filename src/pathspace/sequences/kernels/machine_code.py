@@ -9,23 +9,26 @@ from typing import Any
 
 import numba
 
+from pathspace.kept_code import recompile_if_damaged
+
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function as `numba.njit` does; with ``cache``, but where no folder may be written, for this process.
 
     Numba itself refuses a function whose code it can keep nowhere, so that an installation without a folder that its
-    user may write could not be imported.
+    user may write could not be imported. Kept code that is damaged is compiled anew.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(**options)(function)
+            found = numba.njit(**options)(function)
         except RuntimeError:
             if not options.get("cache"):
                 raise
             _say_so()
             for_now: dict[str, Any] = {**options, "cache": False}
             return numba.njit(**for_now)(function)
+        return recompile_if_damaged(found) if options.get("cache") else found
 
     return compiled
 
