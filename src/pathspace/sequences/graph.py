@@ -42,20 +42,30 @@ class Graph:
         Raises:
             ValueError: if a unit is outside 1..N, or ``units`` is not positive.
         """
-        if units < 1:
-            raise ValueError(f"a network needs at least one unit, got units={units}")
-        chosen = {(int(i), int(j)) for i, j in edges}
-        for i, j in chosen:
-            if not (1 <= i <= units and 1 <= j <= units):
-                raise ValueError(f"edge ({i}, {j}) leaves the units 1..{units}")
-        chosen |= {(0, j) for j in range(1, units + 1)}
-        pairs = np.array(sorted(chosen, key=lambda edge: (edge[1], edge[0])), dtype=np.int64)
-        return cls(units, np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
+        _check_units(units)
+        chosen = np.array([(int(i), int(j)) for i, j in edges], dtype=np.int64).reshape(-1, 2)
+        outside = ((chosen < 1) | (chosen > units)).any(axis=1)
+        if outside.any():
+            i, j = chosen[np.argmax(outside)].tolist()
+            raise ValueError(f"edge ({i}, {j}) leaves the units 1..{units}")
+        return cls._of(units, chosen[:, 0], chosen[:, 1])
+
+    @classmethod
+    def _of(cls, units: int, sources: IntArray, targets: IntArray) -> Graph:
+        """Return the graph with edges between units 1..N, in any order, and those from unit 0."""
+        # one number for each edge, by whose order edges are sorted by target, then by source
+        width = units + 1
+        keys = np.concatenate([targets * width + sources, np.arange(1, width) * width])
+        keys.sort()
+        keys = keys[np.diff(keys, prepend=-1) > 0]
+        return cls(units, keys % width, keys // width)
 
     @classmethod
     def full(cls, units: int) -> Graph:
         """Return the graph with all N^2 edges."""
-        return cls.from_edges(units, ((i, j) for i in range(1, units + 1) for j in range(1, units + 1)))
+        _check_units(units)
+        sources = np.tile(np.arange(units + 1), units)
+        return cls(units, sources, np.repeat(np.arange(1, units + 1), units + 1))
 
     @classmethod
     def random(cls, units: int, degree: int, rng: np.random.Generator) -> Graph:
@@ -64,15 +74,17 @@ class Graph:
         Raises:
             ValueError: if ``degree`` is not in 1..N.
         """
-        if units < 1:
-            raise ValueError(f"a network needs at least one unit, got units={units}")
+        _check_units(units)
         if not 1 <= degree <= units:
             raise ValueError(f"each of {units} units can feed 1 to {units} units, got connectivity {degree}")
-        edges = []
+        numbers = np.arange(1, units + 1)
+        targets = np.empty((units, degree), dtype=np.int64)
+        targets[:, 0] = numbers
         for i in range(1, units + 1):
-            others = np.delete(np.arange(1, units + 1), i - 1)
-            edges += [(i, i)] + [(i, int(j)) for j in rng.choice(others, degree - 1, replace=False)]
-        return cls.from_edges(units, edges)
+            # numbers 0..N-2 stand for the other units in order
+            others = rng.choice(units - 1, degree - 1, replace=False) + 1
+            targets[i - 1, 1:] = others + (others >= i)
+        return cls._of(units, np.repeat(numbers, degree), targets.reshape(-1))
 
     @property
     def edges(self) -> int:
@@ -113,3 +125,9 @@ class Graph:
     def is_dense(self) -> bool:
         """Whether so many edges exist that whole matrices are faster than lists of edges."""
         return 3 * (self.edges - self.units) >= self.units**2
+
+
+def _check_units(units: int) -> None:
+    """Raise ValueError if there is no unit."""
+    if units < 1:
+        raise ValueError(f"a network needs at least one unit, got units={units}")

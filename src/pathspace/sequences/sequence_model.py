@@ -17,6 +17,7 @@ import numpy as np
 
 from . import storage
 from .checkpoints import Checkpoints
+from .cost import Networks, check_blend, check_count, check_folds, check_networks
 from .ensembles import merge_folds
 from .evaluation import code_length
 from .folds import Fold, Texts, as_list, as_masks, deal, fold_of, held_back
@@ -123,6 +124,7 @@ class SequenceModel(Reader):
         options = self.get_params() | {name: value for name, value in given.items() if value is not None}
         options = _plain(options)
         for name, value in options.items():
+            check_count(name, value)
             if name in storage.WHOLE and (type(value) is not int or value < 0):  # no file holds it otherwise
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
         degree = options["connectivity"]
@@ -192,6 +194,7 @@ class SequenceModel(Reader):
             vars(self).pop("training_", None)  # a fit that fails leaves no network of another alphabet
             self.alphabet_ = Alphabet.of([part for part in [*parts, alphabet] if part is not None])
             folds = self._folds(text, validation, mask, validation_mask)
+            self._check_cost(folds, settings)
             begun = self._arguments()
             architecture = Architecture(
                 self.kind, **{name: value for name, value in begun.items() if name != "seed"}
@@ -281,7 +284,19 @@ class SequenceModel(Reader):
                 "folds take turns as the validation text: give all texts for training, and none else"
             )
         encoded = [self.alphabet_.encode(part) for part in as_list(text)]
+        check_folds(sum(len(x) for x in encoded), self.folds)
         return deal(encoded, as_masks(mask, text), self.folds, len(self.alphabet_))
+
+    def _check_cost(self, folds: list[Fold], settings: Settings) -> None:
+        """Refuse networks that memory has no room for, or that take days for a pass."""
+        degree = self.units if self.connectivity is None else min(self.connectivity, self.units)
+        networks = Networks(
+            self.kind, settings.metric, self.units, degree, self.restarts, self.jobs, settings.passes
+        )
+        check_networks(networks, folds[0].corpus)
+        validation = folds[0].validation
+        if self.ensemble > 1 and validation is not None:
+            check_blend(self.ensemble // self.folds, self.units, validation)
 
     def _fitted(self) -> Training:
         if not hasattr(self, "training_"):

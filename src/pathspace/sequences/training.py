@@ -41,7 +41,10 @@ _HIGHEST = 2.0**_TRIES  # where `reach` bounds every step, a rate would rise for
 
 def _number(value: Any) -> float:
     """Return a number, and NaN, which is in no range, of anything else."""
-    return float(value) if isinstance(value, Real) else math.nan
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # a whole number beyond float64
+        return math.inf
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathspace.sequences.cost import check_hidden_states
 from pathspace.sequences.evaluation import mix_with_uniform
 from pathspace.sequences.kernels.machine_code import njit
 
@@ -45,7 +46,12 @@ class HiddenMarkov:
         self.states, self.iterations, self.seed = states, iterations, seed
 
     def fit(self, x: IntArray, A: int) -> HiddenMarkov:
-        """Learn a sequence of symbols 0..A-1 and return the model."""
+        """Learn a sequence of symbols 0..A-1 and return the model.
+
+        Raises:
+            ValueError: if memory has no room for the states, or an iteration would take days.
+        """
+        check_hidden_states(self.states, self.iterations, len(x), A)
         from hmmlearn.hmm import CategoricalHMM
 
         model: Any = CategoricalHMM(
