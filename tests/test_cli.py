@@ -271,7 +271,7 @@ def test_mnist_without_data_names_both_ways(tmp_path: Path, monkeypatch: pytest.
     result = call("compare", "--task", "mnist", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert "--data-dir" in result.stderr
-    assert "pathspace[download]" in result.stderr
+    assert "pip install -e '.[download]' in a clone" in result.stderr
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pathspace as ps
+from pathspace.extras import EXTRA_OF, install, missing_package
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -218,3 +219,64 @@ def test_the_import_takes_no_longer_than_that_of_torch() -> None:
 def _processor_time() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def test_no_message_tells_to_install_what_is_in_no_registry() -> None:
+    """`pip install pathspace` installs nothing, or a stranger's package; in a clone the folder is named."""
+    found = [
+        f"{path}:{number}: {line}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"pathspace\[|pip install (?!-e '\.\[)", line) and path.name != "extras.py"
+    ]
+    assert found == []
+    assert install("experiments", "ray") == "pip install -e '.[experiments,ray]' in a clone of pathspace"
+
+
+def test_every_extra_that_a_message_names_is_one() -> None:
+    known = set(PROJECT["project"]["optional-dependencies"])
+    named = re.compile(r"install\(([^)]*)\)|pip install -e '\.\[([a-z,]+)\]'")
+    for path in (ROOT / "src").rglob("*.py"):
+        for call, words in named.findall(path.read_text()):
+            extras = words.split(",") if words else re.findall(r"['\"]([a-z]+)['\"]", call)
+            assert set(extras) <= known, path
+    assert set(EXTRA_OF.values()) <= known
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+import pathspace
+try:
+    {}
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+
+
+@pytest.mark.parametrize("package", ["numpy", "safetensors", "threadpoolctl", "numba"])
+@pytest.mark.parametrize("code", ["pathspace.sequences.PCNN", "import pathspace.sequences.text"])
+def test_sequences_without_their_packages_say_what_to_install(package: str, code: str) -> None:
+    command = [sys.executable, "-c", WITHOUT.format(code), package]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        f"{package} pathspace.sequences needs the package '{package}', which is not installed: "
+        "pip install -e '.[sequences]' in a clone of pathspace\n"
+    )
+
+
+def test_a_hidden_markov_model_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pathspace.sequences.baselines import HiddenMarkov
+
+    monkeypatch.setitem(sys.modules, "hmmlearn.hmm", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"HiddenMarkov needs the package .* pip install -e '.\[sequences\]'"
+    ):
+        HiddenMarkov(2).fit([0, 1, 0], 2)
+
+
+def test_a_module_of_ours_that_is_missing_is_no_extra() -> None:
+    error = ModuleNotFoundError("No module named 'pathspace.none'", name="pathspace.none")
+    assert missing_package("a part", error, "sweep") is error

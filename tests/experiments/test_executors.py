@@ -207,7 +207,7 @@ def test_commands_hand_their_runs_to_the_engine_that_is_asked_for(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if command.startswith("sweep"):
-        pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace[sweep]'")
+        pytest.importorskip("optuna", reason="sweeps need optuna: pip install -e '.[sweep]'")
     asked = []
 
     class Here(ThisProcess):
@@ -286,7 +286,7 @@ def test_ray_that_does_not_start_in_time_is_no_mistake_of_ours(like_ray: SimpleN
 
 @pytest.mark.slow
 def test_the_cells_of_a_table_are_tasks_of_ray_too() -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'pathspace[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
     code = (
         "import math; from pathspace.experiments.ray_tasks import computed\n"
         "print(sorted(computed(math.sqrt, [9.0, 4.0, 1.0], address='', processes=2)))\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("optuna", reason="sweeps need optuna: pip install 'pathspace[sweep]'")
+pytest.importorskip("optuna", reason="sweeps need optuna: pip install -e '.[sweep]'")
 
 import command_line
 import pathspace
@@ -545,7 +545,7 @@ def with_mark(mark: str) -> dict[int, str]:
 
 @pytest.mark.slow
 def test_ray_does_a_sweep_though_a_worker_is_killed_and_leaves_nothing_running(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'pathspace[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
     if not Path("/proc/self/environ").exists():
         pytest.skip("looks for processes in /proc, which this system has not")
     arguments = [

@@ -168,7 +168,7 @@ def test_without_data_one_error_names_both_ways(monkeypatch: pytest.MonkeyPatch,
         with pytest.raises(ConfigurationError) as caught:
             build_task("mnist", data_dir=folder)
         assert "--data-dir" in str(caught.value)
-        assert "pathspace[download]" in str(caught.value)
+        assert "pip install -e '.[download]' in a clone" in str(caught.value)
 
 
 def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ BLOCK = 16 + 16  # values, and queries with keys, of an attention of width 16
 
 def library(name):
     """A library, or a skipped test where it is missing."""
-    return pytest.importorskip(name, reason=f"{name} is not installed (pip install 'pathspace[tools]')")
+    return pytest.importorskip(name, reason=f"{name} is not installed (pip install -e '.[tools]')")
 
 
 def build(name, inputs=None, head="ForCausalLM", **options):

@@ -10,11 +10,13 @@ import sys
 from importlib import import_module
 from typing import Annotated
 
+from pathspace.extras import install
+
 try:
     import typer
 except ModuleNotFoundError as error:
     raise SystemExit(
-        "Error: the command line needs more packages: pip install 'pathspace[experiments]'"
+        f"Error: the command line needs the package {error.name!r}: {install('experiments')}"
     ) from error
 
 from pathspace.cli import networks, training

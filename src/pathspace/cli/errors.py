@@ -9,9 +9,9 @@ import typer
 
 from pathspace.experiments.errors import ConfigurationError, LostProcessError, StorageError
 from pathspace.experiments.processes import expect_one, is_first, started_by_torchrun
+from pathspace.extras import EXTRA_OF, install
 
 DIVERGED, WRONG_USE, BROKEN, INTERRUPTED, TERMINATED = 1, 2, 70, 130, 143
-EXTRAS = {"optuna": "sweep", "ray": "ray"}  # of packages that only some options need
 
 
 @contextmanager
@@ -36,10 +36,8 @@ def clear_errors(command: str, *, extra: str = "experiments") -> Iterator[list[s
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pathspace"):
             raise
-        extra = EXTRAS.get(error.name or "", extra)
-        typer.echo(
-            f"Error: the package {error.name!r} is missing: pip install 'pathspace[{extra}]'", err=True
-        )
+        extra = EXTRA_OF.get(error.name or "", extra)
+        typer.echo(f"Error: the package {error.name!r} is missing: {install(extra)}", err=True)
         raise typer.Exit(WRONG_USE) from None
     except KeyboardInterrupt:
         if is_first():

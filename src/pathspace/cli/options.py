@@ -12,6 +12,7 @@ from pathspace.experiments.engines import ENGINES
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.methods import list_methods
 from pathspace.experiments.tasks import TASKS
+from pathspace.extras import install
 
 LARGEST_SEED = 2**32 - 1
 _BY_TASK = "default by task or recipe"
@@ -69,9 +70,7 @@ WorkersOption = Annotated[
 ]
 EngineOption = Annotated[
     str,
-    typer.Option(
-        "--engine", help=f"What does the runs: {', '.join(ENGINES)} (pip install 'pathspace[ray]')."
-    ),
+    typer.Option("--engine", help=f"What does the runs: {', '.join(ENGINES)} ({install('ray')})."),
 ]
 AddressOption = Annotated[
     str,

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from pathspace.extras import install
+
 FEWEST = 6
 """Steps below which PyTorch is the faster one."""
 LARGEST = {"AVX-512": 512, "AVX2": 256}
@@ -37,8 +39,8 @@ class RNN(nn.RNN):
     of all sequences is one product that stays in registers, with its biases and its ReLU, and the graph has one node
     per layer and direction. See docs/rnn.md for what that gains, and where it gains nothing.
 
-    The loops need Numba (``pip install 'pathspace[fast]'``) and a processor with AVX2. Where they do not apply, the
-    layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
+    The loops need Numba (``pip install -e '.[fast]'`` in a clone) and a processor with AVX2. Where they do not apply,
+    the layer runs as ``torch.nn.RNN``: with tanh, on a GPU, in other types than float32 and float64, with more than 512
     units (256 with AVX2) or fewer than 6 steps, for second derivatives, and under ``torch.func``, ``torch.compile``,
     ``torch.export``, ``torch.jit.trace``, autocast and whatever else looks at operations, as ``pathspace.trace`` does.
     :attr:`kernel` says which it was.
@@ -307,7 +309,7 @@ def _looked_at() -> str | None:
 def _missing() -> str | None:
     """What the compiled loops lack on this machine."""
     if find_spec("numba") is None:
-        return "Numba is not installed (pip install 'pathspace[fast]')"
+        return f"Numba is not installed ({install('fast')})"
     try:
         instructions = _loops().instructions()
     except Exception as error:  # an installation that does not work must not keep the layer from doing so

@@ -1,15 +1,20 @@
 """Generative models of symbol sequences: PCNN, CNN and RNN trained in invariant metrics, alone or mixed with contexts.
 
-Needs the extra: ``pip install pathspace[sequences]``.
+Needs the extra ``sequences``: ``pip install -e '.[sequences]'`` in a clone of pathspace.
 """
 
-from .compression import CorruptedError, compress, decompress
-from .estimators import CNN, PCNN, RNN, load, merge
-from .mixed import Mixed
-from .sequence_model import NotFittedError, SequenceModel
-from .storage import ModelFileError
-from .text import UnseenSymbolError
-from .training import Training
+from pathspace.extras import missing_package
+
+try:
+    from .compression import CorruptedError, compress, decompress
+    from .estimators import CNN, PCNN, RNN, load, merge
+    from .mixed import Mixed
+    from .sequence_model import NotFittedError, SequenceModel
+    from .storage import ModelFileError
+    from .text import UnseenSymbolError
+    from .training import Training
+except ModuleNotFoundError as error:
+    raise missing_package(__name__, error, "sequences") from error
 
 __all__ = [
     "CNN",

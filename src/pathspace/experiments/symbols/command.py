@@ -15,6 +15,7 @@ from pathspace.experiments.symbols.cells import Score, cells, compute
 from pathspace.experiments.symbols.protocol import protocol_from
 from pathspace.experiments.symbols.report import as_json, write_report
 from pathspace.experiments.terminal import output_console, print_json, print_line
+from pathspace.extras import install
 
 if TYPE_CHECKING:
     from pathspace.experiments.execution import Surroundings
@@ -38,7 +39,7 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
     missing = [name for name in ("numba", "hmmlearn") if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"The package {missing[0]!r} is missing: pip install 'pathspace[experiments,sequences]'."
+            f"The package {missing[0]!r} is missing: {install('experiments', 'sequences')}."
         )
     begun = begun_table(recipe, size, options, around, protocol_from)
     with begun as (protocol, configuration, output):

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.packed import UNREADABLE, check_zip, gunzip
+from pathspace.extras import install
 
 PARTS = ("train", "validation", "test")
 
@@ -212,7 +213,7 @@ def _as_file(lines: Sequence[str]) -> bytes:
 
 
 def _no_data(corpus: Corpus, reason: str) -> ConfigurationError:
-    download = "; or install what the download needs: pip install 'pathspace[download]'"
+    download = f"; or install what the download needs: {install('download')}"
     return ConfigurationError(
         f"{corpus.title}: {reason}. Put {', '.join(corpus.files)} into a folder {corpus.folder!r} and give "
         f"its parent by --data-dir or PATHSPACE_DATA ({corpus.missing})"

@@ -19,6 +19,7 @@ from pathspace.experiments.errors import ConfigurationError
 from pathspace.experiments.tasks.corpora import data_folder
 from pathspace.experiments.tasks.idx import read_idx
 from pathspace.experiments.tasks.task import Split, Task, classification, expect_true_or_false, expect_whole
+from pathspace.extras import install
 
 PRESET: dict[str, Any] = {
     # A few minutes on two cores: a third of the images, twice.
@@ -170,5 +171,5 @@ def _no_data(reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"MNIST was not found: {reason}. Either put the four original .gz files into a folder 'mnist' and "
         "give its parent by --data-dir or PATHSPACE_DATA, or install what the download needs: "
-        "pip install 'pathspace[download]'."
+        f"{install('download')}."
     )

@@ -16,6 +16,7 @@ from pathspace.experiments.terminal import output_console, print_json, print_lin
 from pathspace.experiments.xor.cells import Result, cells, compute
 from pathspace.experiments.xor.protocol import protocol_from
 from pathspace.experiments.xor.report import as_json, write_report
+from pathspace.extras import install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def reproduce(recipe: Recipe, size: str, options: Layer, around: Surroundings) -
         KeyboardInterrupt: The user stopped; the same command continues.
     """
     if find_spec("numba") is None:
-        raise ConfigurationError("The package 'numba' is missing: pip install 'pathspace[sequences]'.")
+        raise ConfigurationError(f"The package 'numba' is missing: {install('sequences')}.")
     begun = begun_table(recipe, size, options, around, protocol_from, others=(NETWORKS,))
     with begun as (protocol, configuration, output):
         kept = make_folder(output / NETWORKS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pathspace.extras import missing_package
 from pathspace.sequences.cost import check_hidden_states
 from pathspace.sequences.evaluation import mix_with_uniform
 from pathspace.sequences.kernels.machine_code import njit
@@ -52,8 +53,10 @@ class HiddenMarkov:
             ValueError: if memory has no room for the states, or an iteration would take days.
         """
         check_hidden_states(self.states, self.iterations, len(x), A)
-        from hmmlearn.hmm import CategoricalHMM
-
+        try:
+            from hmmlearn.hmm import CategoricalHMM
+        except ModuleNotFoundError as error:
+            raise missing_package("HiddenMarkov", error, "sequences") from error
         model: Any = CategoricalHMM(
             self.states,
             n_iter=self.iterations,
