@@ -7,6 +7,8 @@ import math
 import os
 import random
 import re
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -715,6 +717,8 @@ def test_json_has_what_the_text_says(run, book, tmp_path):
     assert scored["bits"] == pytest.approx(1170 * scored["bits_per_symbol"])
     predicted = json.loads(run("predict", "m", "she", "--top", 2, "--json").stdout)["next"]
     assert [len(entry) for entry in predicted] == [2, 2]
+    shown = run("predict", "m", "she", "--top", 2).stdout.splitlines()
+    assert [repr(symbol) for symbol, _ in predicted] == [line.split(" ", 1)[1] for line in shown]
     assert "context trees" in fitted["baseline_bits_per_symbol"]
     assert all(
         bits > 0 for bits in fitted["baseline_bits_per_symbol"].values()
@@ -803,3 +807,22 @@ def test_a_rounded_zero_has_no_sign(run, tmp_path):
     output = fit(run, "same").output + run("bits", "m", "same").output
     assert "0.0000 bits/symbol" in output
     assert "-0" not in output
+
+
+def test_a_dash_is_standard_input_and_output(book, begun, tmp_path):
+    (tmp_path / "m").write_bytes(begun)
+
+    def piped(*arguments, status=0):
+        command = [sys.executable, "-m", "pathspace", "sequence", *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, input=book.read_bytes(), capture_output=True, timeout=300, check=False
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+    assert piped("bits", "m", "-").stdout == piped("bits", "m", "book.txt").stdout
+    packed = piped("compress", "m", "-", "-o", "-").stdout
+    (tmp_path / "packed").write_bytes(packed)
+    assert piped("decompress", "m", "packed", "-o", "-").stdout == book.read_bytes()
+    assert b"give --output" in piped("compress", "m", "-", status=2).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "m", "packed"]

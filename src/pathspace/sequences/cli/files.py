@@ -17,8 +17,34 @@ from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.storage import ModelFileError
 from pathspace.sequences.text import Text, marks_after
 
+STANDARD_INPUT, STANDARD_OUTPUT = Path("/dev/stdin"), Path("/dev/stdout")
+
+
+def standard_input(path: Path) -> Path:
+    """Return the path of a file to read, where `-` stands for standard input.
+
+    Raises:
+        BadParameter: if there is no such file.
+    """
+    if str(path) == "-":
+        return STANDARD_INPUT
+    if not path.exists():
+        raise typer.BadParameter(f"file '{path}' does not exist.")
+    if path.is_dir():
+        raise typer.BadParameter(f"file '{path}' is a directory.")
+    return path
+
+
+def standard_output(path: Path | None) -> Path | None:
+    """Return the path of a file to write, where `-` stands for standard output."""
+    return STANDARD_OUTPUT if str(path) == "-" else path
+
+
 ModelPath = Annotated[Path, typer.Argument(help="Model file written by `fit`.", exists=True, dir_okay=False)]
-InputPath = Annotated[Path, typer.Argument(help="File to read.", exists=True, dir_okay=False)]
+InputPath = Annotated[
+    Path,
+    typer.Argument(help="File to read; -: standard input.", callback=standard_input),
+]
 AsText = Annotated[bool, typer.Option("--text", help="Read UTF-8 characters instead of bytes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results and errors.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output without asking.")]

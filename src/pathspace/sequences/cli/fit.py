@@ -21,7 +21,7 @@ from pathspace.sequences.sequence_model import SequenceModel
 from pathspace.sequences.training import Training, looked
 
 from .console import console, errors, per_symbol
-from .files import After, AsJson, AsText, InputPath, Quiet, may_become_model, writable
+from .files import After, AsJson, AsText, InputPath, Quiet, may_become_model, standard_output, writable
 from .fit_texts import SHARE, Choices, Texts
 from .result import Result, mix
 from .resumed import PASSES, check_resumed, network_of, set_budget, what_ended
@@ -64,9 +64,12 @@ class _FitReport:
 def fit(
     command: typer.Context,
     file: InputPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model file to write.")] = Path(
-        "model.safetensors"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Model file to write; -: standard output.", callback=standard_output
+        ),
+    ] = Path("model.safetensors"),
     model: Annotated[str, typer.Option(help="Kind of network: pcnn, cnn or rnn.")] = "pcnn",
     units: Annotated[int, typer.Option(help="Hidden units.", min=1)] = 32,
     connectivity: Annotated[

@@ -15,12 +15,15 @@ from pathspace.sequences.tasks import TASKS
 from pathspace.sequences.text import Alphabet
 
 from .console import errors, per_symbol, say
-from .files import AsJson, Force, may_overwrite, read, writable, write
+from .files import AsJson, Force, may_overwrite, read, standard_output, writable, write
 
 
 def generate_task(
     task: Annotated[str, typer.Argument(help="alphabet, music, xor or anbn.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="File to write; -: standard output.", callback=standard_output),
+    ],
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.", min=0)] = 0,
     force: Force = False,
     as_json: AsJson = False,

@@ -15,6 +15,7 @@ from pathspace.sequences.estimators import load
 
 from .console import errors, say, symbols_shown
 from .files import (
+    STANDARD_INPUT,
     After,
     AsJson,
     Force,
@@ -24,6 +25,7 @@ from .files import (
     mask_after,
     may_overwrite,
     read_for,
+    standard_output,
     writable,
     write,
 )
@@ -94,15 +96,23 @@ def predict(
         prediction = estimator.predict(read)
     best = sorted(prediction.items(), key=lambda entry: -entry[1])[:top]
     shown = [repr(bytes([symbol]))[1:] if isinstance(symbol, int) else repr(symbol) for symbol, _ in best]
-    # a byte is its number in JSON, which has no bytes
-    figures = {"context": context, "next": [[symbol, p] for symbol, p in best]}
+    named = [
+        bytes([symbol]).decode("ascii", "backslashreplace") if isinstance(symbol, int) else symbol
+        for symbol, _ in best
+    ]
+    figures = {"context": context, "next": [[name, p] for name, (_, p) in zip(named, best, strict=True)]}
     say(as_json, figures, *(f"{p:.6f} {name}" for (_, p), name in zip(best, shown, strict=True)))
 
 
 def compress(
     model: ModelPath,
     file: InputPath,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: FILE.psq.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Default: FILE.psq; -: standard output.", callback=standard_output
+        ),
+    ] = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -116,8 +126,12 @@ def compress(
       pathspace sequence compress log.safetensors other.txt
       pathspace sequence compress log.safetensors other.txt -o other.packed --force
     """  # noqa: D301 (click wants the character, not the letters)
-    output = output or file.with_name(file.name + ".psq")
     with errors():
+        if output is None and file == STANDARD_INPUT:
+            raise ValueError(
+                "compressed standard input has no name of its own: give --output, - for standard output"
+            )
+        output = output or file.with_name(file.name + ".psq")
         writable(output, model, file)
         may_overwrite(output, force)
         estimator, data = load(model), file.read_bytes()
@@ -134,7 +148,10 @@ def compress(
 def decompress(
     model: ModelPath,
     file: InputPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="File to write; -: standard output.", callback=standard_output),
+    ],
     max_bytes: Annotated[
         int, typer.Option(help="Most bytes to write, against files that claim any number.", min=0)
     ] = MAX_BYTES,
