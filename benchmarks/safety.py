@@ -127,11 +127,16 @@ def usual_rate(case: Case, name: str) -> float:
 
 def final_loss(case: Case, name: str, seed: int, factor: float = 1.0, options: Any = None) -> float:
     """The mean loss of the last steps; NaN if training diverged."""
+    rate = factor * usual_rate(case, name)
+    return trained_loss(case, seed, lambda model, x: OPTIMIZERS[name].make(model, x[:2], rate, options or {}))
+
+
+def trained_loss(case: Case, seed: int, make: Callable[[nn.Module, Tensor], Optimizer]) -> float:
+    """The mean loss of the last steps by an optimizer, made from the model and all inputs; NaN if it diverged."""
     x, y = case.data()
     torch.manual_seed(seed)
     model = case.make()
-    rate = factor * usual_rate(case, name)
-    rule = OPTIMIZERS[name].make(model, x[:2], rate, options or {})
+    rule = make(model, x)
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(STEPS):

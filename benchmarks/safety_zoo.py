@@ -1,5 +1,7 @@
 """Twenty small networks of every common kind, as they are started, with data and the usual rate of SGD.
 
+Four more were trained with BatchNorm, which was then folded into the convolutions, and are to be trained on.
+
 Real data from ``PATHSPACE_DATA``: digits at 14 x 14, photographs at 16 x 16, characters. Sizes are such that a step
 takes a few milliseconds. Those that are called after a network of torchvision have its blocks, its start and its
 order of layers, at a few channels.
@@ -9,18 +11,20 @@ Letters: B batch, T time, H hidden, C channels, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from pathspace.experiments.tasks.mnist import load
 
@@ -352,6 +356,53 @@ def squeezenet() -> nn.Sequential:
     return model
 
 
+# -- folded networks --------------------------------------------------------------------------------------------------
+
+
+def small_resnet(width: int = 12) -> nn.Sequential:
+    """One basic block and a convolution with stride behind it, on digits."""
+    block = Residual(*conv(width, width), nn.ReLU(), *conv(width, width))
+    stem, down = [*conv(1, width), nn.ReLU()], [*conv(width, 2 * width, 3, 2), nn.ReLU()]
+    return nn.Sequential(*stem, block, *down, *head(2 * width))
+
+
+def folded(name: str) -> Callable[[], nn.Module]:
+    """A function that makes a trained network whose BatchNorm is folded; see ``TRAINED``."""
+    return lambda: copy.deepcopy(_trained_and_folded(name, torch.initial_seed()))
+
+
+@lru_cache(maxsize=8)
+def _trained_and_folded(name: str, seed: int) -> nn.Module:
+    case = TRAINED[name]
+    torch.manual_seed(seed)
+    model = case.make().train()
+    x, y = case.data()
+    generator = torch.Generator().manual_seed(1_000_000 + seed)
+    rule = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rule, TRAINING_STEPS)
+    for _ in range(TRAINING_STEPS):
+        chosen = torch.randint(0, len(x), (case.batch,), generator=generator)
+        rule.zero_grad()
+        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        rule.step()
+        schedule.step()
+    fold_(model.eval())
+    torch.manual_seed(seed)
+    return model.train()
+
+
+def fold_(model: nn.Module) -> None:
+    """Fold each BatchNorm into the convolution in front of it, in place, and let the new biases be trained."""
+    for module in list(model.modules()):
+        if not isinstance(module, nn.Sequential):
+            continue
+        for i, (layer, norm) in enumerate(itertools.pairwise(list(module))):
+            if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                # fuse_conv_bn_eval returns a bias with requires_grad=False
+                module[i] = fuse_conv_bn_eval(layer, norm).requires_grad_(True)
+                module[i + 1] = nn.Identity()
+
+
 # -- recurrent networks -----------------------------------------------------------------------------------------------
 
 
@@ -408,6 +459,23 @@ class TiedLanguageModel(nn.Module):
         return self.leave(self.rnn(self.embedding(numbers))[0])
 
 
+TRAINING_STEPS = 600
+TRAINED = {
+    "vgg": Case(lambda: vgg(norm=True), photographs, NORMALIZED, 32),
+    "resnet": Case(lambda: resnet(norm=True), photographs, NORMALIZED, 32),
+    "mobilenet": Case(lambda: mobilenet(norm=True), photographs, NORMALIZED, 32),
+    "small-resnet": Case(small_resnet, digits, NORMALIZED, 32),
+}
+"""How the networks with BatchNorm are trained before they are folded: with momentum 0.9 and a cosine."""
+
+FOLDED = {
+    "folded-vgg": Case(folded("vgg"), photographs, batch=16),
+    "folded-resnet": Case(folded("resnet"), photographs, batch=16),
+    "folded-mobilenet": Case(folded("mobilenet"), photographs, batch=16),
+    "folded-small-resnet": Case(folded("small-resnet"), digits),
+}
+"""Trained networks without normalization, at the rate that SGD has for such a network from its start."""
+
 ZOO = {
     "mlp": Case(lambda: mlp(2), vectors),
     "deep-mlp": Case(lambda: mlp(16, 32, he=True), vectors),
@@ -429,4 +497,5 @@ ZOO = {
     "stacked-rnn": Case(lambda: LastStep(28, 24, layers=3), rows),
     "loop": Case(Loop, rows),
     "tied-lm": Case(TiedLanguageModel, characters, 0.1, batch=16),
+    **FOLDED,
 }

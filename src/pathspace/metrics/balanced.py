@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathspace.metrics.path import Path
+from pathspace.rescaling.frames import Frame, FrameName
 
 
 class Balanced(Path):
@@ -11,6 +12,12 @@ class Balanced(Path):
     The same as ``Path(power=0.0)``, and the same steps as those of the plain rule after ``ps.rescaling.balance_``, but
     the weights stay where they are. kappa is never computed.
 
+    Args:
+        frame: the member that the network is brought to; see :class:`Path`.
+
+    Raises:
+        ValueError: the frame is unknown.
+
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -18,5 +25,5 @@ class Balanced(Path):
         >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, metric=metric)
     """
 
-    def __init__(self) -> None:
-        super().__init__(power=0.0)
+    def __init__(self, *, frame: Frame | FrameName = "balanced") -> None:
+        super().__init__(power=0.0, frame=frame)

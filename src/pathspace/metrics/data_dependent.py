@@ -10,7 +10,6 @@ Letters: kappa as above, a the decay of the average of data.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -136,14 +135,21 @@ class DataDependent(Path):
         self.estimator: Estimator = estimator
         self.examples, self.process_group, self._watch = examples, process_group, watch
         self._source: torch.Generator | None = None
-        self._latest: LatestBatch | None = None
 
     def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
         """Let an optimizer ask for the metric of some parameters; see :meth:`Path.bind`."""
-        super().bind(network, names, form)
-        if self._latest is None:
+        if self._network is None:
             self._chain = chain_of(network)
-            self._latest = LatestBatch(network, look=self._watch and self.alpha > 0)
+        super().bind(network, names, form)
+
+    def _watch_batches(self) -> None:
+        """Look at the model's calls as long as there is an optimizer."""
+        if self._latest is None:
+            needed = self.alpha > 0 or self.frame.needs_batch
+            self._latest = LatestBatch(self.network, look=self._watch and needed)
+
+    def _frame_batch(self) -> Any:
+        return self._batch()
 
     @property
     def takes_parts(self) -> bool:
@@ -174,12 +180,6 @@ class DataDependent(Path):
             return value
         if name == "_source":
             return None
-        if name == "_latest" and value is not None:
-            network = copy.deepcopy(self.network, memo)
-            # of a model that has the optimizer as an attribute, and is copied up to here
-            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-                vars(network.model)[hooks] = copy.deepcopy(vars(self.network.model)[hooks], memo)
-            return LatestBatch(network, look=value.looks)
         return super()._copied(name, value, memo)
 
     def _short_chain(self) -> Chain | None:

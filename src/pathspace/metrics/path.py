@@ -1,4 +1,4 @@
-"""The path metric of an optimizer: kappa in the balanced frame, normalized, damped, and kept for some steps.
+"""The path metric of an optimizer: kappa in a frame of the network, normalized, damped, and kept for some steps.
 
     D' = (kappa' / c + damping)^power                  (kappa' = f^2 kappa, see ``gauge``; c its mean)
     D  = D' / f^2
@@ -24,12 +24,14 @@ from torch import Tensor
 
 from pathspace.metrics.checks import check_counts, check_not_negative
 from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
+from pathspace.metrics.replicas import root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel.kappa import surveyed_kappa
-from pathspace.paths.kernel.node_mass import node_mass
 from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory
+from pathspace.replay.latest_batch import LatestBatch
+from pathspace.rescaling.frames import Frame, FrameName, scales_of
 from pathspace.squared.parts import cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
@@ -60,6 +62,7 @@ class MetricOptions(TypedDict, total=False):
     damping: float | None
     refresh_every: int
     normalization: Normalization
+    frame: Frame | FrameName
 
 
 class PathOptions(MetricOptions, total=False):
@@ -91,6 +94,9 @@ class Path:
         normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
             ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"none"``: c = 1, the rule of the
             papers, whose learning rate has another unit for every network. Damping is a fraction of the mean anyhow.
+        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``, ``"layers"``, or a
+            :class:`Frame` with options. ``"measure"`` reads the batch that the model was last called with before the
+            first step, with gradients enabled; give ``Frame("measure", data=x)`` where ``torch.compile`` hides it.
 
     Raises:
         ValueError: an option is out of its range.
@@ -103,6 +109,9 @@ class Path:
         >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, metric=metric)
     """
 
+    process_group: Any = "default"
+    """The processes over whose batches a frame on data is averaged."""
+
     def __init__(
         self,
         power: float = 1.0,
@@ -111,6 +120,7 @@ class Path:
         refresh_every: int = 10,
         second_term: bool = False,
         normalization: Normalization = "refreshed",
+        frame: Frame | FrameName = "balanced",
     ) -> None:
         damping = (0.0 if normalization == "none" else DAMPING) if damping is None else damping
         check_not_negative(power=power, damping=damping)
@@ -119,6 +129,8 @@ class Path:
             raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
         self.power, self.damping, self.refresh_every = power, damping, refresh_every
         self.second_term, self.normalization = second_term, normalization
+        self.frame = frame if isinstance(frame, Frame) else Frame(frame)
+        self._latest: LatestBatch | None = None
         self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
         self._network: Network | None = None
         self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
@@ -131,7 +143,7 @@ class Path:
     @property
     def takes_parts(self) -> bool:
         """Whether parameters may be split over processes by FSDP."""
-        return not self.second_term
+        return not self.second_term and self.frame.name != "measure"
 
     # -- one network ------------------------------------------------------------------------------------------
 
@@ -161,6 +173,7 @@ class Path:
             raise ValueError(f"this {type(self).__name__} metric belongs to {whose}: give each its own")
         for name in names:
             self._forms[name] = form
+        self._watch_batches()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Path:
         copied = memo[id(self)] = type(self).__new__(type(self))
@@ -169,8 +182,34 @@ class Path:
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
         """An attribute of a copy for a copy of the network."""
-        del name
+        if name == "_latest" and value is not None:
+            return value.for_copy(self.network, memo)
         return copy.deepcopy(value, memo)
+
+    def _watch_batches(self) -> None:
+        """Look at the model's calls while the frame needs the batch of a first step, and no longer."""
+        begun = all("gauge_rows" in self.state.get(name, {}) for name in self._forms)
+        needed = self.frame.needs_batch and not begun
+        if needed and self._latest is None:
+            self._latest = LatestBatch(self.network, look=True)
+        if not needed and self._latest is not None:
+            self._latest.remove()
+            self._latest = None
+
+    def _frame_scales(self) -> Tensor:
+        """The scales b_c of the frame for the present weights."""
+        frame = self.frame
+        data = self._frame_batch() if frame.needs_batch else frame.data
+        scales = scales_of(self.network, frame.name, data, frame.alpha)
+        return root_mean_square(scales, self.process_group) if frame.needs_batch else scales
+
+    def _frame_batch(self) -> Any:
+        if self._latest is None or self._latest.inputs is None:
+            raise RuntimeError(
+                "the frame 'measure' needs a batch, and the model was not called with gradients enabled before step(), "
+                "or torch.compile hid the call: give the batch with frame=ps.metrics.Frame('measure', data=inputs)"
+            )
+        return self._latest.inputs
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -243,6 +282,7 @@ class Path:
         self._gauges.clear()
         self._ahead.clear()
         self._rescalings = self.network.rescalings["done"]
+        self._watch_batches()
 
     def _forget(self, names: Iterable[str]) -> None:
         """Let go of a first step that was refused: the weights may be others when it is taken."""
@@ -283,6 +323,8 @@ class Path:
                 self._forget(new)
                 raise
             kappa = None
+        if new:
+            self._watch_batches()
         if kappa is None:
             for name in names:
                 self.state[name]["factor"] = self._finished(name, None, 0.0)
@@ -310,7 +352,7 @@ class Path:
         new = [name for name in names if "gauge_rows" not in self.state[name]]
         if new:
             far, network = self._far(), self.network
-            b = node_mass(network).gauge()
+            b = self._frame_scales()
             if all("gauge_rows" not in state for state in self.state.values()):
                 far = far_scales(network, b)
             for name, gauge in gauges(network, new, b, far).items():

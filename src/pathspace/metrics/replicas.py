@@ -48,6 +48,14 @@ def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
     return replace(terms, path=path, data=data, cross={name: next(means) for name in terms.cross})
 
 
+def root_mean_square(values: Tensor, group: Any) -> Tensor:
+    """Return the root mean square over the processes of a group, of which each must ask; the same bits in all."""
+    size = rank_and_size(group)[1]
+    if size == 1:
+        return values
+    return _means([values.square()], size, None if group == "default" else group)[0].sqrt()
+
+
 def _means(tensors: Sequence[Tensor], size: int, group: Any) -> list[Tensor]:
     """Means of tensors, with one message for each of their types."""
     flat: dict[torch.dtype, Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -38,6 +39,14 @@ class LatestBatch:
     def looks(self) -> bool:
         """Whether it still looks."""
         return self._handle is not None
+
+    def for_copy(self, network: Network, memo: dict[int, Any]) -> LatestBatch:
+        """Return another one for the copy of a network that ``memo`` belongs to."""
+        copied = copy.deepcopy(network, memo)
+        # of a model that has the optimizer as an attribute, and is copied up to here
+        for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            vars(copied.model)[hooks] = copy.deepcopy(vars(network.model)[hooks], memo)
+        return LatestBatch(copied, look=self.looks)
 
     def give(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a batch as if the model had been called with it."""

@@ -28,6 +28,7 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
+from pathspace.rescaling.frames import check_alpha, scales_of
 from pathspace.rescaling.invariance import called, difference
 from pathspace.rescaling.rescale import rescale_
 
@@ -77,7 +78,17 @@ def balance_(
     which path mass changes from layer to layer by the same factor: balance would weigh a channel by the number of
     positions that read it.
 
-    The other criteria are those of quantisation, for any traced network:
+    Two more criteria lead to other members, for training:
+
+    .. code-block:: text
+
+        measure   gamma_c = 1      (gamma_c^2 of ``ps.paths.unit_measure``; at alpha = 1 the mean square of its values)
+        layers    "path" within each layer; the geometric mean of the factors of a layer is 1
+
+    With ``"measure"`` every member is brought to the same weights. With ``"layers"`` that holds only for members that
+    differ by factors of geometric mean 1 in every layer: a layer multiplied by 2 as a whole stays multiplied by 2.
+
+    The last two criteria are those of quantisation, for any traced network:
 
     .. code-block:: text
 
@@ -93,11 +104,13 @@ def balance_(
         network: a traced network, whose model's parameters are changed; the function stays the same.
         example_input: what the model is called with, as for ``trace``. If it is given, the outputs of the model, in
             evaluation mode, are compared before and after; the comparison runs on a copy of the model.
-        criterion: ``"path"``, ``"range"`` or ``"activations"``.
-        calibration: data for ``"activations"``, a batch as the model is called with it; of the traced shapes, but for
-            the number of examples.
-        alpha: how much of the difference of ranges ``"activations"`` takes from the values and gives to the weights, in
-            (0, 1]; at 1 the values of all classes have the range 1. By default 0.5.
+        criterion: ``"path"``, ``"measure"``, ``"layers"``, ``"range"`` or ``"activations"``.
+        calibration: data for ``"activations"`` and ``"measure"``, a batch as the model is called with it; of the traced
+            shapes, but for the number of examples. For ``"measure"`` the example is taken if it is missing; without
+            both, inputs of size 1 and units that let half through are assumed.
+        alpha: for ``"measure"``, the share of the data, in (0, 1], by default 1. For ``"activations"``, how much of the
+            difference of ranges is taken from the values and given to the weights, in (0, 1], by default 0.5; at 1 the
+            values of all classes have the range 1.
         statistic: the range of values, ``"largest"`` |h|, or the ``"mean"`` of |h|, as AWQ measures it. By default
             ``"largest"``.
         tolerance: the largest change of an output, relative to the largest output, that passes as rounding; by
@@ -111,7 +124,7 @@ def balance_(
     Raises:
         FunctionChangedError: an output moved by more than the tolerance, or was not finite; the weights are what they
             were before.
-        FloatingPointError: the path mass of a class is not finite.
+        FloatingPointError: the path mass or the measure of a class is not finite.
         OverflowError: see :func:`rescale_`.
         ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare; an unknown
             criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1].
@@ -134,8 +147,10 @@ def balance_(
     """
     if tolerance is not None and (example_input is None or not tolerance > 0):
         raise ValueError(f"tolerance={tolerance} needs an example_input, and must be positive")
-    _check_criterion(criterion, calibration, alpha, statistic)
+    _check_criterion(criterion, calibration, alpha, statistic, example_input)
     expect_weights(network)
+    if criterion == "measure" and calibration is None:
+        calibration = example_input
     factors = _factors(network, criterion, calibration, alpha, statistic)
     if powers_of_two:
         factors = factors.log2().round().exp2()
@@ -170,6 +185,8 @@ def _factors(
     network: Network, criterion: Criterion, calibration: Any, alpha: float | None, statistic: Statistic | None
 ) -> Tensor:
     """The factors of a criterion, float64 ``[num_classes]``."""
+    if criterion in ("measure", "layers"):
+        return 1.0 / scales_of(network, criterion, calibration, alpha)
     factors = balancing_factors(network)
     if criterion == "path":
         return factors
@@ -183,14 +200,27 @@ def _factors(
     return factors * agreement(gap, torch.zeros_like(factors))
 
 
-def _check_criterion(criterion: Any, calibration: Any, alpha: Any, statistic: Any) -> None:
+_OPTIONS = {"activations": ("calibration", "alpha", "statistic"), "measure": ("calibration", "alpha")}
+"""The options of the criteria that have some."""
+
+
+def _check_criterion(criterion: Any, calibration: Any, alpha: Any, statistic: Any, example: Any) -> None:
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {', '.join(map(repr, CRITERIA))}, got {criterion!r}")
-    if criterion != "activations":
-        options = {"calibration": calibration, "alpha": alpha, "statistic": statistic}
-        if given := [name for name, value in options.items() if value is not None]:
-            raise ValueError(f"{given[0]} is an option of criterion='activations', not of {criterion!r}")
-        return
+    given = {"calibration": calibration, "alpha": alpha, "statistic": statistic}
+    for name, value in given.items():
+        if value is not None and name not in _OPTIONS.get(criterion, ()):
+            owners = " and ".join(repr(other) for other, names in _OPTIONS.items() if name in names)
+            raise ValueError(f"{name} is an option of criterion={owners}, not of {criterion!r}")
+    if criterion == "measure":
+        check_alpha(alpha)
+        if alpha is not None and calibration is None and example is None:
+            raise ValueError(f"alpha={alpha} is a share of the data: give example_input or calibration")
+    if criterion == "activations":
+        _check_activations(calibration, alpha, statistic)
+
+
+def _check_activations(calibration: Any, alpha: Any, statistic: Any) -> None:
     if calibration is None:
         raise ValueError(
             "criterion='activations' measures the values of units on data: give calibration, a batch as the model is "

@@ -32,8 +32,8 @@ from torch import Tensor
 from pathspace.network import Network
 from pathspace.network.trace.scales import without_repeats
 
-Criterion = Literal["path", "range", "activations"]
-CRITERIA: tuple[str, ...] = ("path", "range", "activations")
+Criterion = Literal["path", "range", "activations", "measure", "layers"]
+CRITERIA: tuple[str, ...] = ("path", "range", "activations", "measure", "layers")
 
 TOLERANCE = 1e-9
 """How far from 1 a factor may be that a further step would multiply a scale by."""

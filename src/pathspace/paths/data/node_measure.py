@@ -9,7 +9,7 @@ Letters: v node, z_v its value before its activation, i example, n examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
@@ -198,21 +198,40 @@ def unit_measure(
     """
     check_options(alpha, statistic)
     with torch.no_grad():
-        replayed = replay(network, inputs)
-        squared = {name: widened(p.detach()).double().square() for name, p in network.parameters.items()}
-        result = measure(network, squared, replayed, alpha, statistic)
-        total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
-        count = torch.zeros_like(total)
-        cells = sorted({key[:2] for key in result.nodes if len(key) == 3})
-        recurrent: dict[Key, str] = dict(zip(cells, result.recurrent, strict=True))
-        for key, value in result.nodes.items():
-            inside = recurrent.get(key[:2])
-            labels = network.edges[inside].target.reshape(-1) if inside else network.program.nodes[key[0]]
-            flat = labels.expand(value.shape).reshape(-1).abs().to(total.device)
-            flat = torch.where(flat > network.num_classes, 0, flat)  # a unit of a product of classes
-            total.index_add_(0, flat, value.reshape(-1))
-            count.index_add_(0, flat, torch.ones_like(value.reshape(-1)))
+        squared, net = class_measure(network, replay(network, inputs), alpha, statistic)
+    return UnitMeasure(network.class_names, squared, net, layers_of(network.class_names))
+
+
+def class_measure(
+    network: Network, replayed: Replay, alpha: float, statistic: Statistic
+) -> tuple[Tensor, float]:
+    """Compute gamma^2 of every unit class, the mean over its nodes, and gamma_net^2.
+
+    Nodes that have the inverse scale of their class, as keys have that of queries, do not count.
+
+    Returns:
+        float64 ``[num_classes]``, 0 for a class without nodes; and gamma_net^2.
+    """
+    squared = {name: widened(p.detach()).double().square() for name, p in network.parameters.items()}
+    result = measure(network, squared, replayed, alpha, statistic)
+    total = torch.zeros(network.num_classes + 1, dtype=torch.float64, device=result.net.device)
+    count = torch.zeros_like(total)
+    cells = sorted({key[:2] for key in result.nodes if len(key) == 3})
+    recurrent: dict[Key, str] = dict(zip(cells, result.recurrent, strict=True))
+    for key, value in result.nodes.items():
+        inside = recurrent.get(key[:2])
+        labels = network.edges[inside].target.reshape(-1) if inside else network.program.nodes[key[0]]
+        flat = labels.expand(value.shape).reshape(-1).to(total.device)
+        # negative: the inverse scale; beyond the classes: a product of scales
+        flat = torch.where((flat < 0) | (flat > network.num_classes), 0, flat)
+        total.index_add_(0, flat, value.reshape(-1).double())
+        count.index_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+    return (total / count.clamp_min(1))[1:], float(result.net)
+
+
+def layers_of(class_names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the numbers of the unit classes of each layer, by the name of the place where they were made."""
     layers: dict[str, list[int]] = {}
-    for i, name in enumerate(network.class_names):
+    for i, name in enumerate(class_names):
         layers.setdefault(name.rsplit("[", 1)[0], []).append(i)
-    return UnitMeasure(network.class_names, (total / count.clamp_min(1))[1:], float(result.net), layers)
+    return layers

@@ -109,11 +109,7 @@ def node_mass(network: Network) -> NodeMass:
     source = current_values(network, parts=True)
     normalized = bool(network.tape.normalizations)
     positions = not normalized and _has_positions(network)
-    q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
-    if not normalized and not positions:
-        for n, square in q.items():
-            share = torch.where(network.edges[n].target != 0, 0.5, 1.0)
-            local(square).mul_(cut_factor(share.to(square.device, torch.float64), square))
+    q = _squares(network, source, halved=not normalized and not positions)
     into, out_of, nodes, mass = _sums(network, q)
     if not bool(torch.isfinite(into.sum() + out_of.sum())):
         worst = next(
@@ -133,6 +129,32 @@ def node_mass(network: Network) -> NodeMass:
         # where no path leaves, as in front of a zero-initialised layer, what a ReLU lets through of one layer is 1
         even = torch.where((into > 0) & (out_of > 0), mass ** (length / (length + rest)), 2.0)
     return NodeMass(into, out_of, nodes, normalized, even)
+
+
+@torch.inference_mode(False)
+def path_measure(network: Network) -> Tensor:
+    """Compute the mean path mass of a node of every unit class, where half of what enters a unit counts.
+
+    It is about the mean square that a unit has for inputs of size 1.
+
+    Returns:
+        float64 ``[num_classes]``.
+    """
+    source = current_values(network, parts=True)
+    halved = not network.tape.normalizations
+    into, _, nodes, _ = _sums(network, _squares(network, source, halved=halved))
+    return into / nodes.clamp_min(1)
+
+
+def _squares(network: Network, source: Mapping[str, Tensor], *, halved: bool) -> dict[str, Tensor]:
+    """Return the squares of the weights in float64; half of them where a weight enters a unit, if that is asked for."""
+    q = {n: source[n].detach().to(torch.float64, copy=True).square_() for n in network.parameters}
+    if not halved:
+        return q
+    for n, square in q.items():
+        share = torch.where(network.edges[n].target != 0, 0.5, 1.0)
+        local(square).mul_(cut_factor(share.to(square.device, torch.float64), square))
+    return q
 
 
 def _sums(network: Network, q: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
