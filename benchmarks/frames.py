@@ -29,7 +29,7 @@ from safety import MOMENTUM, OPTIMIZERS, middle, trained_loss, usual_rate
 from safety_zoo import FOLDED, ZOO
 
 CASES = (*FOLDED, "mlp", "deep-mlp", "lenet", "resnet-plain", "vgg", "rnn-28")
-FACTORS = (0.1, 0.3, 1.0, 3.0)
+FACTORS = (0.3, 1.0, 2.0, 3.0)
 SEEDS = 10
 FRAMES = {
     "balanced": ps.metrics.Frame("balanced"),

@@ -373,14 +373,17 @@ def folded(name: str) -> Callable[[], nn.Module]:
 
 @lru_cache(maxsize=8)
 def _trained_and_folded(name: str, seed: int) -> nn.Module:
-    case = TRAINED[name]
+    case, steps = TRAINED[name]
     torch.manual_seed(seed)
     model = case.make().train()
     x, y = case.data()
     generator = torch.Generator().manual_seed(1_000_000 + seed)
-    rule = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rule, TRAINING_STEPS)
-    for _ in range(TRAINING_STEPS):
+    if name == "small-resnet":
+        rule = torch.optim.AdamW(model.parameters(), lr=case.lr, weight_decay=0.05)
+    else:
+        rule = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rule, steps)
+    for _ in range(steps):
         chosen = torch.randint(0, len(x), (case.batch,), generator=generator)
         rule.zero_grad()
         F.cross_entropy(model(x[chosen]), y[chosen]).backward()
@@ -459,14 +462,14 @@ class TiedLanguageModel(nn.Module):
         return self.leave(self.rnn(self.embedding(numbers))[0])
 
 
-TRAINING_STEPS = 600
 TRAINED = {
-    "vgg": Case(lambda: vgg(norm=True), photographs, NORMALIZED, 32),
-    "resnet": Case(lambda: resnet(norm=True), photographs, NORMALIZED, 32),
-    "mobilenet": Case(lambda: mobilenet(norm=True), photographs, NORMALIZED, 32),
-    "small-resnet": Case(small_resnet, digits, NORMALIZED, 32),
+    "vgg": (Case(lambda: vgg(norm=True), photographs, NORMALIZED, 32), 600),
+    "resnet": (Case(lambda: resnet(norm=True), photographs, NORMALIZED, 32), 600),
+    "mobilenet": (Case(lambda: mobilenet(norm=True), photographs, NORMALIZED, 32), 600),
+    "small-resnet": (Case(lambda: small_resnet(24), digits, 3e-3, 64), 160),
 }
-"""How the networks with BatchNorm are trained before they are folded: with momentum 0.9 and a cosine."""
+"""How the networks with BatchNorm are trained before they are folded, and in how many steps: with a cosine, by SGD with
+momentum 0.9, the last one by AdamW with decay 0.05."""
 
 FOLDED = {
     "folded-vgg": Case(folded("vgg"), photographs, batch=16),

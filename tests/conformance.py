@@ -166,7 +166,7 @@ def _g_sgd(
 def _invariant(rule: str, name: str = "", *, thorough: bool = False, **fixed: Any) -> Entry:
     """`Invariant` with one of torch's rules."""
     fixed = _refreshed(fixed, thorough=thorough)
-    ours = {"power", "damping", "refresh_every", "second_term", "normalization"}
+    ours = {"power", "damping", "refresh_every", "second_term", "normalization", "frame"}
     metric = {key: fixed[key] for key in fixed.keys() & ours}
     clip = {key: fixed[key] for key in fixed.keys() & {"clip_norm"}}
     rules = {key: value for key, value in fixed.items() if key not in metric | clip}
@@ -197,6 +197,7 @@ REGISTRY = [
     _path_sgd("stale", refresh_every=7),
     _path_sgd("second term", second_term=True),
     _path_sgd("damped", damping=1e-2),
+    _path_sgd("measure", frame="measure"),
     _path_sgd(
         "everything",
         thorough=True,
@@ -214,6 +215,7 @@ REGISTRY = [
     _adam_like("PathAdam", plain={}, thorough=True),
     _adam_like("PathAdam", "raw", normalization="none", plain={}),
     _adam_like("PathAdam", "power 0.3", power=0.3, plain={}),
+    _adam_like("PathAdam", "measure", frame=ps.metrics.Frame("measure", alpha=0.5)),
     _adam_like(
         "PathAdam",
         "everything",

@@ -465,13 +465,13 @@ def test_a_search_that_does_not_end_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"criterion": "l2"}, "criterion must be one of 'path', 'range', 'activations', got 'l2'"),
+        ({"criterion": "l2"}, "criterion must be one of 'path', .*'activations', .*'layers', got 'l2'"),
         ({"criterion": "activations"}, "give calibration, a batch"),
         (
             {"criterion": "range", "calibration": torch.zeros(1, 3)},
             "calibration is an option of criterion='act",
         ),
-        ({"alpha": 0.5}, "alpha is an option of criterion='activations', not of 'path'"),
+        ({"alpha": 0.5}, "alpha is an option of criterion='activations' and 'measure', not of 'path'"),
         ({"criterion": "range", "statistic": "mean"}, "statistic is an option"),
         *(
             (

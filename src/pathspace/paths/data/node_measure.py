@@ -219,14 +219,22 @@ def class_measure(
     cells = sorted({key[:2] for key in result.nodes if len(key) == 3})
     recurrent: dict[Key, str] = dict(zip(cells, result.recurrent, strict=True))
     for key, value in result.nodes.items():
-        inside = recurrent.get(key[:2])
-        labels = network.edges[inside].target.reshape(-1) if inside else network.program.nodes[key[0]]
+        labels = _labels_of(network, key, recurrent.get(key[:2]))
         flat = labels.expand(value.shape).reshape(-1).to(total.device)
         # negative: the inverse scale; beyond the classes: a product of scales
         flat = torch.where((flat < 0) | (flat > network.num_classes), 0, flat)
         total.index_add_(0, flat, value.reshape(-1).double())
         count.index_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
     return (total / count.clamp_min(1))[1:], float(result.net)
+
+
+def _labels_of(network: Network, key: Key, recurrent: str | None) -> Tensor:
+    """Return the labels of the units of a node; those inside a recurrent layer are the rows of its weight."""
+    if recurrent is not None:
+        return network.edges[recurrent].target.reshape(-1)
+    # a cell that is called step by step stands in the tape alone
+    labels = network.program.nodes.get(key[0])
+    return network.nodes[key[0]] if labels is None else labels
 
 
 def layers_of(class_names: Sequence[str]) -> dict[str, list[int]]:
