@@ -1,7 +1,8 @@
 """Whether geometry by step beats balancing once elsewhere than in long memory: eight starts that promised it.
 
 Each start (``other_starts_scenes``) is trained by SGD, AdamW and Muon: on the weights as they are, balanced once
-(``ps.rescaling.balance_``), and with kappa in every step, at power 1 (``power 1/2`` is there, too). Batches, clipping
+(``ps.rescaling.balance_``), and with kappa in every step, at power 1 (``power 1/2`` is there, too; ``measure`` and
+``layers`` are other members that ``balance_`` leads to, measured on the first batch). Batches, clipping
 (norm 1, each in its own coordinates), the schedule (5 % warm-up, cosine) and the way to a rate are the same for all:
 four rates on two tuning seeds, the one of the least median test loss; then twelve other seeds at that rate. A figure is
 the test loss.
@@ -36,6 +37,7 @@ from other_starts_scenes import SCENES, Scene
 from pathspace.experiments.report.exact_tests import LEVEL, holm, sign_test
 from pathspace.experiments.schedule import factor
 from pathspace.optim.rules.muon import MuonAdamW
+from pathspace.rescaling.criteria import Criterion
 from run_file import Run, finished, make_missing
 
 RATES = {
@@ -43,18 +45,23 @@ RATES = {
     "AdamW": (0.001, 0.003, 0.01, 0.03),
     "Muon": (0.001, 0.003, 0.01, 0.03),
 }
-METHODS = ("weights", "balanced", "power 1", "power 1/2")
+METHODS = ("weights", "balanced", "power 1", "power 1/2", "measure", "layers")
+ONCE: dict[str, Criterion] = {"balanced": "path", "measure": "measure", "layers": "layers"}
+"""The criterion of ``balance_`` for the methods that change the weights once."""
 TUNING_SEEDS, FIRST_TUNING_SEED, SEEDS = 2, 1000, 12
 CLIP, WARMUP, MOMENTUM, DAMPING = 1.0, 0.05, 0.9, 0.01
 
 Losses = dict[tuple[str, str, str, float], dict[int, float]]  # scene, rule, method, rate -> seed -> loss
 
 
-def _optimizer(rule: str, method: str, model: nn.Module, example: Tensor, rate: float) -> Optimizer:
+def _optimizer(
+    rule: str, method: str, model: nn.Module, example: Tensor, rate: float, first: Tensor
+) -> Optimizer:
     params = list(model.parameters())
-    if method == "balanced":
-        ps.rescaling.balance_(ps.trace(model, example))
-    if method in ("weights", "balanced"):
+    if method in ONCE:
+        data = first if method == "measure" else None
+        ps.rescaling.balance_(ps.trace(model, example), criterion=ONCE[method], calibration=data)
+    if method in (*ONCE, "weights"):
         if rule == "SGD":
             return SGD(params, lr=rate, momentum=MOMENTUM)
         return AdamW(params, lr=rate, weight_decay=0.0) if rule == "AdamW" else MuonAdamW(params, lr=rate)
@@ -72,8 +79,9 @@ def final_loss(scene: Scene, rule: str, method: str, rate: float, seed: int) -> 
     torch.manual_seed(seed)
     model = scene.make(seed)
     kept = scene.kept(model)
-    optimizer = _optimizer(rule, method, model, scene.test()[0][:2], rate)
-    plain = method in ("weights", "balanced")
+    first = scene.batch(torch.Generator().manual_seed(seed))[0]
+    optimizer = _optimizer(rule, method, model, scene.test()[0][:2], rate, first)
+    plain = method in (*ONCE, "weights")
     generator = torch.Generator().manual_seed(seed)
     for step in range(scene.steps):
         x, y = scene.batch(generator)
