@@ -117,6 +117,10 @@ def table(rows: list[dict[str, Any]], rule: str, plain: str, factor: float | Non
     frames = [PLAIN, *FRAMES]
     lines = [f"| network | {plain} | " + " | ".join(FRAMES) + " |", "| --- " * (len(frames) + 1) + "|"]
     for case in dict.fromkeys(row["case"] for row in rows):
+        if not any(
+            row["case"] == case and row["rule"] == rule and factor in (None, row["factor"]) for row in rows
+        ):
+            continue
         cells = []
         for frame in frames:
             name = plain if frame == PLAIN else rule
@@ -160,7 +164,7 @@ def main() -> None:
     rows = figures(done[key] for run in runs if (key := _key(run)) in done)
     for plain in given.rules:
         for rule in RULES[plain]:
-            for factor in (*given.factors, None):
+            for factor in (*sorted({row["factor"] for row in rows}), None):
                 rate = "the best rate of the grid" if factor is None else f"{factor:g} times the usual rate"
                 print(f"\n{rule}, {rate}\n\n{table(rows, rule, plain, factor)}")
     if given.json is not None:

@@ -14,6 +14,7 @@ DATA = {"lr": 0.02, "estimator": "signs"}
 # (class, options, examples in the whole batch)
 RULES = {
     "PathSGD": ("PathSGD", {"lr": 0.05, "momentum": 0.5, "clip_norm": 1.0}, 8),
+    "PathSGD measure": ("PathSGD", {"lr": 0.05, "frame": "measure"}, 8),
     "PathAdam": ("PathAdam", {"lr": 0.01}, 8),
     "PathRMSprop": ("PathRMSprop", {"lr": 0.01}, 8),
     "PathGradientAdam": ("PathGradientAdam", {"lr": 0.01}, 8),

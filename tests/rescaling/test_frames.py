@@ -357,6 +357,17 @@ def test_data_that_are_not_finite_are_refused_and_nothing_changes():
     assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
 
 
+def test_a_first_batch_that_is_not_finite_is_refused_and_the_next_one_taken():
+    model = deep().float()
+    optimizer = MAKERS["PathSGD"]("measure")(model.parameters(), ps.trace(model, torch.zeros(2, 3)))
+    model(torch.full((6, 3), torch.nan)).sum().backward()
+    with pytest.raises(FloatingPointError, match="not finite"):
+        optimizer.step()
+    optimizer.zero_grad()
+    model(torch.randn(6, 3)).sum().backward()
+    optimizer.step()
+
+
 def test_parameters_in_parts_are_refused_by_a_frame_on_data():
     assert ps.metrics.Path().takes_parts
     assert ps.metrics.Path(frame="layers").takes_parts

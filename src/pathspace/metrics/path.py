@@ -31,7 +31,7 @@ from pathspace.paths.kernel.kappa import surveyed_kappa
 from pathspace.paths.kernel.norm import squared_path_norm
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory
 from pathspace.replay.latest_batch import LatestBatch
-from pathspace.rescaling.frames import Frame, FrameName, scales_of
+from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
 from pathspace.squared.parts import cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
@@ -201,7 +201,11 @@ class Path:
         frame = self.frame
         data = self._frame_batch() if frame.needs_batch else frame.data
         scales = scales_of(self.network, frame.name, data, frame.alpha)
-        return root_mean_square(scales, self.process_group) if frame.needs_batch else scales
+        if frame.needs_batch:
+            scales = root_mean_square(scales, self.process_group)
+        # only now: a process that stopped before would leave the others waiting
+        expect_finite_scales(scales)
+        return scales
 
     def _frame_batch(self) -> Any:
         if self._latest is None or self._latest.inputs is None:

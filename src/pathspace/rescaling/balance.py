@@ -28,7 +28,7 @@ from pathspace.rescaling.criteria import (
     range_gap,
     rounded_edges,
 )
-from pathspace.rescaling.frames import check_alpha, scales_of
+from pathspace.rescaling.frames import check_alpha, expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
 from pathspace.rescaling.rescale import rescale_
 
@@ -186,7 +186,9 @@ def _factors(
 ) -> Tensor:
     """The factors of a criterion, float64 ``[num_classes]``."""
     if criterion in ("measure", "layers"):
-        return 1.0 / scales_of(network, criterion, calibration, alpha)
+        scales = scales_of(network, criterion, calibration, alpha)
+        expect_finite_scales(scales)
+        return 1.0 / scales
     factors = balancing_factors(network)
     if criterion == "path":
         return factors

@@ -104,10 +104,10 @@ def scales_of(network: Network, name: FrameName, data: Any = None, alpha: float 
         alpha: share of the data; None: 1.
 
     Returns:
-        b_c, float64 ``[num_classes]``.
+        b_c, float64 ``[num_classes]``; not finite for data that are not: see :func:`expect_finite_scales`.
 
     Raises:
-        FloatingPointError: a path mass or a measure is not finite.
+        FloatingPointError: a path mass is not finite.
         UnmatchedForwardError: the forward pass on the data is not the traced one.
     """
     balanced = node_mass(network).gauge()
@@ -117,7 +117,19 @@ def scales_of(network: Network, name: FrameName, data: Any = None, alpha: float 
         return _over_means_of_layers(network, balanced)
     squared = path_measure(network) if data is None else _measure(network, data, alpha)
     # a unit that is 0 on all examples has no measure: balance, which every unit class has, stands for it
-    return torch.where(squared > 0, squared.sqrt(), balanced)
+    return torch.where(squared == 0, balanced, squared.sqrt())
+
+
+def expect_finite_scales(scales: Tensor) -> None:
+    """Refuse scales of a frame that are not finite.
+
+    Raises:
+        FloatingPointError: one is not.
+    """
+    if not bool(torch.isfinite(scales).all()):
+        raise FloatingPointError(
+            "on these data the measure of a unit is not finite: leave out examples with values that are not"
+        )
 
 
 @in_full_precision
@@ -127,10 +139,6 @@ def _measure(network: Network, data: Any, alpha: float | None) -> Tensor:
     with torch.no_grad():
         replayed = replay(network, data, wide=True)
         squared, _ = class_measure(network, replayed, ALPHA if alpha is None else alpha, "second_moment")
-    if not bool(torch.isfinite(squared).all()):
-        raise FloatingPointError(
-            "on these data the measure of a unit is not finite: leave out examples with values that are not"
-        )
     return squared
 
 
