@@ -28,7 +28,17 @@ from run_file import Run, finished, make_missing
 from safety import MOMENTUM, OPTIMIZERS, middle, trained_loss, usual_rate
 from safety_zoo import FOLDED, ZOO
 
-CASES = (*FOLDED, "mlp", "deep-mlp", "lenet", "resnet-plain", "vgg", "rnn-28")
+CASES = (
+    *FOLDED,
+    "lenet",
+    "vgg",
+    "resnet-plain",
+    "mobilenet-plain",
+    "squeezenet",
+    "mlp",
+    "deep-mlp",
+    "rnn-28",
+)
 FACTORS = (0.3, 1.0, 2.0, 3.0)
 SEEDS = 10
 FRAMES = {
@@ -116,7 +126,7 @@ def table(rows: list[dict[str, Any]], rule: str, plain: str, factor: float | Non
     """Median losses of a rule by frame in Markdown, at a factor of the usual rate, or at the best of them (None)."""
     frames = [PLAIN, *FRAMES]
     lines = [f"| network | {plain} | " + " | ".join(FRAMES) + " |", "| --- " * (len(frames) + 1) + "|"]
-    for case in dict.fromkeys(row["case"] for row in rows):
+    for case in ZOO:
         if not any(
             row["case"] == case and row["rule"] == rule and factor in (None, row["factor"]) for row in rows
         ):

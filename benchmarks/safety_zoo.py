@@ -401,7 +401,7 @@ def fold_(model: nn.Module) -> None:
             continue
         for i, (layer, norm) in enumerate(itertools.pairwise(list(module))):
             if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                # fuse_conv_bn_eval returns a bias with requires_grad=False
+                # fuse_conv_bn_eval makes a bias with requires_grad=False where there was none
                 module[i] = fuse_conv_bn_eval(layer, norm).requires_grad_(True)
                 module[i + 1] = nn.Identity()
 
