@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import io
 import pickle
 import re
 from pathlib import Path
@@ -402,8 +403,26 @@ MISTAKES = {
         "not the state of PathAdam: its groups lack",
     ),
     "a state of plain moments": (
-        lambda: loading("PathAdam", plain_adam_state()),
-        "not the state of PathAdam: .*has no gauge",
+        lambda: around_adafactor().load_state_dict(plain_state(torch.optim.Adafactor)),
+        "not the state of Invariant: .*has no gauge.*what Adafactor keeps has no known transformation: start",
+    ),
+    "a state of another plain rule": (
+        lambda: loading("PathRMSprop", with_options_of(torch.optim.RMSprop, plain_state(torch.optim.Adam))),
+        "not the state of PathRMSprop: .*has no gauge, and RMSprop keeps no 'exp_avg', 'exp_avg_sq': load a state of",
+    ),
+    "our state in a plain rule": (
+        lambda: torch.optim.AdamW(model().parameters()).load_state_dict(stepped("PathAdam").state_dict()),
+        "state of an optimizer of pathspace, whose moments are in coordinates.*plain_state_dict",
+    ),
+    "a saved state in a plain rule": (
+        lambda: torch.optim.AdamW(model().parameters()).load_state_dict(
+            through_file(stepped("PathAdam").state_dict())
+        ),
+        "state of an optimizer of pathspace, whose moments are in coordinates.*plain_state_dict",
+    ),
+    "our SOAP as a plain rule's": (
+        lambda: stepped("PathSOAP").plain_state_dict(),
+        "what SOAP keeps has no known transformation",
     ),
     "a state of other shapes": (
         lambda: wider().load_state_dict(stepped().state_dict()),
@@ -472,12 +491,29 @@ def checked(make_optimizer, made=None, x=None, loss=torch.sum):
     return ps.rescaling.check_invariance(made, x, loss, make_optimizer, steps=2)
 
 
-def plain_adam_state():
+def plain_state(rule):
     made = model()
-    adam = torch.optim.Adam(made.parameters())
+    plain = rule(made.parameters())
     made(torch.ones(2, 4)).sum().backward()
-    adam.step()
-    return adam.state_dict()
+    plain.step()
+    return plain.state_dict()
+
+
+def with_options_of(rule, state):
+    options = {key: value for key, value in plain_state(rule)["param_groups"][0].items() if key != "params"}
+    return {**state, "param_groups": [{**group, **options} for group in state["param_groups"]]}
+
+
+def around_adafactor():
+    made = model()
+    return ps.optim.Invariant(made.parameters(), ps.trace(made, X), torch.optim.Adafactor)
+
+
+def through_file(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -490,7 +526,7 @@ def test_says_what_is_wrong_and_what_to_do(mistake):
 def test_a_refused_state_changes_nothing():
     found = stepped(momentum=0.9)
     before = copy.deepcopy(found.state_dict())
-    for state in (torch.optim.SGD(model().parameters(), 0.1).state_dict(), plain_adam_state()):
+    for state in (torch.optim.SGD(model().parameters(), 0.1).state_dict(), plain_state(torch.optim.Adam)):
         with pytest.raises(ValueError, match="not the state of PathSGD"):
             found.load_state_dict(state)
     torch.testing.assert_close(found.state_dict(), before, rtol=0, atol=0)

@@ -288,6 +288,13 @@ class Path:
         self._rescalings = self.network.rescalings["done"]
         self._watch_batches()
 
+    def release(self, own: Set[str]) -> None:
+        """Let go of the states of ``own`` parameters, as if they had taken no step."""
+        self.state = {name: state for name, state in self.state.items() if name not in own}
+        self._ahead = {name: by for name, by in self._ahead.items() if name not in own and by not in own}
+        for name in own:
+            self._gauges.pop(name, None)
+
     def _forget(self, names: Iterable[str]) -> None:
         """Let go of a first step that was refused: the weights may be others when it is taken."""
         for name in names:

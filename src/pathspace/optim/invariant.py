@@ -13,6 +13,7 @@ Letters: w parameter, g = dL/dw, D metric, r = 1 / sqrt(D), u coordinates, h = d
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -41,9 +42,17 @@ from pathspace.optim.base.coordinates import (
     type_of_shadow,
 )
 from pathspace.optim.base.metric_optimizer import MetricOptimizer
-from pathspace.optim.base.network_optimizer import Active, Parameters, evaluated, of_no_parameter
+from pathspace.optim.base.network_optimizer import (
+    Active,
+    NetworkOptimizer,
+    Parameters,
+    evaluated,
+    of_no_parameter,
+)
 from pathspace.optim.base.options import chosen_metric
+from pathspace.optim.base.plain_states import expect_plain, into_coordinates_, out_of_coordinates
 from pathspace.optim.base.points import expect_unread, frozen_because, move_points_, points_of
+from pathspace.optim.base.saved_states import locked
 from pathspace.optim.base.steepest import Descent
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.rmsprop import RMSprop
@@ -126,6 +135,10 @@ class Invariant(MetricOptimizer):
         self._shadows: dict[Tensor, nn.Parameter] = {}
         self._kept_entries: dict[Tensor, Entry] = {}  # with memory that is kept from step to step
         self._has_stepped = False  # with the groups and the state that it has
+        self._plain: set[Tensor] = (
+            set()
+        )  # parameters whose loaded state is the plain rule's, until their next step
+        self._plain_at = 0  # rescalings of the network when that was loaded
         super().__init__(params, network, {}, chosen_metric(metric, Path, {}), clip_norm)
         groups = [{**group, "params": self._shadows_of(group["params"])} for group in self.param_groups]
         self.rule = _in_few_passes(rule, groups, options)
@@ -199,6 +212,7 @@ class Invariant(MetricOptimizer):
             super().add_param_group(param_group)
             return
         self._check_group(param_group)
+        self._forget_rehearsal()
         group = Optimizer([{**param_group}], {}).param_groups[0]  # names and iterables, as torch reads them
         present = {p for group in self.param_groups for p in group["params"]}
         if present & set(group["params"]):
@@ -229,6 +243,7 @@ class Invariant(MetricOptimizer):
         if not self._active():
             evaluated(closure)  # SAM begins with gradients
             self._active()  # which may be sparse
+        self._forget_rehearsal()
         # a later evaluation may use parameters that the first one does not
         every = [(p, group, p) for group in self.param_groups for p in group["params"]]
         steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])
@@ -239,7 +254,15 @@ class Invariant(MetricOptimizer):
             for entry in entries:
                 entry.put()
             self._read(entries)  # SAM begins with what was computed before
-            loss = rule.step(self._through(entries, closure))
+            with _states_kept(rule):
+                loss = rule.step(self._through(entries, closure))
+                # a line search may come by points that are not finite, but must not end there
+                if not all(entry.is_finite for entry in entries):
+                    raise FloatingPointError(
+                        f"the step of {type(rule).__name__} is not finite: the loss or gradients are not, because "
+                        "training diverged (lower the learning rate) or a batch held NaN; parameters and the "
+                        "optimizer's state are not changed"
+                    )
             for entry in entries:
                 entry.map_back(None)
         return loss
@@ -282,6 +305,20 @@ class Invariant(MetricOptimizer):
         return clip_factor(float(norm.sum()), self.clip_norm)
 
     def _steps(self, active: Active) -> list[Descent]:
+        if self._plain and self.network.rescalings["done"] != self._plain_at:
+            raise RuntimeError(
+                f"the network was rescaled after a state of plain {type(self.rule).__name__} was loaded, whose moments "
+                "belong to the weights before: rescale or balance it first, and load the state of those weights"
+            )
+        steps = self._steps_of_metric(active)
+        for step in steps:
+            if step.factor is not None and step.parameter in self._plain:
+                assert self.rule is not None
+                into_coordinates_(self.rule, self._shadows[step.parameter], step.factor)
+                self._plain.discard(step.parameter)
+        return steps
+
+    def _steps_of_metric(self, active: Active) -> list[Descent]:
         if not self._points:
             return super()._steps(active)
         before = {p: self.state[p].get("factor") for p in self._shadows}
@@ -341,6 +378,26 @@ class Invariant(MetricOptimizer):
                     shadow.grad = None
         return entries
 
+    # -- a first step that moves nothing ------------------------------------------------------------------------
+
+    def _before_rehearsal(self) -> dict[str, Any]:
+        assert self.rule is not None
+        return {"rule": _copied_states(self.rule)}
+
+    def _rehearse(self, active: Active) -> None:
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        options = copy.deepcopy(options)  # some rules count steps there
+        super()._rehearse(active)
+        for group, kept in zip(self.param_groups, options, strict=True):
+            group.update(kept)
+
+    def _restore(self, before: dict[str, Any]) -> None:
+        super()._restore(before)
+        assert self.rule is not None
+        self.rule.state.clear()
+        self.rule.state.update(before["rule"])
+        self._has_stepped = False
+
     def _new_entries(self) -> dict[Tensor, Entry]:
         """Coordinates of all parameters in their present types, and what the rule keeps of them."""
         assert self.rule is not None
@@ -375,6 +432,7 @@ class Invariant(MetricOptimizer):
     def _switch(self, method: str) -> None:
         if not callable(getattr(self.rule, method, None)):
             return
+        self._forget_rehearsal()
         factors = [(p, self.state[p].get("factor")) for p in self._shadows]
         names = self.network.names_by_id
         entries = self._entries([(p, r) for p, r in factors if r is not None or id(p) not in names])
@@ -396,6 +454,8 @@ class Invariant(MetricOptimizer):
         more = of_no_parameter(packed)
         state = {key: dict(kept) for key, kept in packed["state"].items() if key not in more} | more
         for index, p in enumerate(self._all_parameters()):
+            if index in state and p not in self._plain:
+                state[index] = locked(state[index], list(state[index]))
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
                 state.setdefault(index, {}).update(metric)
@@ -404,15 +464,43 @@ class Invariant(MetricOptimizer):
             packed = hook(self, packed) or packed
         return packed
 
+    def plain_state_dict(self) -> dict[str, Any]:
+        """Return the state as the plain rule would have it, to go on with ``torch.optim`` at the present weights.
+
+        Moments of gradients in coordinates become those of gradients of the weights, by the metric of the last step.
+
+        Returns:
+            What ``load_state_dict`` of the plain rule takes.
+
+        Raises:
+            TypeError: what the rule keeps has no known transformation, as with SOAP, Adafactor and LBFGS.
+            ValueError: parameters are split over processes.
+        """
+        if self._in_parts:
+            raise ValueError(
+                "parameters are split over processes: save state_dict(), and load it where they are whole"
+            )
+        with self._rule_at_work() as rule:
+            packed = rule.state_dict()
+        for index, p in enumerate(self._all_parameters()):
+            if index in packed["state"]:
+                r = None if p in self._plain else self.state.get(p, {}).get("factor")
+                packed["state"][index] = out_of_coordinates(rule, packed["state"][index], r)
+        return packed
+
     def _load(self, state_dict: dict[str, Any]) -> None:
         more = of_no_parameter(state_dict)
         state_dict = self._unpacked(state_dict)
         states = state_dict["state"].items()
         ours = {i: {k[len(_OURS) :]: v for k, v in s.items() if k.startswith(_OURS)} for i, s in states}
         rules = {i: {k: v for k, v in s.items() if not k.startswith(_OURS)} for i, s in states}
-        # a rule's own state without a metric's is that of another optimizer, in other coordinates
-        begun = {i: ours[i] or kept for i, kept in rules.items() if ours[i] or kept.get("step") != 0}
-        saved, parameters = self._check_loaded(state_dict, begun)
+        saved, parameters = self._check_loaded(state_dict, {i: s for i, s in ours.items() if s})
+        # a rule's own state without a metric's is that of the plain rule; torch tells if they are not as many
+        plain = {
+            p
+            for i, p in zip(saved, parameters, strict=False)
+            if not ours.get(i) and self._is_plain(p, i, rules.get(i, {}))
+        }
         self._has_stepped = False
         with self._rule_at_work() as rule:
             rule.load_state_dict({**state_dict, "state": {i: s for i, s in rules.items() if s} | more})
@@ -428,7 +516,22 @@ class Invariant(MetricOptimizer):
                 self.state[p] = {
                     k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in ours[index].items()
                 }
+        self._plain, self._plain_at = plain, self.network.rescalings["done"]
         self._share_states()
+
+    def _is_plain(self, p: Tensor, index: int, state: dict[str, Any]) -> bool:
+        """Return whether a saved state without a metric's is to be taken into coordinates.
+
+        Raises:
+            ValueError: it is, and cannot be.
+        """
+        name = self.network.names_by_id.get(id(p))
+        if name is None or not state or state.get("step") == 0:
+            return False
+        assert self.rule is not None
+        expect_plain(self.rule, state, type(self).__name__, name)
+        NetworkOptimizer._check_state(self, name, index, state)
+        return True
 
     def _own_part(self, key: str, value: Any, p: Any) -> Any:
         of_rule = self._gathers and not key.startswith(_OURS)
@@ -436,6 +539,33 @@ class Invariant(MetricOptimizer):
 
 
 _OURS = "metric_"
+
+
+def _copied_states(rule: Optimizer) -> dict[Any, Any]:
+    """Return what a rule keeps, its tensors in memory of their own."""
+    return {key: _copied_state(kept) if isinstance(kept, dict) else kept for key, kept in rule.state.items()}
+
+
+def _copied_state(kept: dict[Any, Any]) -> dict[Any, Any]:
+    copied = dict(kept)
+    for name, value in kept.items():
+        if isinstance(value, Tensor):
+            copied[name] = value.clone()
+        elif isinstance(value, list):
+            copied[name] = list(value)
+    return copied
+
+
+@contextmanager
+def _states_kept(rule: Optimizer) -> Iterator[None]:
+    """Put a rule's state back if a step raises."""
+    before = _copied_states(rule)
+    try:
+        yield
+    except BaseException:
+        rule.state.clear()
+        rule.state.update(before)
+        raise
 
 
 def _in_few_passes(

@@ -15,7 +15,7 @@ from pathspace.optim.base.metric_optimizer import MetricOptimizer
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
 from pathspace.optim.base.steepest import Descent, clipping, turn
-from pathspace.optim.rules.moments import adam_direction
+from pathspace.optim.rules.moments import MOMENTS, adam_direction
 from pathspace.paths.kernel.norm import widened
 
 
@@ -59,6 +59,7 @@ class PathGradientAdam(MetricOptimizer):
     """
 
     clips_by = None
+    _misread = MOMENTS
 
     def __init__(
         self,

@@ -132,6 +132,11 @@ class Entry:
         """Whether the parameter is where it was, in the type that it had."""
         return self._u.device == self.p.device and self._u.dtype == type_of_shadow(self.p)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether u is."""
+        return bool(self._u.isfinite().all())
+
     def read_gradient(self, *, masked: bool, factor: float = 1.0) -> None:
         """h = factor r g, without a change of the user's own.
 

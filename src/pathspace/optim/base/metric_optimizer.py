@@ -82,6 +82,12 @@ class MetricOptimizer(NetworkOptimizer):
             step.factor = step.state.get("factor")
         return steps
 
+    def _rehearse(self, active: Active) -> None:
+        super()._rehearse(active)
+        # other optimizers may share the metric, and weights may be rescaled before the first step
+        names = self.network.names_by_id
+        self.metric.release({names[id(p)] for p in self._all_parameters() if id(p) in names})
+
     def _load(self, state_dict: dict[str, Any]) -> None:
         super()._load(state_dict)
         self._share_states()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -18,13 +19,15 @@ from pathspace.network import Network
 from pathspace.network.errors import expect_network
 from pathspace.network.sharded import refused
 from pathspace.optim.base.clipped_gradients import ClippedGradients
-from pathspace.squared.parts import cut, is_split, joined, local, whole
+from pathspace.optim.base.saved_states import BEGUN, NOTHING, has_content, locked, of_steps, unlocked
+from pathspace.squared.parts import cut, first_split, is_split, joined, local, totals, whole
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
+_SMALL = 2**15  # elements of a gradient, all of which are looked at in every step
+_THOROUGH = 10  # steps from one look at all elements to the next
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
-_NOTHING = "stateless"  # the entry of a parameter that has no state, beside others that have one
 
 
 class NetworkOptimizer(torch.optim.Optimizer):
@@ -41,10 +44,15 @@ class NetworkOptimizer(torch.optim.Optimizer):
     takes_parts: bool | property = False
     """Whether parameters may be split over processes by FSDP."""
     _in_parts = False  # whether some are
+    _misread: tuple[
+        str, ...
+    ] = ()  # entries of a state that plain rules know by these names and would misread
+    _rehearsal: dict[str, Any] | None = None  # what was there before a first step that moved nothing
 
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
         self.network = network
+        self._checks = 0
         self._clipped = ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
         # torch adds options of its own to ``defaults`` when it loads a state
         self._of_groups = frozenset(defaults)
@@ -79,10 +87,16 @@ class NetworkOptimizer(torch.optim.Optimizer):
         loss = evaluated(closure)
         self._check_current()  # parameters that were replaced have no gradients any more
         active = self._active()
-        if active:
-            if self._clipped is not None:
-                self._clipped.look(g for _, _, g in active)
-            self._take(active)
+        if not active:
+            return loss
+        self._check_gradients(active)
+        self._forget_rehearsal()
+        if self._is_rehearsal(active):
+            self._rehearse(active)
+            return loss
+        if self._clipped is not None:
+            self._clipped.look(g for _, _, g in active)
+        self._take(active)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -175,6 +189,98 @@ class NetworkOptimizer(torch.optim.Optimizer):
             )
         return active
 
+    def _check_gradients(self, active: Active) -> None:
+        """Refuse gradients that are not finite, before anything is changed; on the CPU, where nothing waits for it.
+
+        What an example does to a weight's gradient it does to a row or a column of it, so that one of each shows it.
+        All of a large gradient is looked at in one step of ten: it would cost up to a twentieth of a step.
+
+        Raises:
+            FloatingPointError: one is not.
+        """
+        gradients = [g for _, _, g in active]
+        if self._in_parts:
+            gradients = [local(g) for g in gradients]
+        if gradients[0].device.type != "cpu":
+            return
+        thorough = self._checks % _THOROUGH == 0
+        self._checks += 1
+        total = 0.0
+        for g in gradients:
+            if thorough or g.dim() < 2 or g.numel() <= _SMALL:
+                total += g.sum().item()
+            else:
+                total += g[0].sum().item() + g[:, 0].sum().item()
+        bad = None
+        if not math.isfinite(total):  # else no summand is NaN or infinite
+            found = (
+                p for (p, _, _), g in zip(active, gradients, strict=True) if not bool(g.isfinite().all())
+            )
+            bad = next(found, None)
+        refused = bad is not None
+        if self._in_parts:  # all processes refuse the step, or none
+            split = first_split(p for p, _, _ in active)
+            refused = (
+                bool(totals(torch.tensor([float(refused)]), [split]).sum()) if split is not None else refused
+            )
+        if refused:
+            raise FloatingPointError(
+                f"{self._gradient_of(bad)} is not finite, because training diverged (lower the learning rate or clip) "
+                "or a batch held NaN; parameters and the optimizer's state are not changed"
+            )
+
+    def _gradient_of(self, p: Tensor | None) -> str:
+        """What a gradient is called in a message; None is in another process."""
+        if p is None:
+            return "a gradient in another process"
+        names = {id(q): name for name, q in self.network.model.named_parameters()}
+        index = next(i for i, q in enumerate(self._all_parameters()) if q is p)
+        return f"the gradient of '{names[id(p)]}'" if id(p) in names else f"the gradient of parameter {index}"
+
+    # -- a first step that moves nothing --------------------------------------------------------------------------
+
+    def _is_rehearsal(self, active: Active) -> bool:
+        """Whether this is a first step of rate 0 along gradients of 0, by which tools find out what a state will hold.
+
+        ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of torch.distributed.checkpoint take one.
+        """
+        if any(self.state.values()) or any(float(group.get("lr", 0.0)) for group in self.param_groups):
+            return False
+        moves = any(bool(local(g).any()) for _, _, g in active)
+        split = first_split(p for p, _, _ in active)
+        if split is not None:
+            moves = bool(totals(torch.tensor([float(moves)], device=local(split).device), [split]).sum())
+        return not moves
+
+    def _rehearse(self, active: Active) -> None:
+        """Take a step whose state may be looked at, and is forgotten at the next step."""
+        before = self._before_rehearsal()
+        self._take(active)
+        self._rehearsal = before
+
+    def _before_rehearsal(self) -> dict[str, Any]:
+        """Return what :meth:`_restore` needs."""
+        return {}
+
+    def _restore(self, before: dict[str, Any]) -> None:
+        """Put back what was there before a rehearsal."""
+        del before
+        self.state.clear()
+
+    def _forget_rehearsal(self) -> None:
+        """Let the next step be the first, if all that was taken is a rehearsal."""
+        before = self._rehearsal
+        if before is not None:
+            self._rehearsal = None
+            self._restore(before)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether what the states hold is worth loading."""
+        return self._rehearsal is None
+
+    # -- states ---------------------------------------------------------------------------------------------------
+
     def _all_parameters(self) -> list[Tensor]:
         """The parameters of all groups, in the order of a state's indices."""
         return [p for group in self.param_groups for p in group["params"]]
@@ -192,9 +298,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
             i: {key: _joined(key, value, p) for key, value in packed["state"].get(i, {}).items()}
             for i, p in enumerate(self._all_parameters())
         }
+        states = {i: locked(state, self._misread) for i, state in states.items()}
+        begun = self._has_begun and any(map(has_content, states.values()))
+        packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
         if any(states.values()):
             more = of_no_parameter(packed)
-            packed["state"] = {i: state or {_NOTHING: True} for i, state in states.items()} | more
+            packed["state"] = {i: state or {NOTHING: True} for i, state in states.items()} | more
         return packed
 
     def _unpacked(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +311,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         of = dict(zip(saved, self._all_parameters(), strict=False))  # torch tells if they are not as many
         states = {
-            i: {k: self._own_part(k, v, of.get(i)) for k, v in state.items() if k != _NOTHING}
+            i: {k: self._own_part(k, v, of.get(i)) for k, v in unlocked(state).items() if k != NOTHING}
             for i, state in state_dict["state"].items()
             if i in of
         }
@@ -223,13 +332,14 @@ class NetworkOptimizer(torch.optim.Optimizer):
         It is taken to belong to the weights that the model has at the next step, however they were rescaled before.
 
         Raises:
-            ValueError: it is the state of another rule, or of parameters of other shapes.
+            ValueError: it is the state of another rule, or of parameters of other shapes, or has lost its entries.
             KeyError: it is not the state of an optimizer in path space, where this is one.
         """
         state_dict = {**state_dict}
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
-        self._load(state_dict)
+        self._load(of_steps(state_dict, type(self).__name__))
+        self._rehearsal = None
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 

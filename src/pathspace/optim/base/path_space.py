@@ -23,6 +23,7 @@ from pathspace.network.errors import expect_finite, expect_paths
 from pathspace.optim.base.conditioning import diagnose, gauge_of_nodes
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.rules.clipping import clip_factor
+from pathspace.optim.rules.moments import MOMENTS
 from pathspace.paths.kernel.norm import widened
 from pathspace.paths.space.chart import Measure, chart
 from pathspace.paths.space.frame import Frame
@@ -89,6 +90,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         self._start: dict[str, Tensor] = {}  # products and gauge at the first step, and counts
         self._frames: dict[tuple[str, ...], Frame] = {}
         self._far: bool | None = None  # not known yet
+        self._rescalings = 0  # of the network when the skeleton was chosen
         self.skeleton: Skeleton | None = None
         super().__init__(params, network, {**defaults, "maximize": maximize})
         expect_paths(network)
@@ -98,6 +100,8 @@ class PathSpaceOptimizer(NetworkOptimizer):
             raise ValueError(
                 f"skeleton must be a Skeleton, 'largest', 'cyclic', 'random' or None, got {skeleton!r}"
             )
+
+    _misread = ("momentum_buffer", *MOMENTS)
 
     @abstractmethod
     def _direction(self, g: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
@@ -126,6 +130,7 @@ class PathSpaceOptimizer(NetworkOptimizer):
         Returns:
             The skeleton.
         """
+        self._forget_rehearsal()
         chosen = skeleton if isinstance(skeleton, Skeleton) else choose(self.network, skeleton, generator)
         self._begin(chosen)
         for p in self.network.parameters.values():
@@ -157,6 +162,18 @@ class PathSpaceOptimizer(NetworkOptimizer):
     def _adopt(self, chosen: Skeleton) -> None:
         self.skeleton = chosen
         self._frames, self._far, self._rescalings = {}, None, self.network.rescalings["done"]
+
+    def _before_rehearsal(self) -> dict[str, Any]:
+        return {"skeleton": self.skeleton, "start": self._start, "steps": self._steps, "at": self._rescalings}
+
+    def _restore(self, before: dict[str, Any]) -> None:
+        super()._restore(before)
+        self.skeleton, self._start, self._steps = before["skeleton"], before["start"], before["steps"]
+        self._frames, self._far, self._rescalings = {}, None, before["at"]
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._rehearsal is None or self._rehearsal["skeleton"] is not None
 
     def _is_far(self) -> bool:
         """Whether float32 has no room for the factors between gradients of weights and of paths, as they began."""

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_TENSORS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+MOMENTS = ("step", *_TENSORS)
+"""What Adam's rule keeps of a parameter."""
 
 
 def in_type(state: dict[str, Any], dtype: torch.dtype, names: Iterable[str]) -> None:
@@ -46,7 +48,7 @@ def adam_direction(
         A new tensor of g's shape.
     """
     begin_moments(g, state)
-    in_type(state, g.dtype, MOMENTS)
+    in_type(state, g.dtype, _TENSORS)
     if amsgrad and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
     state["step"] += 1

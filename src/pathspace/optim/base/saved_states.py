@@ -1,0 +1,98 @@
+"""What a saved state holds besides an optimizer's own: marks, by which it is loaded as what it is.
+
+Moments in coordinates have the names and shapes of those of plain rules, whose loaders would take them without a word.
+So a saved state holds a :class:`Refusal` in the place of one entry, and the entry itself under another name.
+
+Groups say whether steps were taken. Tools load what a state has room for, which may be nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+NOTHING = "stateless"
+"""The entry of a parameter that has no state, beside others that have one."""
+BEGUN = "pathspace_begun"
+"""The entry of saved groups: whether steps were taken, whose state is saved with them."""
+_KEPT = "coordinate_"
+"""Before the name of an entry in whose place a refusal stands."""
+
+
+class Refusal(bytes):
+    """A sentence in the place of an entry, at which loaders of plain rules stop.
+
+    They make a new object of its type from an iterator, which raises. A file holds plain bytes, of which Adam and its
+    kin would make a number: ``could not convert string to float: b'...'``. Both show the sentence.
+    """
+
+    def __new__(cls, sentence: Any) -> Refusal:
+        """Make one of a sentence."""
+        if not isinstance(sentence, str):
+            raise ValueError(_REFUSED)
+        return super().__new__(cls, sentence.encode())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return codecs.encode, (self.decode(), "latin1")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Refusal:
+        return self
+
+
+_REFUSED = (
+    "this is the state of an optimizer of pathspace, whose moments are in coordinates of the network and mean "
+    "nothing to a plain rule: load it into that optimizer, made for the traced model; to go on with the plain rule, "
+    "save plain_state_dict() of Invariant, PathAdam or PathRMSprop"
+)
+
+
+def locked(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a state that loaders of plain rules refuse, with all of its entries.
+
+    Args:
+        state: of one parameter.
+        names: of the entries of the rule.
+    """
+    names = [name for name in names if name in state]
+    tensors = [name for name in names if isinstance(state[name], Tensor)]
+    # the entry that most loaders read; without it any might be read at the first step
+    hidden = ["step"] if "step" in names else tensors
+    refusal = Refusal(_REFUSED)
+    return {**state, **{f"{_KEPT}{n}": state[n] for n in hidden}, **dict.fromkeys(hidden, refusal)}
+
+
+def unlocked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`locked` was given; any other state as it is."""
+    hidden = {name[len(_KEPT) :]: value for name, value in state.items() if name.startswith(_KEPT)}
+    shown = {name: value for name, value in state.items() if not name.startswith(_KEPT)}
+    return {name: hidden.get(name, value) for name, value in shown.items()}
+
+
+def has_content(state: Mapping[str, Any]) -> bool:
+    """Return whether a state holds more than empty dictionaries and the mark of one that holds nothing."""
+    return any(key != NOTHING and not (isinstance(value, dict) and not value) for key, value in state.items())
+
+
+def of_steps(state_dict: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return a saved state without its marks, and without what a rehearsal left in it.
+
+    Raises:
+        ValueError: it was saved after steps, and is empty.
+    """
+    groups = state_dict["param_groups"]
+    marks = [group[BEGUN] for group in groups if BEGUN in group]
+    plain = [{key: value for key, value in group.items() if key != BEGUN} for group in groups]
+    states = state_dict["state"]
+    if marks and all(marks) and not any(map(has_content, states.values())):
+        raise ValueError(
+            f"this state of {kind} was saved after steps, and nothing of it but the options arrived. "
+            "torch.distributed.checkpoint loads what get_optimizer_state_dict made room for, which it does not do "
+            "while there are gradients: call optimizer.zero_grad() before get_optimizer_state_dict"
+        )
+    if marks and not any(marks):
+        emptied = {i: {k: {} for k, v in s.items() if isinstance(v, dict)} for i, s in states.items()}
+        states = {i: state for i, state in emptied.items() if state}
+    return {**state_dict, "state": states, "param_groups": plain}
