@@ -70,12 +70,16 @@ def expect_plain(rule: Optimizer, state: Mapping[str, Any], owner: str, paramete
 
 
 def into_coordinates_(rule: Optimizer, shadow: Tensor, r: Tensor) -> None:
-    """Take what a rule keeps of a parameter from weights into coordinates."""
+    """Take what a rule keeps of a parameter from weights into coordinates, in memory of its own."""
     state = rule.state.get(shadow, {})
     for key, power in _POWERS[type(rule)].items():
         value = state.get(key)
-        if power and isinstance(value, Tensor):
-            part = local(value)
+        if not isinstance(value, Tensor):
+            continue
+        # a rule that has loaded a state shares its memory with whoever saved it
+        state[key] = value.clone()
+        if power:
+            part = local(state[key])
             part.copy_(_times(part, r, power))
 
 

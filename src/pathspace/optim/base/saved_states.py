@@ -57,18 +57,18 @@ def locked(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         names: of the entries of the rule.
     """
     names = [name for name in names if name in state]
-    tensors = [name for name in names if isinstance(state[name], Tensor)]
-    # the entry that most loaders read; without it any might be read at the first step
-    hidden = ["step"] if "step" in names else tensors
-    refusal = Refusal(_REFUSED)
-    return {**state, **{f"{_KEPT}{n}": state[n] for n in hidden}, **dict.fromkeys(hidden, refusal)}
+    if not names:
+        return dict(state)
+    # what most loaders read; of a rule without it any tensor may be read at the first step
+    hidden = ["step"] if "step" in names else [name for name in names if isinstance(state[name], Tensor)]
+    kept = {f"{_KEPT}{name}": state[name] for name in hidden}
+    return {**state, **kept, **dict.fromkeys(("step", *hidden), Refusal(_REFUSED))}
 
 
 def unlocked(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what :func:`locked` was given; any other state as it is."""
-    hidden = {name[len(_KEPT) :]: value for name, value in state.items() if name.startswith(_KEPT)}
-    shown = {name: value for name, value in state.items() if not name.startswith(_KEPT)}
-    return {name: hidden.get(name, value) for name, value in shown.items()}
+    values = {name: value for name, value in state.items() if not isinstance(value, bytes)}
+    return {name.removeprefix(_KEPT): value for name, value in values.items()}
 
 
 def has_content(state: Mapping[str, Any]) -> bool:
