@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import pathspace as ps
-from cases import slow_besides
+from cases import BY_NAME, slow_besides
+from conformance import REGISTRY, start
 from processes import in_processes
 
 DATA = ["DDPSGD", "DDPAdam", "QuasiDiagonal"]
@@ -144,3 +145,150 @@ def test_two_processes_to_one_and_back(tmp_path):
     for name in EVERY:
         ends = [ends[name] for ends in straight + resumed]
         assert all(all(map(torch.equal, ends[0], end)) for end in ends[1:]), name
+
+
+# --- before the first step ---------------------------------------------------------------------------------------
+# the tools take a step of rate 0 along gradients of 0 then, to see what a state will hold
+
+FULL = [entry for entry in REGISTRY if entry.is_plain or entry.name.endswith("everything")]
+ENTRIES = pytest.mark.parametrize(
+    "entry", slow_besides([e for e in REGISTRY if e in FULL or e.kind == "Invariant"], REGISTRY), ids=str
+)
+
+
+def fresh(entry):
+    run = start(entry, BY_NAME["mlp"])
+    if entry.kind in DATA:
+        run.optimizer.observe(run.example())
+    return run
+
+
+def save_early(run):
+    return copy.deepcopy(get_optimizer_state_dict(run.model, run.optimizer))
+
+
+def alike(ours, theirs):
+    assert all(map(torch.equal, ours.outputs, theirs.outputs))
+    assert ours.weights().keys() == theirs.weights().keys()
+    assert all(torch.equal(w, theirs.weights()[name]) for name, w in ours.weights().items())
+
+
+@ENTRIES
+def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(entry):
+    run, other = fresh(entry), fresh(entry)
+    assert save_early(other)["state"]
+    run.advance(12)
+    other.advance(12)
+    alike(run, other)
+
+
+@ENTRIES
+def test_a_network_may_be_rescaled_after_it(entry):
+    runs = []
+    for early in (False, True):
+        run = fresh(entry)
+        if early:
+            save_early(run)
+        factors = 2.0 ** (torch.arange(run.network.num_classes) % 5 - 2)
+        ps.rescaling.rescale_(run.network, factors)
+        runs.append(run.advance(6))
+    alike(*runs)
+
+
+@ENTRIES
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):
+    """With gradients left over, nothing is saved but options, which is all there is."""
+    run = fresh(entry)
+    if left_over:
+        run.gradients()
+        run.outputs.clear()
+    saved = save_early(run)
+    other = fresh(entry)
+    set_optimizer_state_dict(other.model, other.optimizer, saved)
+    ps.rescaling.rescale_(other.network, torch.full((other.network.num_classes,), 2.0))
+    ps.rescaling.rescale_(other.network, torch.full((other.network.num_classes,), 0.5))
+    alike(run.advance(6), other.advance(6))
+
+
+@pytest.mark.sample(3, each=lambda entry, **_: entry.kind)
+@ONE_PROCESS
+@ENTRIES
+def test_with_gradients_left_over_nothing_is_lost_without_a_word(entry, tmp_path):
+    run = fresh(entry).advance(3)
+    checkpoint.save({"optimizer": get_optimizer_state_dict(run.model, run.optimizer)}, checkpoint_id=tmp_path)
+    other = fresh(entry)
+    other.model.load_state_dict(run.model.state_dict())
+    other.steps = run.steps
+    other.gradients()
+    other.outputs.clear()
+    room = {"optimizer": get_optimizer_state_dict(other.model, other.optimizer)}
+    checkpoint.load(room, checkpoint_id=tmp_path)
+    with pytest.raises(ValueError, match=r"nothing of it but the options arrived.*zero_grad\(\) before"):
+        set_optimizer_state_dict(other.model, other.optimizer, room["optimizer"])
+    other.optimizer.zero_grad()
+    room = {"optimizer": get_optimizer_state_dict(other.model, other.optimizer)}
+    checkpoint.load(room, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(other.model, other.optimizer, room["optimizer"])
+    run.outputs.clear()
+    alike(run.advance(3), other.advance(3))
+
+
+@ENTRIES
+def test_a_first_step_of_rate_zero_along_a_gradient_is_a_step(entry):
+    """As with a warm-up that begins at 0: moments see its gradient, as those of plain rules do."""
+    run = fresh(entry)
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.0
+    before = run.weights()
+    run.advance()
+    if entry.name != "Invariant Rprop":  # which takes no notice of rates
+        assert all(torch.equal(w, before[name]) for name, w in run.weights().items())
+    assert run.optimizer._rehearsal is None
+
+
+def test_optimizers_that_share_a_metric_each_ask_before_their_first_steps():
+    def trained_by_two(early):
+        torch.manual_seed(0)
+        x = torch.randn(16, 4)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        network, metric = ps.trace(model, x), ps.metrics.Path(refresh_every=3)
+        halves = [
+            ps.optim.Invariant(model[i].parameters(), network, torch.optim.AdamW, lr=0.01, metric=metric)
+            for i in (0, 2)
+        ]
+        for half in halves if early else ():
+            get_optimizer_state_dict(model, half)
+        ps.rescaling.rescale_(network, torch.full((network.num_classes,), 4.0))
+        for _ in range(8):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            for half in halves:
+                half.step()
+        return list(model.parameters())
+
+    assert all(map(torch.equal, trained_by_two(early=False), trained_by_two(early=True)))
+
+
+def test_a_skeleton_that_was_chosen_before_stays():
+    run = fresh(next(entry for entry in REGISTRY if entry.name == "GSGD momentum"))
+    chosen = run.optimizer.choose_skeleton("cyclic")
+    save_early(run)
+    run.advance()
+    assert run.optimizer.skeleton is chosen
+
+
+def test_adagrad_begins_with_what_it_began_with():
+    torch.manual_seed(0)
+    ends = []
+    for early in (False, True):
+        torch.manual_seed(0)
+        x = torch.randn(16, 4)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        rule = {"rule": torch.optim.Adagrad, "lr": 0.1, "initial_accumulator_value": 0.3}
+        optimizer = ps.optim.Invariant(model.parameters(), ps.trace(model, x), **rule)
+        if early:
+            get_optimizer_state_dict(model, optimizer)
+            model, optimizer = copy.deepcopy((model, optimizer))
+        ends.append(train(model, optimizer, x))
+    assert all(map(torch.equal, *ends))

@@ -536,3 +536,61 @@ def test_compiling_a_part_after_tracing_replaces_nothing(name):
         assert_close(train(model, optimizer), expected)
     finally:
         torch.compiler.set_stance("default")
+
+
+# --- a part of the parameters ------------------------------------------------------------------------------
+
+
+def parts_of_a_model(*kinds, frozen=False):
+    """A model, and an optimizer for each of its layers but the last ones; they share nothing but the network."""
+    torch.manual_seed(0)
+    model = mlp(4, 8, 6, 3)
+    network = ps.trace(model, torch.zeros(1, 4))
+    layers = [model[0], model[2], model[4]]
+    for layer in layers[len(kinds) :]:
+        layer.requires_grad_(not frozen)
+    return model, [kind(layer.parameters(), network) for kind, layer in zip(kinds, layers, strict=False)]
+
+
+def train_parts(model, optimizers, steps=6):
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["PathSGD", "PathAdam", "GSGD", "DDPSGD"])
+def test_parameters_that_nobody_was_given_are_named_once(name):
+    model, optimizers = parts_of_a_model(getattr(ps.optim, name))
+    told = (
+        r"given 2 of the 6 parameters.*'2.weight', '2.bias', '4.weight' and 1 more.*requires_grad_\(False\)"
+    )
+    with pytest.warns(UserWarning, match=told) as caught:
+        train_parts(model, optimizers, 20)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_so_are_those_of_a_plain_rule_beside_it():
+    model, optimizers = parts_of_a_model(ps.optim.PathSGD, torch_sgd, ps.optim.PathAdam)
+    with pytest.warns(
+        UserWarning, match="given 4 of the 6 parameters.*'2.weight', '2.bias', which no optimizer"
+    ):
+        train_parts(model, optimizers)
+
+
+def torch_sgd(parameters, _):
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def test_other_parts_are_nothing_to_warn_of():
+    """Frozen ones, those of another optimizer of the network, and those that a group adds early."""
+    train_parts(*parts_of_a_model(ps.optim.PathSGD, frozen=True))
+    model, optimizers = parts_of_a_model(ps.optim.PathSGD, ps.optim.PathAdam, ps.optim.PathMuon)
+    train_parts(*copy.deepcopy((model, optimizers)))
+    train_parts(model, optimizers)
+    model, (optimizer,) = parts_of_a_model(ps.optim.PathSGD)
+    train_parts(model, [optimizer], 2)
+    optimizer.add_param_group({"params": [*model[2].parameters(), *model[4].parameters()]})
+    train_parts(model, [optimizer])

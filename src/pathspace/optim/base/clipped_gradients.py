@@ -1,4 +1,10 @@
-"""Whether gradients arrive clipped, to a norm that depends on how the weights are scaled.
+"""What an optimizer sees of gradients before a step: whether they are finite, whose they are, and who clipped them.
+
+A gradient that is not finite would spoil weights and state for good, so that nothing is changed then. What an example
+does to a weight's gradient it does to a row or a column of it, so that one of each shows it. All of a large gradient is
+looked at in one step of ten: looking at all of it in every step took up to a twentieth of the time of a step.
+
+Clipped gradients have a norm that depends on how the weights are scaled.
 
 Who clips them does it before an optimizer sees any, and invariance is gone without a sign. But then some steps have
 the same norm of all gradients though their gradients differ, which hardly happens to others. A few steps are looked
@@ -16,9 +22,15 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from pathspace.squared.parts import local, totals
+from pathspace.network import Network
+from pathspace.squared.parts import first_split, local, totals
 
+_SMALL = 2**15  # elements of a gradient, all of which are looked at in every step
+_THOROUGH = 10  # steps from one look at all elements to the next
+_FIFTH = 5  # the step at which to look for parameters that nobody was given
+_TAKEN = WeakIdKeyDictionary()  # parameters that some optimizer was given
 _LOOKS, _SECOND = 5, 50
 _EQUAL = 3  # of the five
 _SAME = 3e-5  # between norms, relative: clip_grad_norm_ adds 1e-6, and sums millions of squares in float32
@@ -64,11 +76,11 @@ class ClippedGradients:
             "gradient_clip_val of Lightning, max_grad_norm of Hugging Face's Trainer). That norm depends on how the "
             "weights are scaled, so training is not invariant any more. Switch it off (gradient_clip_val=None, "
             f"max_grad_norm=0), and clip what does not depend on it: {kind}(..., {self._instead}={norm:.4g})",
-            stacklevel=_level_of_the_caller(),
+            stacklevel=level_of_the_caller(),
         )
 
 
-def _level_of_the_caller() -> int:
+def level_of_the_caller() -> int:
     """How far above whoever asks the program stands that called ``step()``."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
@@ -107,3 +119,96 @@ def repeated(norms: list[list[float]]) -> float | None:
         ):
             return longest
     return None
+
+
+def taken(parameters: Iterable[Tensor]) -> None:
+    """Remember that an optimizer was given some parameters."""
+    for p in parameters:
+        _TAKEN[p] = True
+
+
+class Gradients:
+    """Looks at the gradients of an optimizer.
+
+    Args:
+        kind: the name of the optimizer.
+        network: the traced network.
+
+    Attributes:
+        in_parts: whether some parameters are split over processes.
+    """
+
+    def __init__(self, kind: str, network: Network) -> None:
+        self.in_parts = False
+        self._kind = kind
+        self._network = network
+        self._steps = 0
+        self._calls = 0  # of look_for_others
+
+    def expect_finite(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Refuse gradients that are not finite; on the CPU, as a GPU would have to be waited for.
+
+        Args:
+            gradients: parameters, each with its gradient.
+
+        Raises:
+            FloatingPointError: one is not.
+        """
+        split = first_split(p for p, _ in gradients) if self.in_parts else None
+        parts = [g if split is None else local(g) for _, g in gradients]
+        if parts[0].device.type != "cpu":
+            return
+        thorough = self._steps % _THOROUGH == 0
+        self._steps += 1
+        bad = None
+        if not math.isfinite(
+            sum(_sum(g, thorough=thorough) for g in parts)
+        ):  # else no summand is NaN or infinite
+            found = (p for (p, _), g in zip(gradients, parts, strict=True) if not bool(g.isfinite().all()))
+            bad = next(found, None)
+        refused = bad is not None
+        if split is not None:  # all processes refuse the step, or none
+            refused = bool(totals(torch.tensor([float(refused)]), [split]).sum())
+        if refused:
+            raise FloatingPointError(
+                f"{self._name(bad)} is not finite, because training diverged (lower the learning rate or clip) or a "
+                "batch held NaN; parameters and the optimizer's state are not changed"
+            )
+
+    def _name(self, p: Tensor | None) -> str:
+        """What a gradient is called in a message; that of None is in another process."""
+        if p is None:
+            return "a gradient in another process"
+        every = self._network.model.named_parameters()
+        name = next((name for name, q in every if q is p), None)
+        if name is None:
+            return f"the gradient of a parameter of shape {tuple(p.shape)} outside the model"
+        return f"the gradient of '{name}'"
+
+    def look_for_others(self) -> None:
+        """Warn once of parameters of the network that have gradients, and that no optimizer here was given.
+
+        Groups and optimizers may be added at the first steps.
+        """
+        self._calls += 1
+        if self._calls != _FIFTH:
+            return
+        inside, kind = self._network.parameters, self._kind
+        left = [n for n, p in inside.items() if p.is_leaf and p.grad is not None and p not in _TAKEN]
+        if not left:
+            return
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        warnings.warn(
+            f"{kind} was given {len(inside) - len(left)} of the {len(inside)} parameters of the network, and "
+            f"gradients reach {', '.join(map(repr, left[:3]))}{more}, which no optimizer of pathspace was given. They "
+            "stay as they are, or another rule moves them and training depends on how the weights are scaled: give "
+            f"all parameters of the model to {kind}, or call requires_grad_(False) on those that are to stay",
+            stacklevel=level_of_the_caller(),
+        )
+
+
+def _sum(gradient: Tensor, *, thorough: bool) -> float:
+    """Return the sum of all elements, or of a row and a column of a large gradient."""
+    if thorough or gradient.dim() < 2 or gradient.numel() <= _SMALL:
+        return gradient.sum().item()
+    return gradient[0].sum().item() + gradient[:, 0].sum().item()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -18,15 +17,13 @@ from pathspace.metrics.checks import checked
 from pathspace.network import Network
 from pathspace.network.errors import expect_network
 from pathspace.network.sharded import refused
-from pathspace.optim.base.clipped_gradients import ClippedGradients
+from pathspace.optim.base.clipped_gradients import ClippedGradients, Gradients, taken
 from pathspace.optim.base.saved_states import BEGUN, NOTHING, has_content, locked, of_steps, unlocked
 from pathspace.squared.parts import cut, first_split, is_split, joined, local, totals, whole
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Active = list[tuple[Tensor, dict[str, Any], Tensor]]  # parameters with a gradient: parameter, group, gradient
 
-_SMALL = 2**15  # elements of a gradient, all of which are looked at in every step
-_THOROUGH = 10  # steps from one look at all elements to the next
 _ENDS = ("gauge_rows", "gauge_columns", "scales")  # kept whole in every process
 
 
@@ -52,7 +49,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Parameters, network: Network, defaults: dict[str, Any]) -> None:
         expect_network(network)
         self.network = network
-        self._checks = 0
+        self._gradients = Gradients(type(self).__name__, network)
         self._clipped = ClippedGradients(type(self).__name__, self.clips_by) if self.clips_by else None
         # torch adds options of its own to ``defaults`` when it loads a state
         self._of_groups = frozenset(defaults)
@@ -89,11 +86,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         active = self._active()
         if not active:
             return loss
-        self._check_gradients(active)
+        self._gradients.in_parts = self._in_parts
+        self._gradients.expect_finite([(p, g) for p, _, g in active])
         self._forget_rehearsal()
         if self._is_rehearsal(active):
             self._rehearse(active)
             return loss
+        self._gradients.look_for_others()
         if self._clipped is not None:
             self._clipped.look(g for _, _, g in active)
         self._take(active)
@@ -122,6 +121,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if len(set(parameters)) < len(parameters):  # torch warns, and steps twice
             raise ValueError("a parameter stands twice in a group: give list(dict.fromkeys(parameters))")
         self._expect_whole(parameters)
+        taken(parameters)
 
     def _expect_whole(self, parameters: Iterable[Tensor]) -> None:
         """Refuse parameters that are split over processes, where those cannot be stepped.
@@ -189,54 +189,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
             )
         return active
 
-    def _check_gradients(self, active: Active) -> None:
-        """Refuse gradients that are not finite, before anything is changed; on the CPU, where nothing waits for it.
-
-        What an example does to a weight's gradient it does to a row or a column of it, so that one of each shows it.
-        All of a large gradient is looked at in one step of ten: it would cost up to a twentieth of a step.
-
-        Raises:
-            FloatingPointError: one is not.
-        """
-        gradients = [g for _, _, g in active]
-        if self._in_parts:
-            gradients = [local(g) for g in gradients]
-        if gradients[0].device.type != "cpu":
-            return
-        thorough = self._checks % _THOROUGH == 0
-        self._checks += 1
-        total = 0.0
-        for g in gradients:
-            if thorough or g.dim() < 2 or g.numel() <= _SMALL:
-                total += g.sum().item()
-            else:
-                total += g[0].sum().item() + g[:, 0].sum().item()
-        bad = None
-        if not math.isfinite(total):  # else no summand is NaN or infinite
-            found = (
-                p for (p, _, _), g in zip(active, gradients, strict=True) if not bool(g.isfinite().all())
-            )
-            bad = next(found, None)
-        refused = bad is not None
-        if self._in_parts:  # all processes refuse the step, or none
-            split = first_split(p for p, _, _ in active)
-            refused = (
-                bool(totals(torch.tensor([float(refused)]), [split]).sum()) if split is not None else refused
-            )
-        if refused:
-            raise FloatingPointError(
-                f"{self._gradient_of(bad)} is not finite, because training diverged (lower the learning rate or clip) "
-                "or a batch held NaN; parameters and the optimizer's state are not changed"
-            )
-
-    def _gradient_of(self, p: Tensor | None) -> str:
-        """What a gradient is called in a message; None is in another process."""
-        if p is None:
-            return "a gradient in another process"
-        names = {id(q): name for name, q in self.network.model.named_parameters()}
-        index = next(i for i, q in enumerate(self._all_parameters()) if q is p)
-        return f"the gradient of '{names[id(p)]}'" if id(p) in names else f"the gradient of parameter {index}"
-
     # -- a first step that moves nothing --------------------------------------------------------------------------
 
     def _is_rehearsal(self, active: Active) -> bool:
@@ -301,7 +253,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         states = {i: locked(state, self._misread) for i, state in states.items()}
         begun = self._has_begun and any(map(has_content, states.values()))
         packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
-        if any(states.values()):
+        if any(map(has_content, states.values())):
             more = of_no_parameter(packed)
             packed["state"] = {i: state or {NOTHING: True} for i, state in states.items()} | more
         return packed
@@ -411,6 +363,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         copied = memo[id(self)] = type(self).__new__(type(self))
         # schedulers put a method of this object in the place of ``step``
         copied.__dict__.update({k: self._copied(k, v, memo) for k, v in self.__dict__.items() if k != "step"})
+        taken(copied._all_parameters())
         return copied
 
     def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
