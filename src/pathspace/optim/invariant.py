@@ -244,7 +244,7 @@ class Invariant(MetricOptimizer):
             evaluated(closure)  # SAM begins with gradients
             self._active()  # which may be sparse
         self._forget_rehearsal()
-        self._gradients.look_for_others()
+        self._gradients.look_for_others(self._all_parameters())
         # a later evaluation may use parameters that the first one does not
         every = [(p, group, p) for group in self.param_groups for p in group["params"]]
         steps = self._steps([one for one in every if one[0].requires_grad or one[0].grad is not None])

@@ -185,21 +185,28 @@ class Gradients:
             return f"the gradient of a parameter of shape {tuple(p.shape)} outside the model"
         return f"the gradient of '{name}'"
 
-    def look_for_others(self) -> None:
-        """Warn once of parameters of the network that have gradients, and that no optimizer here was given.
+    def look_for_others(self, own: Iterable[Tensor]) -> None:
+        """Warn, at the fifth step, of parameters of the network with gradients that no optimizer here was given.
 
-        Groups and optimizers may be added at the first steps.
+        Groups may be added before. Where several optimizers share a network, the rest is left out on purpose.
+
+        Args:
+            own: the optimizer's parameters.
         """
         self._calls += 1
         if self._calls != _FIFTH:
             return
         inside, kind = self._network.parameters, self._kind
-        left = [n for n, p in inside.items() if p.is_leaf and p.grad is not None and p not in _TAKEN]
+        ids = {id(p) for p in own}
+        others = {n: p for n, p in inside.items() if id(p) not in ids}
+        if any(p in _TAKEN for p in others.values()):
+            return
+        left = [n for n, p in others.items() if p.is_leaf and p.grad is not None]
         if not left:
             return
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         warnings.warn(
-            f"{kind} was given {len(inside) - len(left)} of the {len(inside)} parameters of the network, and "
+            f"{kind} was given {len(inside) - len(others)} of the {len(inside)} parameters of the network, and "
             f"gradients reach {', '.join(map(repr, left[:3]))}{more}, which no optimizer of pathspace was given. They "
             "stay as they are, or another rule moves them and training depends on how the weights are scaled: give "
             f"all parameters of the model to {kind}, or call requires_grad_(False) on those that are to stay",

@@ -92,7 +92,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         if self._is_rehearsal(active):
             self._rehearse(active)
             return loss
-        self._gradients.look_for_others()
+        self._gradients.look_for_others(self._all_parameters())
         if self._clipped is not None:
             self._clipped.look(g for _, _, g in active)
         self._take(active)
