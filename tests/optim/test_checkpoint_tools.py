@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
@@ -223,15 +224,22 @@ def test_with_gradients_left_over_nothing_is_lost_without_a_word(entry, tmp_path
     other.gradients()
     other.outputs.clear()
     room = {"optimizer": get_optimizer_state_dict(other.model, other.optimizer)}
-    checkpoint.load(room, checkpoint_id=tmp_path)
-    with pytest.raises(ValueError, match=r"nothing of it but the options arrived.*zero_grad\(\) before"):
-        set_optimizer_state_dict(other.model, other.optimizer, room["optimizer"])
+    # of GSGD and GAdam with moments torch says that a key is missing
+    refused = (
+        r"nothing of it but the options arrived.*zero_grad\(\) before|Missing key in checkpoint state_dict"
+    )
+    with pytest.raises((ValueError, CheckpointException), match=refused):
+        load_into(other, room, tmp_path)
     other.optimizer.zero_grad()
     room = {"optimizer": get_optimizer_state_dict(other.model, other.optimizer)}
-    checkpoint.load(room, checkpoint_id=tmp_path)
-    set_optimizer_state_dict(other.model, other.optimizer, room["optimizer"])
+    load_into(other, room, tmp_path)
     run.outputs.clear()
     alike(run.advance(3), other.advance(3))
+
+
+def load_into(run, room, folder):
+    checkpoint.load(room, checkpoint_id=folder)
+    set_optimizer_state_dict(run.model, run.optimizer, room["optimizer"])
 
 
 @ENTRIES

@@ -456,7 +456,7 @@ class Invariant(MetricOptimizer):
         state = {key: dict(kept) for key, kept in packed["state"].items() if key not in more} | more
         for index, p in enumerate(self._all_parameters()):
             if index in state and p not in self._plain:
-                state[index] = locked(state[index], list(state[index]))
+                state[index] = locked(state[index], list(state[index]), moments=True)
             metric = {f"{_OURS}{key}": value for key, value in self.state.get(p, {}).items()}
             if metric:
                 state.setdefault(index, {}).update(metric)

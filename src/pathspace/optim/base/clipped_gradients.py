@@ -155,17 +155,17 @@ class Gradients:
             FloatingPointError: one is not.
         """
         split = first_split(p for p, _ in gradients) if self.in_parts else None
-        parts = [g if split is None else local(g) for _, g in gradients]
-        if parts[0].device.type != "cpu":
+        parts = [(p, g if split is None else local(g)) for p, g in gradients]
+        parts = [(p, g) for p, g in parts if g.device.type == "cpu"]
+        if not parts:
             return
         thorough = self._steps % _THOROUGH == 0
         self._steps += 1
+        total = sum(_sum(g, thorough=thorough) for _, g in parts)
         bad = None
-        if not math.isfinite(
-            sum(_sum(g, thorough=thorough) for g in parts)
-        ):  # else no summand is NaN or infinite
-            found = (p for (p, _), g in zip(gradients, parts, strict=True) if not bool(g.isfinite().all()))
-            bad = next(found, None)
+        # a finite sum has finite summands; one that is not may be of finite ones, too large for their type
+        if not math.isfinite(total):
+            bad = next((p for p, g in parts if not bool(g.isfinite().all())), None)
         refused = bad is not None
         if split is not None:  # all processes refuse the step, or none
             refused = bool(totals(torch.tensor([float(refused)]), [split]).sum())

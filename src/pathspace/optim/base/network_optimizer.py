@@ -253,7 +253,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         states = {i: locked(state, self._misread) for i, state in states.items()}
         begun = self._has_begun and any(map(has_content, states.values()))
         packed["param_groups"] = [{**group, BEGUN: begun} for group in packed["param_groups"]]
-        if any(map(has_content, states.values())):
+        if any(states.values()):
             more = of_no_parameter(packed)
             packed["state"] = {i: state or {NOTHING: True} for i, state in states.items()} | more
         return packed

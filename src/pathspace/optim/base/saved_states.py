@@ -49,18 +49,21 @@ _REFUSED = (
 )
 
 
-def locked(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def locked(state: Mapping[str, Any], names: Iterable[str], *, moments: bool = False) -> dict[str, Any]:
     """Return a state that loaders of plain rules refuse, with all of its entries.
 
     Args:
         state: of one parameter.
         names: of the entries of the rule.
+        moments: whether moments of a rule that counts no steps are put aside, too.
     """
     names = [name for name in names if name in state]
     if not names:
         return dict(state)
     # what most loaders read; of a rule without it any tensor may be read at the first step
-    hidden = ["step"] if "step" in names else [name for name in names if isinstance(state[name], Tensor)]
+    hidden = [name for name in names if name == "step"]
+    if moments and not hidden:
+        hidden = [name for name in names if isinstance(state[name], Tensor)]
     kept = {f"{_KEPT}{name}": state[name] for name in hidden}
     return {**state, **kept, **dict.fromkeys(("step", *hidden), Refusal(_REFUSED))}
 
