@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pathspace.metrics.checks import check_names, check_numbers
 from pathspace.metrics.path import Form, MetricOptions, Path
-from pathspace.metrics.replicas import mean_over_replicas, rank_and_size
+from pathspace.metrics.replicas import any_replica, mean_over_replicas, rank_and_size
 from pathspace.network import Network
 from pathspace.network.errors import expect_finite
 from pathspace.paths.data.chain_terms import chain_terms
@@ -155,6 +155,10 @@ class DataDependent(Path):
     def takes_parts(self) -> bool:
         """Whether parameters may be split over processes: the pass over data needs a model that is whole."""
         return False
+
+    def agreed(self, refused: bool) -> bool:
+        """Return whether a step is refused in any process whose batches are in the metric."""
+        return any_replica(refused, self.process_group)
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Give the batch for the next refresh of the metric, instead of the one that the model was last called with.

@@ -288,6 +288,10 @@ class Path:
         self._rescalings = self.network.rescalings["done"]
         self._watch_batches()
 
+    def agreed(self, refused: bool) -> bool:
+        """Return whether a step is refused in any process with which this one computes the metric."""
+        return refused
+
     def release(self, own: Set[str]) -> None:
         """Let go of the states of ``own`` parameters, as if they had taken no step."""
         self.state = {name: state for name, state in self.state.items() if name not in own}

@@ -30,6 +30,15 @@ def rank_and_size(group: Any) -> tuple[int, int]:
     return distributed.get_rank(members), distributed.get_world_size(members)
 
 
+def any_replica(flag: bool, group: Any) -> bool:
+    """Return whether a flag is set in any process of a group, of which each must ask."""
+    if rank_and_size(group)[1] == 1:
+        return flag
+    number = torch.tensor([float(flag)])
+    distributed.all_reduce(number, group=None if group == "default" else group)
+    return bool(number)
+
+
 def mean_over_replicas(terms: KappaTerms, group: Any) -> KappaTerms:
     """The terms of kappa, averaged over the processes of a group, of which each must ask; the same bits in all."""
     size = rank_and_size(group)[1]

@@ -18,14 +18,14 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathspace.network import Network
-from pathspace.squared.parts import first_split, local, totals
+from pathspace.squared.parts import local, totals
 
 _SMALL = 2**15  # elements of a gradient, all of which are looked at in every step
 _THOROUGH = 10  # steps from one look at all elements to the next
@@ -133,30 +133,27 @@ class Gradients:
     Args:
         kind: the name of the optimizer.
         network: the traced network.
-
-    Attributes:
-        in_parts: whether some parameters are split over processes.
     """
 
     def __init__(self, kind: str, network: Network) -> None:
-        self.in_parts = False
         self._kind = kind
         self._network = network
         self._steps = 0
         self._calls = 0  # of look_for_others
 
-    def expect_finite(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def expect_finite(
+        self, gradients: Iterable[tuple[Tensor, Tensor]], agreed: Callable[[bool], bool]
+    ) -> None:
         """Refuse gradients that are not finite; on the CPU, as a GPU would have to be waited for.
 
         Args:
             gradients: parameters, each with its gradient.
+            agreed: from whether this process refuses the step to whether all do.
 
         Raises:
             FloatingPointError: one is not.
         """
-        split = first_split(p for p, _ in gradients) if self.in_parts else None
-        parts = [(p, g if split is None else local(g)) for p, g in gradients]
-        parts = [(p, g) for p, g in parts if g.device.type == "cpu"]
+        parts = [(p, g) for p, g in gradients if g.device.type == "cpu"]
         if not parts:
             return
         thorough = self._steps % _THOROUGH == 0
@@ -166,10 +163,7 @@ class Gradients:
         # a finite sum has finite summands; one that is not may be of finite ones, too large for their type
         if not math.isfinite(total):
             bad = next((p for p, g in parts if not bool(g.isfinite().all())), None)
-        refused = bad is not None
-        if split is not None:  # all processes refuse the step, or none
-            refused = bool(totals(torch.tensor([float(refused)]), [split]).sum())
-        if refused:
+        if agreed(bad is not None):
             raise FloatingPointError(
                 f"{self._name(bad)} is not finite, because training diverged (lower the learning rate or clip) or a "
                 "batch held NaN; parameters and the optimizer's state are not changed"

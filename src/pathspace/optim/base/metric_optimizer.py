@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from pathspace.metrics import Path
 from pathspace.metrics.checks import check_bounds
@@ -81,6 +81,11 @@ class MetricOptimizer(NetworkOptimizer):
         for step in steps:
             step.factor = step.state.get("factor")
         return steps
+
+    def _agreed(self, refused: bool) -> bool:
+        if distributed.is_available() and distributed.is_initialized():
+            refused = self.metric.agreed(refused)
+        return super()._agreed(refused)
 
     def _rehearse(self, active: Active) -> None:
         super()._rehearse(active)

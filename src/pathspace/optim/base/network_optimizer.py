@@ -86,8 +86,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         active = self._active()
         if not active:
             return loss
-        self._gradients.in_parts = self._in_parts
-        self._gradients.expect_finite([(p, g) for p, _, g in active])
+        gradients = ((p, local(g) if self._in_parts else g) for p, _, g in active)
+        self._gradients.expect_finite(gradients, self._agreed)
         self._forget_rehearsal()
         if self._is_rehearsal(active):
             self._rehearse(active)
@@ -188,6 +188,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} does not support sparse gradients; use Embedding(sparse=False)"
             )
         return active
+
+    def _agreed(self, refused: bool) -> bool:
+        """Return whether any of the processes that step together refuses a step."""
+        if not self._in_parts:
+            return refused
+        return bool(totals(torch.tensor([float(refused)]), [first_split(self._all_parameters())]).sum())
 
     # -- a first step that moves nothing --------------------------------------------------------------------------
 
