@@ -795,3 +795,46 @@ def test_layers_of_which_a_short_example_shows_nothing_are_outside_and_named():
     ):
         ps.rescaling.balance_(network, x)
     assert ps.trace(model, torch.randn(2, 3, 3)).outside == ()
+
+
+def decayed(kind):
+    """A network with a dead unit, as weight decay leaves them in networks that others trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        if kind == "into":
+            model[0].weight[3], model[0].bias[3] = 1e-28, 0.0
+            model[2].weight[0, 3] = 3e-41
+        elif kind == "out of":
+            model[2].weight[:, 3] = 1e-44
+        elif kind == "both":
+            model[0].weight[3], model[0].bias[3] = 1e-44, 1e-44
+            model[2].weight[:, 3] = 1e-44
+        else:  # large and small side by side
+            model[0].weight[3, 0], model[0].weight[3, 1] = 1e30, 1e-40
+            model[2].weight[:, 3] = 1e-37
+    return model
+
+
+@pytest.mark.parametrize("powers_of_two", [False, True])
+@pytest.mark.parametrize("criterion", ["path", "range", "measure", "layers"])
+@pytest.mark.parametrize("kind", ["into", "out of", "both", "side by side"])
+@pytest.mark.filterwarnings("ignore:balance_ multiplies")
+def test_a_unit_that_is_nearly_dead_does_not_refuse_the_network(kind, criterion, powers_of_two):
+    model, x = decayed(kind), torch.randn(16, 4)
+    before, weights = model(x), [p.detach().clone() for p in model.parameters()]
+    network = ps.trace(model, x)
+    factors = ps.rescaling.balance_(network, x, criterion=criterion, powers_of_two=powers_of_two)
+    assert_close(model(x), before, rtol=1e-5, atol=1e-5)
+    for now, then in zip(model.parameters(), weights, strict=True):
+        assert torch.equal(now == 0, then == 0)
+        assert now.isfinite().all()
+    if powers_of_two:
+        assert torch.equal(factors, factors.log2().round().exp2())
+    healthy = [
+        i for i in range(8) if i != 3
+    ]  # of the second layer, too, if the criterion looks at one unit alone
+    if criterion == "path" and kind == "out of":
+        model = decayed(kind).double()  # where nothing needs a bound
+        exact = ps.rescaling.balance_(ps.trace(model, x.double()), powers_of_two=powers_of_two)
+        assert_close(factors[healthy], exact[healthy])

@@ -30,7 +30,7 @@ from pathspace.rescaling.criteria import (
 )
 from pathspace.rescaling.frames import check_alpha, expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
-from pathspace.rescaling.rescale import rescale_
+from pathspace.rescaling.rescale import rescale_, rescaled
 
 LARGE = 100.0
 """Factors beyond which ``balance_`` warns."""
@@ -97,6 +97,9 @@ def balance_(
 
     w counts if its parameter has two dimensions or more; where a class has such weights on one side alone (a gain on
     the other), "range" makes their maximum 1, and scales that the criterion does not touch are those of "path".
+    No weight overflows or becomes zero: where one would, as at a unit that weight decay left dead, the factor is nearer
+    to 1, and that unit is not balanced.
+
     Neighbouring classes depend on each other, so the scales are found step by step, from the member that "path" leads
     to: all members are brought to the same weights, and another criterion, or "path", can follow at any time.
 
@@ -125,7 +128,6 @@ def balance_(
         FunctionChangedError: an output moved by more than the tolerance, or was not finite; the weights are what they
             were before.
         FloatingPointError: the path mass or the measure of a class is not finite.
-        OverflowError: see :func:`rescale_`.
         ValueError: ``tolerance`` without an example, or not positive; an example without outputs to compare; an unknown
             criterion, an option of another one, ``"activations"`` without data, an alpha outside (0, 1].
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
@@ -154,6 +156,7 @@ def balance_(
     factors = _factors(network, criterion, calibration, alpha, statistic)
     if powers_of_two:
         factors = factors.log2().round().exp2()
+    factors = _within_range(network, factors, powers_of_two=powers_of_two)
     _warn_of_large(network, factors)
     _warn_of_unused(network)
     if example_input is None:
@@ -178,6 +181,55 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     return factors.log2().round().exp2() if powers_of_two else factors
+
+
+@tables_on_the_cpu()
+def _within_range(network: Network, factors: Tensor, *, powers_of_two: bool) -> Tensor:
+    """Return factors under which no weight overflows or becomes zero, nearer to 1 where one would.
+
+    Units that training left dead have weights at the lower end of their type, and factors that these cannot bear. Of
+    the two classes of a weight that would be lost, the one with the larger factor gives way.
+    """
+    yielding = _yielding(network, factors)
+    while bool(yielding.any()):
+        exponents = factors.log2() / 2
+        if powers_of_two:
+            exponents = exponents.trunc()
+        exponents = torch.where(exponents.abs() < 1e-3, 0.0, exponents)
+        factors = torch.where(yielding, exponents.exp2(), factors)
+        yielding = _yielding(network, factors)
+    return factors
+
+
+def _yielding(network: Network, factors: Tensor) -> Tensor:
+    """Return the classes at weights that a rescaling would lose, bool ``[num_classes]``."""
+    size = torch.cat([factors.new_zeros(1), factors.log2().abs()])
+    result = torch.zeros(1 + network.num_classes, dtype=torch.bool, device=factors.device)
+    for name, parameter in network.parameters.items():
+        _, lost = rescaled(network, name, factors)
+        if not bool(lost.any()):
+            continue
+        labels = network.edges[name]
+        places = [
+            end.expand(parameter.shape).to(lost.device)[lost].cpu() for end in (labels.target, labels.source)
+        ]
+        members = [_members(network, end) for end in places]
+        both = torch.cat(members, dim=1).to(size.device)
+        largest = size[both].amax(1, keepdim=True)
+        result[both[size[both] == largest]] = True
+    result[0] = False
+    return result[1:] & (factors != 1)
+
+
+def _members(network: Network, labels: Tensor) -> Tensor:
+    """Return the classes that labels are products of, ``[len(labels), n]``, padded with 0."""
+    products = network.monomials.abs().cpu()
+    width = max(1, products.shape[1] if products.numel() else 1)
+    table = torch.zeros(1 + network.num_classes + len(products), width, dtype=torch.long)
+    table[: 1 + network.num_classes, 0] = torch.arange(1 + network.num_classes)
+    if products.numel():
+        table[1 + network.num_classes :] = products
+    return table[labels.abs()]
 
 
 @tables_on_the_cpu()

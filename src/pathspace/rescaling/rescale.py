@@ -50,10 +50,8 @@ def rescale_(network: Network, factors: Tensor) -> None:
         raise ValueError("factors must be positive and finite")
     changed: dict[str, Tensor] = {}
     for name, parameter in network.parameters.items():
-        scale = network.edge_factors(name, factors.to(parameter.device, torch.float64))
-        new = (parameter.double() * scale).to(parameter.dtype)
-        lost = ((new == 0) != (parameter == 0)) | ~torch.isfinite(new)
-        if bool((lost & torch.isfinite(parameter)).any()):
+        new, lost = rescaled(network, name, factors)
+        if bool(lost.any()):
             raise OverflowError(
                 f"rescaling would overflow or underflow '{name}' in {parameter.dtype}; "
                 "use factors nearer to one, or float64"
@@ -63,6 +61,15 @@ def rescale_(network: Network, factors: Tensor) -> None:
     for name, new in changed.items():
         network.parameters[name].copy_(new)
     torch.clear_autocast_cache()  # it holds the weights before in half precision
+
+
+def rescaled(network: Network, name: str, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a parameter as a rescaling would make it, and which of its weights would overflow or become zero."""
+    parameter = network.parameters[name].detach()
+    scale = network.edge_factors(name, factors.to(parameter.device, torch.float64))
+    new = (parameter.double() * scale).to(parameter.dtype)
+    lost = ((new == 0) != (parameter == 0)) | ~torch.isfinite(new)
+    return new, lost & torch.isfinite(parameter)
 
 
 @tables_on_the_cpu()
