@@ -20,7 +20,7 @@ from pathspace.network.rules.batch import examples_after, examples_written
 from pathspace.network.trace.parameter_uses import moved_index
 from pathspace.network.trace.reasons import ROUNDED
 from pathspace.network.trace.recorder import Recorder
-from pathspace.network.trace.scales import WILD
+from pathspace.network.trace.scales import WILD, without_repeats
 from pathspace.network.trace.values import Value, apart, common_kind
 
 
@@ -61,6 +61,8 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     def move(t: Tensor) -> Any:
         return func(t, *args, **kwargs)
 
+    if value.kind == "hidden" and name in RESHAPED:
+        _note_mixing(recorder, value, move)
     if func is torch.nn.functional.unfold and value.kind != "parameter":  # its padding fits every scale
         moved = _on_labels(move, recorder.scales.resolve(value.labels) - WILD) + WILD
     else:
@@ -84,6 +86,59 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not many:
         return out[0]
     return list(out) if isinstance(moved, list) else out
+
+
+def _note_mixing(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]) -> None:
+    """Remember a reshape by which units of several classes come to places that the sizes of dimensions decide.
+
+    ``[positions, channels]`` read as ``[channels, height, width]`` is one. If the trace ties such units, all units in
+    the dimensions that are mixed share one scale.
+    """
+    labels = without_repeats(recorder.scales.resolve(value.labels))
+    after = move(torch.empty(value.shape, device="meta")).shape
+    if 0 in value.shape:
+        return
+    for dims, parts in groups(value.shape, after):
+        varied = [d for d in dims if labels.shape[d] > 1]
+        if parts < 2 or not varied:
+            continue
+        if len(dims) < 2 and not _has_runs(labels, dims[0]):
+            continue
+        recorder.mixing.append(recorder.where())
+        if recorder.tie_mixed:
+            recorder.scales.unify_along(value.labels, tuple(dims))
+
+
+def groups(before: torch.Size, after: torch.Size) -> list[tuple[list[int], int]]:
+    """Split a reshape into the smallest reshapes side by side.
+
+    Returns:
+        Of each, its dimensions before, and how many dimensions there are after; dimensions of size 1 do not count.
+    """
+    result: list[tuple[list[int], int]] = []
+    old = [(d, n) for d, n in enumerate(before) if n != 1]
+    new = [n for n in after if n != 1]
+    while old and new:
+        dims, parts = [old[0][0]], 1
+        left, right = old.pop(0)[1], new.pop(0)
+        while left != right:
+            if left < right:
+                d, n = old.pop(0)
+                dims.append(d)
+                left *= n
+            else:
+                right *= new.pop(0)
+                parts += 1
+        result.append((dims, parts))
+    return result
+
+
+def _has_runs(labels: Tensor, dim: int) -> bool:
+    """Return whether classes occur several times along a dimension, as after channels and positions were merged."""
+    rows = labels.movedim(dim, -1).reshape(-1, labels.shape[dim])
+    ordered = rows.sort(-1).values
+    repeats = ordered[:, 1:] == ordered[:, :-1]
+    return bool((repeats.any(-1) & ~repeats.all(-1)).any())
 
 
 def _shown(value: Value, of: Value, name: str, move: Any, number: int | None, args: tuple[Any, ...]) -> Value:
@@ -223,6 +278,7 @@ def _write_masked(recorder: Recorder, x: Tensor, mask: Any, item: Any) -> None:
     recorder.write(x, recorder.apply("where", torch.where, wide, item, x))
 
 
+RESHAPED = frozenset(["view", "reshape", "flatten", "unflatten"])
 _ONE = (
     "view reshape flatten unflatten permute transpose t swapaxes swapdims movedim moveaxis squeeze unsqueeze expand "
     "broadcast_to narrow select __getitem__ split chunk unbind tensor_split flip roll repeat repeat_interleave tile "

@@ -44,12 +44,23 @@ class Recorder:
         examples: how many there are in a batch, and where they are.
         strict: whether an operation without a rule ends the network.
         choices: the answers to questions about inputs.
+        tie_mixed: whether units that a reshape mixes share a scale.
     """
 
     def __init__(
-        self, rules: Mapping[str, Callable[..., Any]], examples: Examples, *, strict: bool, choices: Choices
+        self,
+        rules: Mapping[str, Callable[..., Any]],
+        examples: Examples,
+        *,
+        strict: bool,
+        choices: Choices,
+        tie_mixed: bool = False,
     ) -> None:
         self.rules, self.examples, self.strict, self.choices = rules, examples, strict, choices
+        self.tie_mixed = tie_mixed
+        self.mixing: list[
+            str
+        ] = []  # reshapes by which units of several classes come to places that sizes decide
         self.scales = Scales()
         self.leaves: list[Leaf] = []
         self.instructions: list[Instruction] = []

@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -162,9 +162,36 @@ class _Plan:
     states: frozenset[int | str]
     strict: bool = False
     choices: Choices = field(default_factory=Choices)
+    tie_mixed: bool = False
+    mixing: list[str] = field(default_factory=list)  # reshapes of which the sizes may decide on unit classes
 
     def network(self, batch_dim: int | str | None) -> Network:
-        """The network, with the batch in a given dimension or in any that can be."""
+        """The network, with the batch in a given dimension or in any that can be.
+
+        Where a reshape mixes units of several classes, the model is traced with inputs of other sizes, too. If it takes
+        these and has other classes then, units that are mixed share one.
+        """
+        network = self._of_given_sizes(batch_dim)
+        if self.mixing and self._depends_on_sizes(network, batch_dim):
+            return replace(self, tie_mixed=True)._of_given_sizes(batch_dim)
+        return network
+
+    def _depends_on_sizes(self, network: Network, batch_dim: int | str | None) -> bool:
+        for example in _of_other_sizes(self.example_input, network.call.batch_dim):
+            other = None
+            with suppress(
+                Exception
+            ):  # most models take inputs of their own size only, and say so in their own ways
+                other = replace(self, example_input=example)._of_given_sizes(batch_dim)
+            if other is None:
+                continue
+            try:
+                _check_edges(network, other)
+            except MixedExamples:
+                return True
+        return False
+
+    def _of_given_sizes(self, batch_dim: int | str | None) -> Network:
         _check_model(self.model, self.outside)
 
         def traced(choices: Choices) -> Network:
@@ -259,7 +286,9 @@ class _Plan:
     def _trace(self, batch_dim: int | None, examples: Examples) -> _Pass:
         """One pass, with so many examples in the dimension ``batch_dim``."""
         self.choices.start()
-        recorder = Recorder(RULES, examples, strict=self.strict, choices=self.choices)
+        recorder = Recorder(
+            RULES, examples, strict=self.strict, choices=self.choices, tie_mixed=self.tie_mixed
+        )
         interpreter = Interpreter(recorder)
         shadow, parameters = shadow_of(self.model, recorder)
         args, kwargs = arguments_for(recorder, self.example_input, batch_dim, examples.count, self.states)
@@ -285,6 +314,7 @@ class _Plan:
         attributes = {place: value for place, value in attributes.items() if place in as_before}
         call = self._call(batch_dim, recorder.constants, unused, attributes)
         network = assemble(self.model, recorder, parameters, left, outputs, returned, call, program)
+        self.mixing.extend(recorder.mixing)
         _check_types(network.parameters, torch.is_floating_point)
         return _Pass(network, coverage(recorder), examples)
 
@@ -309,6 +339,21 @@ class _Plan:
             attributes,
             forwards(self.model, self.outside),
         )
+
+
+def _of_other_sizes(example_input: Any, batch_dim: int | None) -> Iterator[Any]:
+    """Return example inputs that are three times as large in one dimension each, and in the last two of them."""
+    first = next(t for t in pytree.tree_leaves(example_input) if isinstance(t, Tensor))
+    single = [(d,) for d in range(first.dim()) if d != batch_dim]
+    both = [(first.dim() - 2, first.dim() - 1)] if len(single) > 2 else []
+    for dims in (*both, *single):
+
+        def larger(t: Tensor, dims: tuple[int, ...] = dims) -> Tensor:
+            grows = [d in dims and d < first.dim() and n == first.shape[d] for d, n in enumerate(t.shape)]
+            shape = [3 * n if grow else n for n, grow in zip(t.shape, grows, strict=True)]
+            return torch.empty(shape, dtype=t.dtype, device="meta")
+
+        yield pytree.tree_map_only(Tensor, larger, example_input)
 
 
 def _check_steps(one: _Pass, several: _Pass) -> None:

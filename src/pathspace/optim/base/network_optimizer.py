@@ -202,7 +202,9 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
         ``get_optimizer_state_dict`` and ``set_optimizer_state_dict`` of torch.distributed.checkpoint take one.
         """
-        if any(self.state.values()) or any(float(group.get("lr", 0.0)) for group in self.param_groups):
+        rates = [group.get("lr", 0.0) for group in self.param_groups]
+        moving = any(rate is None or float(rate) for rate in rates)  # None: the rule chooses its rate
+        if moving or any(self.state.values()):
             return False
         moves = any(bool(local(g).any()) for _, _, g in active)
         split = first_split(p for p, _, _ in active)
