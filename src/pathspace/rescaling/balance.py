@@ -190,6 +190,7 @@ def _within_range(network: Network, factors: Tensor, *, powers_of_two: bool) -> 
     Units that training left dead have weights at the lower end of their type, and factors that these cannot bear. Of
     the two classes of a weight that would be lost, the one with the larger factor gives way.
     """
+    network.check_current()
     yielding = _yielding(network, factors)
     while bool(yielding.any()):
         exponents = factors.log2() / 2
