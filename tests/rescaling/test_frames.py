@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.testing import assert_close
 
 import pathspace as ps
@@ -287,6 +288,20 @@ def test_the_hook_is_gone_after_the_first_step():
     model(torch.randn(6, 3)).square().mean().backward()
     optimizer.step()
     assert not model._forward_pre_hooks
+
+
+def test_a_state_may_be_asked_for_before_the_first_batch():
+    ends = []
+    for early in (False, True):
+        model = deep().float()
+        optimizer = MAKERS["PathSGD"]("measure")(model.parameters(), ps.trace(model, torch.zeros(2, 3)))
+        if early:
+            get_optimizer_state_dict(model, optimizer)
+            assert model._forward_pre_hooks
+        model(torch.randn(6, 3, generator=generator())).square().mean().backward()
+        optimizer.step()
+        ends.append(dict(model.state_dict()))
+    assert_close(*ends, rtol=0, atol=0)
 
 
 def test_a_copy_of_model_and_optimizer_goes_on_alike():

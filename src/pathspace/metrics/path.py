@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pathspace.metrics.checks import check_counts, check_not_negative
 from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
-from pathspace.metrics.replicas import root_mean_square
+from pathspace.metrics.replicas import any_replica, root_mean_square
 from pathspace.network import Network
 from pathspace.network.errors import expect_network, expect_values
 from pathspace.paths.kernel.kappa import surveyed_kappa
@@ -139,6 +139,7 @@ class Path:
         self._gauges: dict[str, Gauge] = {}
         self._rescalings = 0
         self.frozen = False
+        self.rehearses = False  # whether a step is being taken that will be forgotten
 
     @property
     def takes_parts(self) -> bool:
@@ -199,9 +200,11 @@ class Path:
     def _frame_scales(self) -> Tensor:
         """The scales b_c of the frame for the present weights."""
         frame = self.frame
-        data = self._frame_batch() if frame.needs_batch else frame.data
+        # a rehearsal, whose state is forgotten, may come before the first batch
+        reads_batch = frame.needs_batch and not self.rehearses
+        data = self._frame_batch() if reads_batch else frame.data
         scales = scales_of(self.network, frame.name, data, frame.alpha)
-        if frame.needs_batch:
+        if reads_batch:
             scales = root_mean_square(scales, self.process_group)
         # only now: a process that stopped before would leave the others waiting
         expect_finite_scales(scales)
@@ -290,7 +293,8 @@ class Path:
 
     def agreed(self, refused: bool) -> bool:
         """Return whether a step is refused in any process with which this one computes the metric."""
-        return refused
+        # while batches are watched, the step may average a frame over the processes
+        return refused if self._latest is None else any_replica(refused, self.process_group)
 
     def release(self, own: Set[str]) -> None:
         """Let go of the states of ``own`` parameters, as if they had taken no step."""
@@ -298,6 +302,7 @@ class Path:
         self._ahead = {name: by for name, by in self._ahead.items() if name not in own and by not in own}
         for name in own:
             self._gauges.pop(name, None)
+        self._watch_batches()
 
     def _forget(self, names: Iterable[str]) -> None:
         """Let go of a first step that was refused: the weights may be others when it is taken."""

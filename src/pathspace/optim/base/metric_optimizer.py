@@ -88,7 +88,11 @@ class MetricOptimizer(NetworkOptimizer):
         return super()._agreed(refused)
 
     def _rehearse(self, active: Active) -> None:
-        super()._rehearse(active)
+        self.metric.rehearses = True
+        try:
+            super()._rehearse(active)
+        finally:
+            self.metric.rehearses = False
         # other optimizers may share the metric, and weights may be rescaled before the first step
         names = self.network.names_by_id
         self.metric.release({names[id(p)] for p in self._all_parameters() if id(p) in names})
