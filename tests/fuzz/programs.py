@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 DOUBLE = {"dtype": torch.float64}
-REFUSED = ("mixed", "into_integers")
+REFUSED = ("mixed", "into_integers", "branched")
 """Statements after which a program is to be refused."""
 
 
@@ -51,6 +51,7 @@ class Program:
         vectors: F of each vector of parameters.
         statements: what it does; the last variable is what it returns.
         frozen: layers that are not trained.
+        tied: pairs of layers that have one weight under two names.
     """
 
     seed: int
@@ -60,12 +61,18 @@ class Program:
     vectors: list[int] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     frozen: list[int] = field(default_factory=list)
+    tied: list[tuple[int, int]] = field(default_factory=list)
 
-    def input(self, batch: int) -> Tensor:
-        """Random numbers of the form of the input."""
+    def input(self, batch: int, times: int = 1) -> Tensor:
+        """Random numbers of the form of the input, or of one with so many times the steps."""
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (batch, self.features) if self.steps is None else (batch, self.steps, self.features)
+        shape = (batch, self.features) if self.steps is None else (batch, times * self.steps, self.features)
         return torch.randn(shape, generator=generator, **DOUBLE)
+
+    @property
+    def examples(self) -> int:
+        """How many examples it is traced with."""
+        return 1 + self.seed % 3
 
     @property
     def refused(self) -> bool:
@@ -126,6 +133,12 @@ class Moves:
         if self.form % 3 == 0:
             return h.view(h.shape)
         return h.unsqueeze(1).squeeze(1) if self.form % 3 == 1 else h.transpose(0, -1).transpose(0, -1)
+
+    def turned(self, i: int) -> Tensor:
+        """Features read as steps, which puts other units into each place for another number of steps."""
+        h = self[i]
+        turned = h.transpose(1, 2)
+        return turned.reshape(h.shape) if self.form % 2 else turned.flatten(1).unflatten(1, h.shape[1:])
 
     def flattened(self, i: int) -> Tensor:
         h = self[i]
@@ -388,6 +401,19 @@ class Real(Moves):
             return h.reshape(size, -1).view(h.shape[1], size, width).transpose(0, 1)
         return h.reshape(width, -1).t()
 
+    def branched(self, i: int, k: int, size: int) -> Tensor:
+        return self.layers[k](self[i]).relu() if len(self[i]) > size else self[i]
+
+    def dropped(self, i: int, c: list[float]) -> Tensor:
+        """Units times a constant of which a part is dropped, or changed, in training."""
+        c = torch.tensor(c, **DOUBLE)
+        forms = [
+            lambda: functional.dropout(c, 0.5), lambda: functional.rrelu(c, training=True),
+            lambda: torch.dropout(c, 0.5, True), lambda: functional.alpha_dropout(c, 0.5, training=True),
+            lambda: functional.dropout(c.clone(), 0.5, inplace=True), lambda: nn.Dropout(0.5)(c),
+        ]  # fmt: skip
+        return self[i] * forms[self.form % len(forms)]()
+
     def into_integers(self, i: int) -> Tensor:
         whole = torch.zeros(self[i].shape, dtype=torch.int64)
         whole[:] = self[i]
@@ -513,6 +539,11 @@ class Squared(Moves):
     def weighed_in_place(self, i: int, c: list[float]) -> None:
         self[i].mul_(torch.tensor([w**2 for w in c], **DOUBLE))
 
+    def dropped(self, i: int, c: list[float]) -> Tensor:
+        """Read without drops; a random slope by its mean."""
+        slope = (1 / 8 + 1 / 3) / 2 if self.form % 6 == 1 else 1
+        return self.weighed(i, [w if w > 0 else slope * w for w in c])
+
     def mean(self, i: int) -> Tensor:
         return self[i].sum(1) / self[i].shape[1] ** 2
 
@@ -538,6 +569,8 @@ class Model(nn.Module):
         with torch.no_grad():
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, **DOUBLE))
+        for first, second in program.tied:
+            self.layers[second].weight = self.layers[first].weight
         for k in program.frozen:
             self.layers[k].requires_grad_(False)
 
@@ -548,7 +581,8 @@ class Model(nn.Module):
 def squared_path_norm(program: Program, model: Model) -> tuple[Tensor, dict[str, Tensor]]:
     """gamma_net^2 and kappa1 = dG/dq of a program, by the hand-written interpreter and autograd."""
     q = {name: p.detach().square().requires_grad_() for name, p in model.named_parameters()}
-    layers = [(q[f"layers.{k}.weight"], q.get(f"layers.{k}.bias")) for k in range(len(program.layers))]
+    owner = {k: k for k in range(len(program.layers))} | {second: first for first, second in program.tied}
+    layers = [(q[f"layers.{owner[k]}.weight"], q.get(f"layers.{k}.bias")) for k in range(len(program.layers))]
     vectors = [q[f"vectors.{v}"] for v in range(len(program.vectors))]
     total = Squared(torch.ones_like(program.input(1)), layers, vectors).norm(program.statements)
     slopes = torch.autograd.grad(total, list(q.values()), materialize_grads=True)
@@ -581,11 +615,19 @@ class _Drawing:
         self.linear(0)
         kinds = [name for name in dir(self) if name.startswith("draw_")]
         if self.with_refused and self.random.random() < 0.1:
-            self.say(self.random.choice(REFUSED), (self.any(),), self.forms[-1])
+            self.refused()
         for _ in range(self.random.randint(LEAST, MOST)):
             getattr(self, self.random.choice(kinds))()
         self.linear(len(self.forms) - 1)
         return self.made
+
+    def refused(self) -> None:
+        name, i = self.random.choice(REFUSED), self.any()
+        if name != "branched":
+            self.say(name, (i,), self.forms[i])
+            return
+        width, most = self.forms[i][1], max(1, self.made.examples - 1)
+        self.say(name, (i, self.layer(width, width), self.random.randint(1, most)), self.forms[i])
 
     def say(self, name: str, args: tuple[Any, ...], form: tuple[int | None, int] | None = None) -> None:
         if name in REFUSED:
@@ -611,7 +653,12 @@ class _Drawing:
             return self.random.choice(fitting)
         after = self.random.choice(SIZES) if after is None else after
         self.made.layers.append((before, after, self.random.random() < 0.6))
-        return len(self.made.layers) - 1
+        made = len(self.made.layers) - 1
+        alike = [k for k in fitting if self.made.layers[k][:2] == (before, after)]
+        if tied and alike and self.random.random() < 0.3:  # the first of those with one weight
+            first = next((a for a, b in self.made.tied if b == alike[0]), alike[0])
+            self.made.tied.append((first, made))
+        return made
 
     def vector(self, size: int) -> int:
         fitting = [v for v, n in enumerate(self.made.vectors) if n == size]
@@ -697,6 +744,16 @@ class _Drawing:
             self.say("weighed", (i, c), self.forms[i])
         else:
             self.say("weighed_in_place", (i, c))
+
+    def draw_dropped(self) -> None:
+        i = self.any()
+        c = [self.random.choice(NUMBERS) for _ in range(self.forms[i][1])]
+        self.say("dropped", (i, c), self.forms[i])
+
+    def draw_turned(self) -> None:
+        i = self.any(steps=True)
+        if i >= 0:
+            self.say("turned", (i,), self.forms[i])
 
     def draw_part(self) -> None:
         i = self.any()

@@ -12,6 +12,8 @@ import pathspace as ps
 from fuzz.programs import Model, Program, Statement, drawn, squared_path_norm
 
 COUNT, MANY, BATCHES = 50, 10_000, (1, 3)
+TIMES = 3
+"""How many times the steps longer inputs have."""
 UNSURE = ("share memory", "shares memory")
 """What a program may be refused for that has a place in path geometry: a copy or a view, nobody knows."""
 
@@ -47,18 +49,34 @@ EVER_WRONG = {
 }  # fmt: skip
 
 
+def run(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """What a program returns with the draws of its own seed."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(model.program.seed)
+        return model(x)
+
+
+def run_longer(model: Model) -> torch.Tensor | None:
+    """The same for a longer input; None for a program that does not take any."""
+    if model.program.steps is None:
+        return None
+    try:
+        return run(model, model.program.input(2, TIMES))
+    except (RuntimeError, IndexError):
+        return None
+
+
 def check(program: Program) -> str:
     """Compare a program; returns what became of it: traced, refused rightly or out of caution, or none at all."""
     seed, model = program.seed, Model(program)
     try:
-        with torch.no_grad():
-            before = [model(program.input(batch)) for batch in BATCHES]
+        before, longer = [run(model, program.input(batch)) for batch in BATCHES], run_longer(model)
     except RuntimeError as error:  # a tensor written into another view of itself
         if "single memory location" not in str(error):
             raise
         return "impossible"
     try:
-        network = ps.trace(model, program.input(1 + seed % 2))
+        network = ps.trace(model, program.input(program.examples))
     except ps.UntraceableError as error:
         if program.refused:
             return "refused"
@@ -87,12 +105,24 @@ def check(program: Program) -> str:
     )  # a class without any path has no scale
     after, gauge = (after * factors)[alive], gauge[alive]
     torch.testing.assert_close(after, gauge, rtol=1e-9, atol=0, msg=lambda m: f"gauge: {m}")
-    with torch.no_grad():
-        for batch, known in zip(BATCHES, before, strict=True):
-            assert torch.equal(model(program.input(batch)), known), (
-                f"the function moved at batch size {batch}"
-            )
+    for batch, known in zip(BATCHES, before, strict=True):
+        assert torch.equal(run(model, program.input(batch)), known), (
+            f"the function moved at batch size {batch}"
+        )
+    if longer is not None:
+        assert torch.equal(run_longer(model), longer), "the function moved for longer inputs"
+    check_untied(program, model, network)
     return "traced"
+
+
+def check_untied(program: Program, model: Model, network: ps.network.Network) -> None:
+    """A layer that no longer shares its weight makes another network."""
+    used = [pair for pair in program.tied if f"layers.{pair[0]}.weight" in network.parameters]
+    if used:
+        layer = model.layers[used[0][1]]
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+        with pytest.raises(RuntimeError, match="were one parameter when the model was traced"):
+            network.check_current()
 
 
 def outcomes(seeds, check=check):
@@ -119,7 +149,7 @@ WITHOUT_GRADIENTS = {"cut", "gated", "divided", "normalized", "attention"}
 def check_on_data(program: Program) -> str:
     """Compare kappa from data alone with the mean over examples of squared gradients, summed over the outputs."""
     model, x = Model(program).requires_grad_(), program.input(3)
-    if program.refused or WITHOUT_GRADIENTS & {s.name for s in program.statements}:
+    if program.refused or {"dropped", *WITHOUT_GRADIENTS} & {s.name for s in program.statements}:
         return "no gradients"
     try:
         outputs = model(x).flatten()
@@ -155,7 +185,7 @@ FEW = 1000
 
 def check_listed(program: Program) -> str:
     """Compare the squares of listed paths with the squared network, and their sum on data with the model."""
-    if program.refused:
+    if program.refused or any(s.name == "dropped" for s in program.statements):
         return "refused"
     model, x = Model(program), program.input(2)
     with torch.no_grad():

@@ -62,7 +62,7 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return func(t, *args, **kwargs)
 
     if value.kind == "hidden" and name in RESHAPED:
-        _note_mixing(recorder, value, move)
+        value = replace(value, labels=_as_mixed(recorder, value, move))
     if func is torch.nn.functional.unfold and value.kind != "parameter":  # its padding fits every scale
         moved = _on_labels(move, recorder.scales.resolve(value.labels) - WILD) + WILD
     else:
@@ -88,25 +88,30 @@ def move_one(recorder: Recorder, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return list(out) if isinstance(moved, list) else out
 
 
-def _note_mixing(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]) -> None:
-    """Remember a reshape by which units of several classes come to places that the sizes of dimensions decide.
+def _as_mixed(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the labels of what is reshaped, and remember if units come to places that the sizes of dimensions decide.
 
     ``[positions, channels]`` read as ``[channels, height, width]`` is one. If the trace ties such units, all units in
-    the dimensions that are mixed share one scale.
+    the dimensions that are mixed share one scale, and so do zeros among them.
     """
-    labels = without_repeats(recorder.scales.resolve(value.labels))
+    result = value.labels
+    labels = without_repeats(recorder.scales.resolve(result))
+    if 0 in value.shape or labels.numel() == 1:
+        return result
+    sizes = [n for d, n in enumerate(value.shape) if n > 1 and d != value.batch]
     after = move(torch.empty(value.shape, device="meta")).shape
-    if 0 in value.shape:
-        return
+    mixed: list[tuple[int, ...]] = []
+    if len(set(sizes)) < len(sizes):  # as [3, 3] read as [3, 3]: which is which cannot be told
+        mixed.append(tuple(range(len(value.shape))))
     for dims, parts in groups(value.shape, after):
-        varied = [d for d in dims if labels.shape[d] > 1]
-        if parts < 2 or not varied:
-            continue
-        if len(dims) < 2 and not _has_runs(labels, dims[0]):
-            continue
+        varied = any(labels.shape[d] > 1 for d in dims)
+        if parts > 1 and varied and (len(dims) > 1 or _has_runs(labels, dims[0])):
+            mixed.append(tuple(dims))
+    for dims in mixed:
         recorder.mixing.append(recorder.where())
         if recorder.tie_mixed:
-            recorder.scales.unify_along(value.labels, tuple(dims))
+            result = recorder.scales.unify_along(result, dims).expand(value.shape)
+    return result
 
 
 def groups(before: torch.Size, after: torch.Size) -> list[tuple[list[int], int]]:
