@@ -122,10 +122,22 @@ class StalenessCheck:
                 )
         for second, first in self._tied:
             self._check_tie(second, first)
+        self._check_attributes()
+        self._check_forwards()
+        self._warn_of_global_hooks()
+        for name, values in self._constants.items():
+            self._check_constant(name, values)
+        return split
+
+    def _check_attributes(self) -> None:
+        """Raise RuntimeError if an attribute that the forward pass may read has another value."""
         for held, key, value, name in self._attributes:
             now = held.get(key, _MISSING)
             if now is not value and not _equal(now, value):
                 raise RuntimeError(_changed(name, value, now))
+
+    def _check_forwards(self) -> None:
+        """Raise RuntimeError if a module runs another function as its forward."""
         for module, kind, function, path in self._forwards:
             as_it_was = type(module) is kind and "forward" not in module.__dict__ and kind.forward is function
             if not as_it_was and not runs(module, function):
@@ -133,10 +145,6 @@ class StalenessCheck:
                     f"the forward of {_named(path)} is another function than when the model was traced: trace the "
                     "model again, and make a new optimizer"
                 )
-        self._warn_of_global_hooks()
-        for name, values in self._constants.items():
-            self._check_constant(name, values)
-        return split
 
     def _check_tie(self, second: str, first: str) -> None:
         """Raise RuntimeError if two names of one parameter are names of two by now."""
@@ -197,7 +205,8 @@ _MISSING = object()
 
 def _global_hooks() -> frozenset[int]:
     """Return the numbers of the forward hooks on all modules."""
-    before, after = global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks
+    before = global_hooks._global_forward_pre_hooks
+    after = global_hooks._global_forward_hooks
     return frozenset([*before, *after]) if before or after else frozenset()
 
 

@@ -98,19 +98,24 @@ def _as_mixed(recorder: Recorder, value: Value, move: Callable[[Tensor], Tensor]
     labels = without_repeats(recorder.scales.resolve(result))
     if 0 in value.shape or labels.numel() == 1:
         return result
-    sizes = [n for d, n in enumerate(value.shape) if n > 1 and d != value.batch]
     after = move(torch.empty(value.shape, device="meta")).shape
-    mixed: list[tuple[int, ...]] = []
-    if len(set(sizes)) < len(sizes):  # as [3, 3] read as [3, 3]: which is which cannot be told
-        mixed.append(tuple(range(len(value.shape))))
-    for dims, parts in groups(value.shape, after):
-        varied = any(labels.shape[d] > 1 for d in dims)
-        if parts > 1 and varied and (len(dims) > 1 or _has_runs(labels, dims[0])):
-            mixed.append(tuple(dims))
-    for dims in mixed:
+    for dims in _mixed(value, labels, after):
         recorder.mixing.append(recorder.where())
         if recorder.tie_mixed:
             result = recorder.scales.unify_along(result, dims).expand(value.shape)
+    return result
+
+
+def _mixed(value: Value, labels: Tensor, after: torch.Size) -> list[tuple[int, ...]]:
+    """Return groups of dimensions whose units a reshape to ``after`` puts into places that sizes decide."""
+    result: list[tuple[int, ...]] = []
+    sizes = [n for d, n in enumerate(value.shape) if n > 1 and d != value.batch]
+    if len(set(sizes)) < len(sizes):  # as [3, 3] read as [3, 3]: which is which cannot be told
+        result.append(tuple(range(len(value.shape))))
+    for dims, parts in groups(value.shape, after):
+        varied = any(labels.shape[d] > 1 for d in dims)
+        if parts > 1 and varied and (len(dims) > 1 or _has_runs(labels, dims[0])):
+            result.append(tuple(dims))
     return result
 
 
@@ -124,8 +129,10 @@ def groups(before: torch.Size, after: torch.Size) -> list[tuple[list[int], int]]
     old = [(d, n) for d, n in enumerate(before) if n != 1]
     new = [n for n in after if n != 1]
     while old and new:
-        dims, parts = [old[0][0]], 1
-        left, right = old.pop(0)[1], new.pop(0)
+        first, left = old.pop(0)
+        right = new.pop(0)
+        dims = [first]
+        parts = 1
         while left != right:
             if left < right:
                 d, n = old.pop(0)
