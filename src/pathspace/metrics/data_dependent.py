@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from pathspace.metrics.checks import check_names, check_numbers
-from pathspace.metrics.path import Form, MetricOptions, Path
+from pathspace.metrics.metric import Form, MetricOptions
+from pathspace.metrics.path import Path
 from pathspace.metrics.replicas import any_replica, mean_over_replicas, rank_and_size
 from pathspace.network import Network
 from pathspace.network.errors import expect_finite
@@ -137,7 +138,7 @@ class DataDependent(Path):
         self._source: torch.Generator | None = None
 
     def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
-        """Let an optimizer ask for the metric of some parameters; see :meth:`Path.bind`."""
+        """Let an optimizer ask for the metric of some parameters; see :meth:`Metric.bind`."""
         if self._network is None:
             self._chain = chain_of(network)
         super().bind(network, names, form)

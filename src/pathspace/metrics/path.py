@@ -1,68 +1,18 @@
-"""The path metric of an optimizer: kappa in a frame of the network, normalized, damped, and kept for some steps.
-
-    D' = (kappa' / c + damping)^power                  (kappa' = f^2 kappa, see ``gauge``; c its mean)
-    D  = D' / f^2
-
-D transforms like kappa, as (s_u / s_v)^2 for an edge u -> v, so sqrt(D) w and g / sqrt(D) do not change under node-wise
-rescaling. Raw kappa has no natural unit: its mean for a recurrent matrix runs from 4e-8 to 1e2 over common starts, so a
-learning rate for g / kappa means something else for every network. With c, which rescaling does not change, it has
-about the size that it has for plain gradients on the balanced network.
-
-Letters: e an edge u -> v, f_e its gauge, c the normalizer of one parameter.
-"""
+"""The metric of the path norm, P16's."""
 
 from __future__ import annotations
 
-import copy
-import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Literal, TypedDict
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from pathspace.metrics.checks import check_counts, check_not_negative
-from pathspace.metrics.gauge import Gauge, far_scales, gauges, near_member, powers
-from pathspace.metrics.replicas import any_replica, root_mean_square
-from pathspace.network import Network
-from pathspace.network.errors import expect_network, expect_values
+from pathspace.metrics.metric import Metric, MetricOptions, Normalization
 from pathspace.paths.kernel.kappa import surveyed_kappa
-from pathspace.paths.kernel.norm import squared_path_norm
-from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory
-from pathspace.replay.latest_batch import LatestBatch
-from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
-from pathspace.squared.parts import cut_rows, local, totals
-from pathspace.squared.precision import full_precision
-from pathspace.squared.squares import Outer, dense
-
-Normalization = Literal["refreshed", "frozen", "none"]
-Form = Literal["inverse", "root", "balanced"]
-"""What an optimizer works with: 1 / D or 1 / sqrt(D), which it multiplies with, or D' itself."""
-_EXPONENTS = {"inverse": -1.0, "root": -0.5, "balanced": 1.0}  # of D'
-_FACTORS = {"inverse": 2, "root": 1, "balanced": 0}  # the power of f in it
-_KEPT = (
-    "age", "gauge_rows", "gauge_columns", "scales", "mean", "normalizer", "empty", "zeros", "exponent", "factor",
-)  # fmt: skip
-
-DAMPING = 0.1
-"""No weight's step is longer than ten times the plain one on the balanced network. Curvature does not vanish where
-kappa does: at 0.01 Path-SGD ran away on a residual MLP with RMSNorm at SGD's rate, and at 0 PathAdam did on MNIST rows
-(docs/safety.md, docs/results/winner.md)."""
-_RAN_AWAY = (
-    "training is running away: sums over the paths of the network are beyond float64 (a lower learning rate, "
-    "clip_norm=1.0). Until they are within it, steps are those of the network balanced at the first step"
-)
-
-
-class MetricOptions(TypedDict, total=False):
-    """The options of all metrics that optimizers divide by."""
-
-    power: float
-    damping: float | None
-    refresh_every: int
-    normalization: Normalization
-    frame: Frame | FrameName
+from pathspace.paths.kernel.safe_type import Surveyed
+from pathspace.rescaling.frames import Frame, FrameName
+from pathspace.squared.parts import local
+from pathspace.squared.squares import dense
 
 
 class PathOptions(MetricOptions, total=False):
@@ -71,32 +21,12 @@ class PathOptions(MetricOptions, total=False):
     second_term: bool
 
 
-class Path:
-    """The metric of the path norm: what an optimizer divides by, and when it is computed.
-
-    .. code-block:: text
-
-        D' = (kappa' / c + damping)^power,   kappa' = f^2 kappa,   D = D' / f^2
-
-    f is the gauge of the network, measured once, at the first step, in which kappa' does not depend on the scales of
-    the weights. One object serves one network, and may serve several optimizers of its parameters at one cost.
+class Path(Metric):
+    """The metric of the path norm, kappa = half of its second derivative (see :func:`pathspace.paths.kappa`).
 
     Args:
-        power: how much of kappa is in the metric: 1 all of it; 0 none, D = 1 / f^2, which is the metric of the network
-            balanced once, at the first step.
-        damping: added to kappa in the balanced frame, as a fraction of its mean there; invariant, unlike a constant
-            added to kappa. It bounds the steps of weights on paths of little mass: in the balanced network they are at
-            most damping^-power (for Adam's and Muon's rules damping^(-power / 2)) times as long as without a metric.
-            None: 0.1, or 0 where ``normalization`` is ``"none"``, the rules of the papers.
-        refresh_every: steps between two computations of kappa. Each of the first ``refresh_every`` steps computes it,
-            since it moves fast then. Stale values stay invariant.
+        power, damping, refresh_every, normalization, frame: see :class:`Metric`.
         second_term: use kappa1 + kappa2 (P16 Section 3) instead of kappa1 alone.
-        normalization: ``"refreshed"``: c is the present mean of kappa' over the elements of the parameter;
-            ``"frozen"``: that of the first step, for good, or 1 where it is 0; ``"none"``: c = 1, the rule of the
-            papers, whose learning rate has another unit for every network. Damping is a fraction of the mean anyhow.
-        frame: the member of the rescaling class whose gauge f is: ``"balanced"``, ``"measure"``, ``"layers"``, or a
-            :class:`Frame` with options. ``"measure"`` reads the batch that the model was last called with before the
-            first step, with gradients enabled; give ``Frame("measure", data=x)`` where ``torch.compile`` hides it.
 
     Raises:
         ValueError: an option is out of its range.
@@ -109,9 +39,6 @@ class Path:
         >>> optimizer = ps.optim.Invariant(model.parameters(), network, torch.optim.AdamW, lr=1e-3, metric=metric)
     """
 
-    process_group: Any = "default"
-    """The processes over whose batches a frame on data is averaged."""
-
     def __init__(
         self,
         power: float = 1.0,
@@ -122,279 +49,19 @@ class Path:
         normalization: Normalization = "refreshed",
         frame: Frame | FrameName = "balanced",
     ) -> None:
-        damping = (0.0 if normalization == "none" else DAMPING) if damping is None else damping
-        check_not_negative(power=power, damping=damping)
-        check_counts(refresh_every=refresh_every)
-        if normalization not in ("refreshed", "frozen", "none"):
-            raise ValueError(f"normalization must be 'refreshed', 'frozen' or 'none', got {normalization!r}")
-        self.power, self.damping, self.refresh_every = power, damping, refresh_every
-        self.second_term, self.normalization = second_term, normalization
-        self.frame = frame if isinstance(frame, Frame) else Frame(frame)
-        self._latest: LatestBatch | None = None
-        self.state: dict[str, dict[str, Any]] = {}  # by parameter name: the dicts of the optimizers' states
-        self._network: Network | None = None
-        self._forms: dict[str, Form] = {}  # of the parameters that some optimizer asks for
-        # computed for another optimizer's step to come -> a parameter of the one that computed it
-        self._ahead: dict[str, str] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._rescalings = 0
-        self.frozen = False
-        self.rehearses = False  # whether a step is being taken that will be forgotten
+        super().__init__(
+            power, damping=damping, refresh_every=refresh_every, normalization=normalization, frame=frame
+        )
+        self.second_term = second_term
 
     @property
     def takes_parts(self) -> bool:
         """Whether parameters may be split over processes by FSDP."""
-        return not self.second_term and self.frame.name != "measure"
-
-    # -- one network ------------------------------------------------------------------------------------------
-
-    @property
-    def network(self) -> Network:
-        """The network that it belongs to.
-
-        Raises:
-            RuntimeError: no optimizer has taken it yet.
-        """
-        if self._network is None:
-            raise RuntimeError(f"{type(self).__name__} belongs to no network yet: give it to an optimizer")
-        return self._network
-
-    def bind(self, network: Network, names: Sequence[str], form: Form) -> None:
-        """Let an optimizer ask for the metric of some parameters.
-
-        Raises:
-            ValueError: the metric belongs to another network, or gives another form to one of the parameters.
-        """
-        expect_network(network)
-        if self._network is None:
-            self._network, self._rescalings = network, network.rescalings["done"]
-        taken = next((name for name in names if self._forms.get(name, form) != form), None)
-        if taken or self._network is not network:
-            whose = f"another rule for '{taken}'" if self._network is network else "another network"
-            raise ValueError(f"this {type(self).__name__} metric belongs to {whose}: give each its own")
-        for name in names:
-            self._forms[name] = form
-        self._watch_batches()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Path:
-        copied = memo[id(self)] = type(self).__new__(type(self))
-        copied.__dict__.update({n: self._copied(n, value, memo) for n, value in self.__dict__.items()})
-        return copied
-
-    def _copied(self, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        """An attribute of a copy for a copy of the network."""
-        if name == "_latest" and value is not None:
-            return value.for_copy(self.network, memo)
-        return copy.deepcopy(value, memo)
-
-    def _watch_batches(self) -> None:
-        """Look at the model's calls while the frame needs the batch of a first step, and no longer."""
-        begun = all("gauge_rows" in self.state.get(name, {}) for name in self._forms)
-        needed = self.frame.needs_batch and not begun
-        if needed and self._latest is None:
-            self._latest = LatestBatch(self.network, look=True)
-        if not needed and self._latest is not None:
-            self._latest.remove()
-            self._latest = None
-
-    def _frame_scales(self) -> Tensor:
-        """The scales b_c of the frame for the present weights."""
-        frame = self.frame
-        # a rehearsal, whose state is forgotten, may come before the first batch
-        reads_batch = frame.needs_batch and not self.rehearses
-        data = self._frame_batch() if reads_batch else frame.data
-        scales = scales_of(self.network, frame.name, data, frame.alpha)
-        if reads_batch:
-            scales = root_mean_square(scales, self.process_group)
-        # only now: a process that stopped before would leave the others waiting
-        expect_finite_scales(scales)
-        return scales
-
-    def _frame_batch(self) -> Any:
-        if self._latest is None or self._latest.inputs is None:
-            raise RuntimeError(
-                "the frame 'measure' needs a batch, and the model was not called with gradients enabled before step(), "
-                "or torch.compile hid the call: give the batch with frame=ps.metrics.Frame('measure', data=inputs)"
-            )
-        return self._latest.inputs
-
-    # -- steps ------------------------------------------------------------------------------------------------
-
-    def advance(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
-        """Put what a step works with into the states, as "factor", in the form that was asked for; anew if that is due.
-
-        Of a far network 1 / D is that of the member near balance (see ``gauge``), 1 / sqrt(D) that of the weights.
-
-        Args:
-            states: by parameter name, what the optimizer keeps of it, where the metric keeps its own, too.
-            own: the names of all of the optimizer's parameters, also of those without a gradient.
-
-        Raises:
-            RuntimeError: the network was rescaled after the first step, or moved to another device.
-            FloatingPointError: kappa is not finite; nothing is changed then. But after the first step, where kappa of
-                finite weights is beyond float64, the metric is that of the balanced network, with a warning.
-        """
-        for name in states.keys() & self._ahead.keys():
-            states[name].update(self.state[name])
-        self.state.update(states)
-        self._check_network(states)
-        first, others = next(iter(states)), []
-        if any(self.is_due(name) for name in states):
-            # what another optimizer of this metric is about to ask for; at the first step of this one it has just asked
-            if "factor" in states[first]:
-                others = [n for n in self.state if n not in own and self.is_due(n)]
-                self.state |= {n: copy.deepcopy(self.state[n]) for n in others}  # until its step
-            expect_values(self.network.parameters[first])
-            with full_precision(self.network.parameters[first]):
-                kept = self.power == 0 or self.frozen
-                self._refresh([*filter(self.is_due, states), *others] if kept else [*states, *others])
-        # what was computed before the last step of this optimizer is old by now
-        kept = {n: by for n, by in self._ahead.items() if n not in states and by not in own}
-        self._ahead = kept | dict.fromkeys(others, first)
-        for state in states.values():
-            state["age"] += 1
-
-    def is_due(self, name: str) -> bool:
-        """Whether the next step of a parameter needs a new metric."""
-        state = self.state.get(name, {})
-        # a loaded state may be that of a rule that works with another form
-        if "factor" not in state or state.get("exponent") not in (None, self._exponent(name)):
-            return True
-        kept, age = self.power == 0 or self.frozen or name in self._ahead, state["age"]
-        return not kept and (age < self.refresh_every or age % self.refresh_every == 0)
-
-    def _exponent(self, name: str) -> float:
-        """That of kappa' in what the optimizer works with."""
-        return self.power * _EXPONENTS[self._forms[name]]
-
-    def gauge(self, name: str) -> Gauge:
-        """The gauge of a parameter that has taken a step."""
-        gauge = self._gauges.get(name)
-        if gauge is None:
-            state = self.state[name]
-            far = None if "scales" not in state else powers(self.network, name, state["scales"])
-            p = self.network.parameters[name]
-            rows, columns = (cut_rows(state[end], p) for end in ("gauge_rows", "gauge_columns"))
-            gauge = self._gauges[name] = Gauge(rows, columns, far)
-        return gauge
-
-    def near_parameters(self) -> dict[str, Tensor] | None:
-        """The parameters of the member near balance; None for a network that is not far."""
-        scales = self._far()
-        return None if scales is None else near_member(self.network, scales)
-
-    def reset(self, states: Mapping[str, dict[str, Any]], own: Set[str]) -> None:
-        """Take other states of ``own`` parameters, because they were loaded; they belong to the present weights."""
-        self.state = {name: state for name, state in self.state.items() if name not in own} | dict(states)
-        self._gauges.clear()
-        self._ahead.clear()
-        self._rescalings = self.network.rescalings["done"]
-        self._watch_batches()
-
-    def agreed(self, refused: bool) -> bool:
-        """Return whether a step is refused in any process with which this one computes the metric."""
-        # while batches are watched, the step may average a frame over the processes
-        return refused if self._latest is None else any_replica(refused, self.process_group)
-
-    def release(self, own: Set[str]) -> None:
-        """Let go of the states of ``own`` parameters, as if they had taken no step."""
-        self.state = {name: state for name, state in self.state.items() if name not in own}
-        self._ahead = {name: by for name, by in self._ahead.items() if name not in own and by not in own}
-        for name in own:
-            self._gauges.pop(name, None)
-        self._watch_batches()
-
-    def _forget(self, names: Iterable[str]) -> None:
-        """Let go of a first step that was refused: the weights may be others when it is taken."""
-        for name in names:
-            for key in _KEPT:
-                self.state[name].pop(key, None)
-            self._gauges.pop(name, None)
-
-    def _check_network(self, states: Mapping[str, dict[str, Any]]) -> None:
-        done = self.network.rescalings["done"]
-        if done != self._rescalings:
-            if any("gauge_rows" in state for state in self.state.values()):
-                raise RuntimeError(
-                    "the network was rescaled after the first step of the optimizer, whose gauge and velocities belong "
-                    "to the weights before: make a new optimizer, or rescale before the first step"
-                )
-            self._rescalings = done
-        name, state = next(iter(states.items()))
-        rows, place = state.get("gauge_rows"), self.network.parameters[name].device
-        if rows is not None and rows.device != place:
-            raise RuntimeError(
-                f"the parameters are on {place} and the optimizer's state is on {rows.device}: the model "
-                "was moved after the optimizer had taken steps; let the state follow with "
-                "optimizer.load_state_dict(optimizer.state_dict())"
-            )
-
-    # -- computing it -----------------------------------------------------------------------------------------
-
-    def _refresh(self, names: list[str]) -> None:
-        """Compute the metric of some parameters; the states change when all is well."""
-        new = self._begun(names)
-        try:
-            for name in names:  # so that there are never two of them in memory
-                self.state[name].pop("factor", None)
-            kappa = None if self.power == 0 else self._kappa(names)
-        except BaseException as error:
-            if new or not isinstance(error, FloatingPointError) or not self._ran_away():
-                self._forget(new)
-                raise
-            kappa = None
-        if new:
-            self._watch_batches()
-        if kappa is None:
-            for name in names:
-                self.state[name]["factor"] = self._finished(name, None, 0.0)
-            return
-        self._warn_of_unreached(kappa)
-        self._set_normalizers(kappa, new)
-        for name in names:
-            smallest = math.prod(low for low, _ in kappa.bounds[name])
-            self.state[name]["factor"] = self._finished(name, kappa.values[name], smallest)
-
-    def _ran_away(self) -> bool:
-        """Whether weights are finite and sums over their paths are not, not even in float64; tells of it."""
-        near = self.near_parameters() or self.network.parameters
-        wide = {name: p.detach().double() for name, p in near.items()}
-        bad = [1.0 - torch.isfinite(local(p)).all().double() for p in wide.values()]
-        if float(totals(torch.stack(bad), wide.values()).sum()):
-            return False
-        if bool(torch.isfinite(squared_path_norm(self.network, wide))):
-            return False
-        warnings.warn(_RAN_AWAY, stacklevel=2)
-        return True
-
-    def _begun(self, names: Sequence[str]) -> list[str]:
-        """States and gauges of parameters that take their first step; their names."""
-        new = [name for name in names if "gauge_rows" not in self.state[name]]
-        if new:
-            far, network = self._far(), self.network
-            b = self._frame_scales()
-            if all("gauge_rows" not in state for state in self.state.values()):
-                far = far_scales(network, b)
-            for name, gauge in gauges(network, new, b, far).items():
-                self._gauges.pop(name, None)  # of an optimizer that the metric served before
-                kept = {"age": 0, "gauge_rows": gauge.rows, "gauge_columns": gauge.columns}
-                self.state[name].update(kept | ({} if far is None else {"scales": far}))
-        return new
-
-    def _far(self) -> Tensor | None:
-        """The scales of a network that was far from balance at the first step."""
-        return next((state["scales"] for state in self.state.values() if "scales" in state), None)
-
-    def _in_frame(self, values: Values) -> Values:
-        """kappa' = F^2 kappa."""
-        # what leaves a layer is the kappa of its bias and a factor of that of its weight
-        vectors = {n: v.clone() for n, v in values.items() if not isinstance(v, Outer) and v.dim() < 2}
-        others = {n: v for n, v in values.items() if not isinstance(v, Outer) and v.dim() >= 2}
-        writable = vectors | own_memory(others)
-        return {name: self.gauge(name).times(writable.get(name, v), 2) for name, v in values.items()}
+        own = type(self).values is not Metric.values
+        return not own and not self.second_term and self.frame.name != "measure"
 
     def _kappa(self, names: Sequence[str]) -> Surveyed:
-        """kappa' of some parameters, and its means."""
+        """Return kappa' of some parameters, and its means."""
         return surveyed_kappa(
             self.network,
             names,
@@ -402,46 +69,6 @@ class Path:
             parameters=self.near_parameters(),
             seen=self._in_frame,
         )
-
-    def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
-        for name in kappa.values:
-            state, mean = self.state[name], kappa.mean(name)
-            state["empty"] = mean == 0
-            if self.normalization == "refreshed" or name in new:
-                state["mean"] = mean if mean > 0 else 1.0
-            state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
-
-    def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
-        """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""
-        gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
-        self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
-        self.state[name]["exponent"] = exponent = self._exponent(name)
-        if kappa is None or (self.damping and self.state[name]["empty"]):
-            # without kappa, or where no path has any mass: the metric of the balanced network
-            result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
-        else:
-            result = self._power(name, kappa, exponent)
-            if self.state[name]["zeros"]:
-                result.masked_fill_(result.isinf(), 0)
-        if _FACTORS[form]:
-            gauge.times_(result, _FACTORS[form])
-        if form == "root" and gauge.far is not None:
-            result = result * gauge.far
-        return result.view(parameter.shape)
-
-    def _power(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
-        """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor."""
-        state = self.state[name]
-        c, added = state["normalizer"], self.damping * state["mean"] / state["normalizer"]
-        if isinstance(kappa, Outer):
-            rows = kappa.rows / c
-            if not added:
-                return torch.outer(rows.pow(exponent), kappa.columns.pow(exponent))
-            # torch.addr would be one call, of two to three times the time
-            result = torch.outer(rows, kappa.columns).add_(added)
-        else:
-            result = kappa.div_(c).add_(added)
-        return result.pow_(exponent)
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of parameters, or parts of one, whose kappa is zero but not their gradient: no traced path leads to it.

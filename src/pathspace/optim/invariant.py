@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam
 
-from pathspace.metrics import Path
+from pathspace.metrics import Metric, Path
 from pathspace.metrics.path import PathOptions
 from pathspace.network import Network
 from pathspace.optim.base.coordinates import (
@@ -120,7 +120,7 @@ class Invariant(MetricOptimizer):
         network: Network,
         rule: Callable[..., Optimizer],
         *,
-        metric: Path | None = None,
+        metric: Metric | None = None,
         clip_norm: float | None = None,
         points: Sequence[str] | None = None,
         **options: Any,

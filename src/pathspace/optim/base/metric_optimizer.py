@@ -1,6 +1,6 @@
 """What the optimizers with a metric share: who takes part in a step, and what each parameter's gradient is scaled by.
 
-Letters: p parameter, g = dL/dp, D the metric (see ``metrics.path``).
+Letters: p parameter, g = dL/dp, D the metric (see ``metrics.metric``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from pathspace.metrics import Path
+from pathspace.metrics import Metric
 from pathspace.metrics.checks import check_bounds
-from pathspace.metrics.path import Form
+from pathspace.metrics.metric import Form
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Active, NetworkOptimizer, Parameters
 from pathspace.optim.base.steepest import Descent
@@ -40,7 +40,7 @@ class MetricOptimizer(NetworkOptimizer):
         params: Parameters,
         network: Network,
         defaults: dict[str, Any],
-        metric: Path,
+        metric: Metric,
         clip_norm: float | None = None,
         maximize: bool | None = None,
     ) -> None:

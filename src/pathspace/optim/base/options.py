@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pathspace.metrics import DataDependent, Path
+from pathspace.metrics import DataDependent, Metric, Path
 from pathspace.metrics.checks import check_names
 from pathspace.metrics.data_dependent import DataOptions
 from pathspace.metrics.path import PathOptions
@@ -23,7 +23,7 @@ class SharedOptions(PathOptions, total=False):
 
     clip_norm: float | None
     maximize: bool
-    metric: Path | None
+    metric: Metric | None
 
 
 class SharedDataOptions(DataOptions, total=False):
@@ -49,15 +49,23 @@ def with_metric(
     }
 
 
-def chosen_metric(metric: Path | None, kind: type[Path], options: Mapping[str, Any], **defaults: Any) -> Path:
-    """The metric that was given, or one made of options.
+def chosen_metric(
+    metric: Metric | None, kind: type[Path], options: Mapping[str, Any], **defaults: Any
+) -> Metric:
+    """Return the metric that was given, or one made of options.
+
+    Args:
+        metric: the metric: any, unless ``kind`` is data-dependent.
+        kind: the class of the default.
+        options: those that the user gave.
+        defaults: others.
 
     Raises:
         TypeError: it is not of that kind, both were given, or an option does not exist.
     """
     if metric is None:
         return kind(**{**defaults, **options})
-    if not isinstance(metric, kind):
+    if not isinstance(metric, kind if issubclass(kind, DataDependent) else Metric):
         raise TypeError(
             f"metric must be an object such as pathspace.metrics.{kind.__name__}(), got {metric!r}"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.metrics import Path
+from pathspace.metrics import Metric
 from pathspace.metrics.gauge import Gauge
 from pathspace.optim.rules.clipping import clip_factor
 from pathspace.optim.rules.moments import in_type
@@ -60,7 +60,7 @@ class Descent:
         return self.g if self.factor is None else self.g * self.factor
 
 
-def turn(steps: list[Descent], metric: Path) -> None:
+def turn(steps: list[Descent], metric: Metric) -> None:
     """Let g be what is descended, in the near member; the user's own gradients are never changed."""
     for step in steps:
         if step.group["maximize"]:
