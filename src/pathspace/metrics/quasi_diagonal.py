@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pathspace.metrics.data_dependent import DataDependent
 from pathspace.network import Network
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import in_full_precision
 from pathspace.paths.data.data_dependent import Estimator, Request, check_estimation, in_safe_type
 from pathspace.paths.data.node_measure import Statistic, check_options
 from pathspace.paths.kernel.safe_type import Surveyed

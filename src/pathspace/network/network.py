@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from pathspace.network.attributes import Attributes
-from pathspace.network.errors import expect_network
+from pathspace.network.errors import expect_network, expect_weights
 from pathspace.network.program import Cut, Program, told
 from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.staleness import StalenessCheck
 from pathspace.network.units import EdgeLabels, UnitClass
 from pathspace.squared.parts import is_split
+from pathspace.squared.precision import full_precision
 from pathspace.squared.tape import Tape
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 # of models, as a network may be rescaled by another trace of its model
 _RESCALINGS: WeakKeyDictionary[nn.Module, Counter[str]] = WeakKeyDictionary()
 
@@ -268,6 +271,19 @@ def current_values(
             shape = tuple(parameters[name].shape)
             raise ValueError(f"'{name}' has shape {shape}, the network's {tuple(current.shape)}")
     return parameters
+
+
+def in_full_precision(function: Function) -> Function:
+    """Run a function of a traced network, its first argument, outside ``torch.autocast``, on weights with values."""
+
+    @functools.wraps(function)
+    def run(network: Any, *args: Any, **kwargs: Any) -> Any:
+        expect_weights(network)
+        one = next(iter(network.parameters.values()), None)  # none, where all of the model is a cut
+        with full_precision(next(network.model.parameters()) if one is None else one):
+            return function(network, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 def _at(table: Tensor, labels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pathspace.network import Network
 from pathspace.network.devices import tables_on_the_cpu
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import in_full_precision
 from pathspace.paths.data.node_measure import check_options, class_measure, layers_of
 from pathspace.paths.kernel.node_mass import node_mass, path_measure
 from pathspace.replay.replay import replay

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import in_full_precision
 from pathspace.paths.data.edge_statistics import Seeded, Sharing, products, statistics
 from pathspace.paths.data.node_measure import Statistic, check_options, measure
 from pathspace.paths.data.signs import ALONE, Place, random_part, sign_seeds

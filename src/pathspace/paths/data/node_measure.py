@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import in_full_precision
 from pathspace.paths.kernel.norm import all_widened, widened
 from pathspace.replay.observed import Key
 from pathspace.replay.replay import Replay, replay

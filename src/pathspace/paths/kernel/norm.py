@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.network import current_values
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import current_values, in_full_precision
 from pathspace.squared.precision import widened
 
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from pathspace.network import Network
-from pathspace.network.network import current_values
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import current_values, in_full_precision
 from pathspace.paths.kernel.norm import all_widened, widened
 from pathspace.paths.kernel.safe_type import in_safe_type
 from pathspace.squared.squares import Outer, dense

@@ -23,7 +23,7 @@ from torch import Tensor
 from pathspace.network import Edge, Network
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.errors import expect_network
-from pathspace.network.precision import in_full_precision
+from pathspace.network.network import in_full_precision
 from pathspace.paths.kernel.kappa import squared_gradients
 from pathspace.squared.squares import dense
 
