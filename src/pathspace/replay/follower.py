@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from pathspace.network.errors import UnmatchedForwardError
+from pathspace.network.registered import registration_of
 from pathspace.network.rules import MOVEMENTS, RULED
 from pathspace.network.rules.scale_free import SIGNS
 from pathspace.network.trace.functions import METADATA, SHAPED_FACTORIES, by_position, short_name, tensors_in
@@ -56,9 +57,11 @@ class Follower(Matched, TorchFunctionMode):
         if saving is not None and getattr(saving[0], "__module__", "") == "torch.utils.checkpoint":
             with saved_tensors_hooks(whole, whole), self:
                 return func(*args, **kwargs)
-        name = short_name(func)
+        name, registered = short_name(func), registration_of(func)
         if self._paused or name in METADATA:
             return func(*args, **kwargs)
+        if registered is not None and (self.expected is None or self.expected.name != name):  # not cut there
+            name = registered.like or name
         if name in ("register_hook", "retain_grad"):  # on gradients: the user's own, and left out
             return RemovableHandle(OrderedDict())
         if kwargs and name in RULED:
@@ -68,7 +71,10 @@ class Follower(Matched, TorchFunctionMode):
         self.ungraded |= depends and not torch.is_grad_enabled()
         if self.is_cut(name, tensors):
             return self.cut(name, func, args, kwargs, tensors)
-        in_parts = written_out(name, args, kwargs, lambda t: 2 if self.is_weight(t) else not t.requires_grad)
+        if registered is not None and registered.like is None:
+            in_parts = registered.decomposition
+        else:
+            in_parts = written_out(name, args, kwargs, self._rank)
         if in_parts is not None and depends:
             with self:
                 return in_parts(*args, **kwargs)
@@ -80,6 +86,10 @@ class Follower(Matched, TorchFunctionMode):
         result = self._exposed(name, tensors, func(*args, **kwargs))
         self.note(name, func, args, kwargs, tensors_in(args, kwargs), result)
         return result
+
+    def _rank(self, tensor: Tensor) -> int:
+        """Return 0 for an activation, 1 for what depends on no parameter, 2 for a parameter."""
+        return 2 if self.is_weight(tensor) else int(not tensor.requires_grad)
 
     def note(
         self,

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import NoRule, UntraceableError, WrongBatchDimension
 from pathspace.network.program import Operation, Place
+from pathspace.network.registered import Registration, registration_of
 from pathspace.network.rules import MOVEMENTS, ON_INPUTS, RULED, boundary, root_mean_square
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS, noise
 from pathspace.network.trace.choices import QUESTIONS
@@ -101,9 +102,11 @@ class Interpreter(TorchFunctionMode):
         recorder.calls[name] += not self.paused
         if name in CHECKS:
             return torch.ones((), dtype=torch.bool)
+        registered = registration_of(func)
         if self.paused:
             self._check_written_outside(args, kwargs)
-            return without_values(name, func, args, kwargs)
+            of_form = func if registered is None else registered.decomposition
+            return without_values(name, of_form, args, kwargs)
         if name == "device.__get__" and recorder.lookup(args[0]) is not None:
             return torch.device("cpu")  # torch.autocast knows none like meta
         if name in METADATA:
@@ -132,7 +135,11 @@ class Interpreter(TorchFunctionMode):
             return self._constant(*pytree.tree_map_only(Tensor, self._form_of, (args, kwargs)))
         if any(t.layout is not torch.strided for t in tensors):
             recorder.refuse(*_explain("to_sparse"))
-        in_parts = written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
+        if registered is not None and {v.kind for v in values} == {"buffer"}:
+            known = self._of_buffers(args, kwargs)
+            if known is not None:
+                return known
+        in_parts = self._in_parts(args, kwargs, registered)
         if in_parts is not None:
             begun = len(recorder.operations)
             try:
@@ -155,6 +162,23 @@ class Interpreter(TorchFunctionMode):
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
+
+    def _in_parts(self, args: Any, kwargs: Any, registered: Registration | None) -> Callable[..., Any] | None:
+        """Return the function as functions that have rules; None if it is not one of those."""
+        recorder, name = self.recorder, self.recorder.name
+        if registered is None:
+            return written_out(name, args, kwargs, recorder.rank, strict=recorder.strict)
+
+        def decomposed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return registered.decomposition(*args, **kwargs)
+            except TypeError as error:
+                what = "its decomposition" if registered.like is None else f"'{registered.like}'"
+                raise TypeError(
+                    f"'{name}' was registered as {what}, which cannot be called with the arguments of '{name}': {error}"
+                ) from error
+
+        return decomposed
 
     def _followed(self, args: Any, kwargs: Any, traced: list[Value | None], values: list[Value]) -> Any:
         """The result of a function of tensors that have values."""

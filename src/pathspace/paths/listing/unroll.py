@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError
 from pathspace.network.program import Cut
+from pathspace.network.registered import registration_of
 from pathspace.network.rules import RULES
 from pathspace.network.rules.elementwise import counted
 from pathspace.network.rules.scale_free import COMPARISONS, SIGNS
@@ -70,7 +71,12 @@ class Unroller(TensorRoles, TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = short_name(func)
+        name, registered = short_name(func), registration_of(func)
+        if registered is not None and not self.paused and name not in {cut for cut, _ in self._cuts}:
+            if registered.like is None:
+                with self:
+                    return registered.decomposition(*args, **kwargs)
+            name = registered.like
         func = self._exact(func)  # casts of the model lose nothing; what is found out about it has none
         if self.paused:
             return func(*args, **kwargs)
