@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pathspace.network.attributes import Attributes
 from pathspace.network.errors import expect_network, expect_weights
 from pathspace.network.program import Cut, Program, told
+from pathspace.network.row_blocks import row_blocks
 from pathspace.network.sharded import WHAT_TO_DO
 from pathspace.network.staleness import StalenessCheck
 from pathspace.network.units import EdgeLabels, UnitClass
@@ -121,6 +122,11 @@ class Network:
     def names_by_id(self) -> Mapping[int, str]:
         """Names of the network's parameters by the identity of the tensor."""
         return {id(p): name for name, p in self.parameters.items()}
+
+    @cached_property
+    def row_blocks(self) -> Mapping[str, tuple[int, ...]]:
+        """Parameters that are several in one, as the weight of three projections: how many rows each of these has."""
+        return row_blocks(self.tape)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:

@@ -78,8 +78,8 @@ def register(
     owner = getattr(op, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         raise TypeError(
-            f"{owner.__name__}.apply is no operation that tracing sees, because its forward is traced as it is written: "
-            "make it a torch.library.custom_op to register it"
+            f"{owner.__name__}.apply is no operation that tracing sees, because its forward is traced as it is "
+            "written: make it a torch.library.custom_op to register it"
         )
     name = short_name(key)
     if key in _REGISTERED:

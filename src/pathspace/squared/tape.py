@@ -35,6 +35,7 @@ class Instruction:
     recurrent: bool = False  # the function takes ``taps``
     # what it is, for those that read the tape: "linear", "movement", "product", the form of a stack, or a normalization
     form: Any = None
+    shape: tuple[int, ...] = ()  # of the first output
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,11 @@ class Recorder:
         created, used = tuple(v.slot for v in results), tuple(v.slot for v in inputs)
         of_parameter = results[0].kind == "parameter"
         where = self.where(name)
-        self.instructions.append(Instruction(function, used, created, where, of_parameter, recurrent, form))
+        self.instructions.append(
+            Instruction(
+                function, used, created, where, of_parameter, recurrent, form, tuple(results[0].shape)
+            )
+        )
         return tuple(self.bind(torch.empty(v.shape, dtype=dtype, device="meta"), v) for v in results)
 
     def _examples_of(

@@ -1,0 +1,116 @@
+"""Parameters that are several in one: rows of a matrix that are used apart from the others.
+
+A layer with a fused weight, such as the projections of attention to queries, keys and values, is the same function as
+one with a layer for each. Both are trained alike if each block of rows is treated as a parameter of its own.
+
+A row is used where something reads it: the instruction of the squared network that its values enter after they were
+moved about. Rows that one instruction reads together belong together, and those between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from pathspace.squared.tape import Instruction, Tape
+
+Rows = dict[str, Tensor]
+"""By parameter, the row (from 1 on) that each element of a value is made of; 0 for none."""
+
+
+def row_blocks(tape: Tape) -> Mapping[str, tuple[int, ...]]:
+    """Return the sizes of the blocks of rows that are used apart, for the parameters that have more than one.
+
+    Those are weights and biases of linear maps, and nothing else.
+
+    Args:
+        tape: a squared network.
+    """
+    if not any(i.form == "movement" for i in tape.instructions):
+        return {}
+    leaves = [x for x in tape.leaves if x.kind == "parameter" and len(x.shape) in (1, 2)]
+    spans: dict[str, set[tuple[int, int]]] = {leaf.name: set() for leaf in leaves}
+    sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
+    weights = {leaf.slot: {leaf.name: _rows_of(leaf.shape)} for leaf in leaves}
+    features: dict[int, Rows] = {}
+    moved = {i.inputs[0] for i in tape.instructions if i.form == "movement"}
+    for instruction in tape.instructions:
+        if instruction.form == "movement":
+            _move(instruction, weights)
+            _move(instruction, features)
+            continue
+        for position, slot in enumerate(instruction.inputs):
+            _note(features.get(slot, {}), spans)
+            of_linear = instruction.form == "linear" and position > 0
+            for name, rows in weights.get(slot, {}).items():
+                by_feature = _by_feature(rows) if of_linear else None
+                if by_feature is None:
+                    spans[name].add((1, sizes[name]))
+                elif instruction.outputs[0] in moved:
+                    made = features.setdefault(instruction.outputs[0], {})
+                    made[name] = by_feature.expand(instruction.shape)
+                else:
+                    _note({name: by_feature}, spans)
+    for slot in tape.outputs:
+        _note(features.get(slot, {}), spans)
+        _note(weights.get(slot, {}), spans)
+    found = {name: _blocks(sizes[name], spans[name]) for name in sizes}
+    return {name: blocks for name, blocks in found.items() if len(blocks) > 1}
+
+
+def _rows_of(shape: tuple[int, ...]) -> Tensor:
+    """Return the row of each element of a parameter."""
+    rows = torch.arange(1, shape[0] + 1, dtype=torch.float64)
+    return rows.view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+def _move(instruction: Instruction, slots: dict[int, Rows]) -> None:
+    """Let the rows of a movement's results be those of what it moves."""
+    for name, rows in slots.get(instruction.inputs[0], {}).items():
+        result = instruction.function(rows)
+        results = (result,) if isinstance(result, Tensor) else result
+        for slot, part in zip(instruction.outputs, results, strict=True):
+            slots.setdefault(slot, {})[name] = part
+
+
+def _by_feature(rows: Tensor) -> Tensor | None:
+    """Return the row that each feature of a linear map is made of; None where one is made of several."""
+    small = _small(rows)
+    if small.shape[0] != rows.shape[0]:
+        return None
+    small = small.reshape(len(small), -1)
+    return small[:, 0] if bool((small == small[:, :1]).all()) else None
+
+
+def _small(rows: Tensor) -> Tensor:
+    """Return one element along each dimension that repeats the same."""
+    for dim, step in enumerate(rows.stride()):
+        if step == 0:
+            rows = rows.narrow(dim, 0, min(1, rows.shape[dim]))
+    return rows
+
+
+def _note(rows: Rows, spans: dict[str, set[tuple[int, int]]]) -> None:
+    """Remember from which to which row a value is made of."""
+    for name, each in rows.items():
+        some = _small(each)
+        some = some[some > 0]
+        if some.numel():
+            spans[name].add((int(some.amin()), int(some.amax())))
+
+
+def _blocks(size: int, spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the sizes of the blocks that spans of rows make, which are merged where they overlap.
+
+    Where nothing reads some rows there is one block, of all rows.
+    """
+    ends: list[list[int]] = []
+    for first, last in sorted(spans):
+        if ends and first <= ends[-1][1]:
+            ends[-1][1] = max(ends[-1][1], last)
+        else:
+            ends.append([first, last])
+    sizes = tuple(last - first + 1 for first, last in ends)
+    return sizes if sum(sizes) == size else (size,)
