@@ -11,7 +11,7 @@ from torch import nn
 
 import pathspace as ps
 from cases import slow_besides
-from pathspace.metrics import path
+from pathspace.metrics import metric
 
 RULES = {
     "PathSGD": lambda p, n: ps.optim.PathSGD(p, n, lr=0.05, momentum=0.9),
@@ -198,7 +198,7 @@ def test_far_members_resume_and_take_more_parameters(rule, way):
 )
 def test_without_it_they_part(rule, monkeypatch):
     here = near(rule, "recurrent")
-    monkeypatch.setattr(path, "far_scales", lambda *_: None)
+    monkeypatch.setattr(metric, "far_scales", lambda *_: None)
     try:
         far = train(RULES[rule], "recurrent", 40)
     except FloatingPointError:

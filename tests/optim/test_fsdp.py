@@ -74,6 +74,7 @@ MODELS = {
     "mlp": (functools.partial(mlp, 6, 5, 7, 3), {}),
     "conv": (Conv, {"outside": ["outside"]}),
     "rnn": (lambda: Recurrent(), {}),
+    "attention": (lambda: Attention(), {}),
     "matrices": (
         lambda: nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False)),
         {},
@@ -90,7 +91,19 @@ class Recurrent(nn.Module):
         return self.out(self.cell(x.view(len(x), -1, 4))[0][:, -1])
 
 
-SIZES = {"mlp": 6, "conv": 32, "rnn": 24, "matrices": 6}
+class Attention(nn.Module):
+    """A fused projection, whose rows are three matrices and do not end where the parts of processes do."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.fused, self.out = nn.Linear(4, 5), nn.Linear(5, 15), nn.Linear(5, 2)
+
+    def forward(self, x):
+        q, k, v = self.fused(torch.relu(self.read(x.view(len(x), -1, 4)))).chunk(3, -1)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+
+
+SIZES = {"mlp": 6, "conv": 32, "rnn": 24, "matrices": 6, "attention": 12}
 
 
 def batches(model, dtype):
@@ -133,6 +146,7 @@ def trained(model, network, name, rule, parts, steps):
 
 PAIRS = [
     *(("matrices" if rule == "Muon" else "mlp", rule) for rule in RULES),  # which takes nothing else
+    *(("attention", rule) for rule in ("PathMuon", "all of PathSGD")),
     *((m, r) for m in ("rnn", "conv") for r in ("PathMuon", "PathSOAP", "all of PathSGD", "PathAdam")),
 ]
 
@@ -142,6 +156,7 @@ QUICK = [
     *(("mlp", rule) for rule in ("as published", "ASGD", "PathSOAP")),
     ("rnn", "PathAdam"),
     *(("conv", rule) for rule in ("all of PathSGD", "PathMuon")),
+    *(("attention", rule) for rule in ("all of PathSGD", "PathMuon")),
 ]
 
 

@@ -31,7 +31,7 @@ from pathspace.paths.kernel.norm import squared_path_norm, widened
 from pathspace.paths.kernel.safe_type import Surveyed, Values, own_memory, survey
 from pathspace.replay.latest_batch import LatestBatch
 from pathspace.rescaling.frames import Frame, FrameName, expect_finite_scales, scales_of
-from pathspace.squared.parts import cut_rows, local, totals
+from pathspace.squared.parts import cut, cut_rows, local, totals
 from pathspace.squared.precision import full_precision
 from pathspace.squared.squares import Outer, dense
 
@@ -457,22 +457,42 @@ class Metric:
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         for name in kappa.values:
-            state, mean = self.state[name], kappa.mean(name)
-            state["empty"] = mean == 0
+            state, means = self.state[name], self._means(name, kappa)
+            state["empty"] = _of_all([mean == 0 for mean in means])
             if self.normalization == "refreshed" or name in new:
-                state["mean"] = mean if mean > 0 else 1.0
+                state["mean"] = _of_all([mean if mean > 0 else 1.0 for mean in means])
             state["normalizer"] = 1.0 if self.normalization == "none" else state["mean"]
+
+    def _blocks(self, name: str) -> tuple[int, ...]:
+        """Return how many rows each of the parameters has that a parameter is made of; () for one that is not."""
+        return self.network.row_blocks.get(name, ())
+
+    def _means(self, name: str, kappa: Surveyed) -> list[float]:
+        """Return the mean of kappa', or that of each block of rows."""
+        sizes, parameter = self._blocks(name), self.network.parameters[name]
+        if not sizes:
+            return [kappa.mean(name)]
+        value = kappa.values[name]
+        if isinstance(value, Outer):
+            rows = value.rows.double() * value.columns.double().mean()
+        else:
+            rows = value.reshape(value.shape[0], -1).double().mean(1)
+        block_of_row = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        own = cut(block_of_row.to(rows.device), parameter)
+        sums = rows.new_zeros(len(sizes)).index_add_(0, own, rows)
+        sums = totals(sums, [parameter] * len(sizes))
+        return (sums / sums.new_tensor(sizes)).tolist()
 
     def _finished(self, name: str, kappa: Tensor | Outer | None, smallest: float) -> Tensor:
         """What the optimizer works with, from kappa', in the memory of a tensor; zero where kappa' is: 0 / 0 = 0."""
         gauge, form, parameter = self.gauge(name), self._forms[name], local(self.network.parameters[name])
         self.state[name]["zeros"] = kappa is not None and not smallest > 0 and not self.damping
         self.state[name]["exponent"] = exponent = self._exponent(name)
-        if kappa is None or (self.damping and self.state[name]["empty"]):
-            # without kappa, or where no path has any mass: the metric of the balanced network
+        if kappa is None:
+            # the metric of the balanced network
             result = torch.ones_like(parameter, dtype=gauge.rows.dtype, memory_format=torch.contiguous_format)
         else:
-            result = self._power(name, kappa, exponent)
+            result = self._powers(name, kappa, exponent)
             if self.state[name]["zeros"]:
                 result.masked_fill_(result.isinf(), 0)
         if _FACTORS[form]:
@@ -481,10 +501,35 @@ class Metric:
             result = result * gauge.far
         return result.view(parameter.shape)
 
-    def _power(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
-        """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor."""
-        state = self.state[name]
-        c, added = state["normalizer"], self.damping * state["mean"] / state["normalizer"]
+    def _powers(self, name: str, kappa: Tensor | Outer, exponent: float) -> Tensor:
+        """D'^exponent of a parameter, each of its blocks with a normalizer of its own."""
+        state, sizes = self.state[name], self._blocks(name)
+        if not sizes:
+            numbers = state["normalizer"], state["mean"], state["empty"]
+            return self._power(name, kappa, exponent, *numbers)
+        keys = ("normalizer", "mean", "empty")
+        # a number, if it was saved when blocks were not known
+        each = zip(*(_for_each(state[key], len(sizes)) for key in keys), strict=True)
+        rows = cut(torch.arange(sum(sizes)), self.network.parameters[name])
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        pieces, start = [], 0
+        for size, numbers in zip(sizes, each, strict=True):
+            own = slice(max(start, first) - first, max(min(start + size, last) - first, 0))
+            start += size
+            if own.start < own.stop:
+                piece = Outer(kappa.rows[own], kappa.columns) if isinstance(kappa, Outer) else kappa[own]
+                pieces.append(self._power(name, piece, exponent, *numbers))
+        return torch.cat(pieces) if pieces else dense(kappa)
+
+    def _power(
+        self, name: str, kappa: Tensor | Outer, exponent: float, c: float, mean: float, empty: bool
+    ) -> Tensor:
+        """(kappa' / c + damping mean / c)^exponent, in the memory of a tensor; 1 where no path has any mass."""
+        added = self.damping * mean / c
+        if self.damping and empty:
+            shape = (len(kappa.rows), len(kappa.columns)) if isinstance(kappa, Outer) else kappa.shape
+            gauge = self.gauge(name)
+            return torch.ones(shape, dtype=gauge.rows.dtype, device=gauge.rows.device)
         if isinstance(kappa, Outer):
             rows = kappa.rows / c
             if not added:
@@ -497,3 +542,13 @@ class Metric:
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of gradients where kappa is zero because the trace knows no path; values of your own may be zero."""
+
+
+def _of_all(numbers: list[Any]) -> Any:
+    """Return the number of a parameter, or a tuple of those of its blocks."""
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def _for_each(numbers: Any, count: int) -> tuple[Any, ...]:
+    """Return a number for each block of a parameter."""
+    return numbers if isinstance(numbers, tuple) else (numbers,) * count

@@ -152,6 +152,11 @@ class DataDependentWithBias(DataDependent):
         # a state cannot hold strings
         return {"bias": list(self.network.parameters).index(bias), "cross": flat.view(cross.shape)}
 
+    def _blocks(self, name: str) -> tuple[int, ...]:
+        """One normalizer serves all parameters."""
+        del name
+        return ()
+
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         states = {name: self.state[name] for name in kappa.values}
         fresh = self.normalization == "refreshed"

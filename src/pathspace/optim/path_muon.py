@@ -14,8 +14,9 @@ from pathspace.metrics.checks import check_numbers, checked
 from pathspace.network import Network
 from pathspace.optim.base.network_optimizer import Parameters
 from pathspace.optim.base.options import SharedOptions, with_metric
+from pathspace.optim.base.steepest import Descent
 from pathspace.optim.invariant import Invariant
-from pathspace.optim.rules.muon import AdjustLr, MuonAdamW
+from pathspace.optim.rules.muon import ROW_BLOCKS, AdjustLr, MuonAdamW
 
 
 class PathMuon(Invariant):
@@ -32,6 +33,9 @@ class PathMuon(Invariant):
     hence so does d: two networks that differ by a node-wise rescaling stay so, step by step, bitwise if the factors are
     powers of two. It is :class:`Invariant` with ``torch.optim.Muon``, whose iterations are in bfloat16, and
     ``torch.optim.AdamW`` for biases and other vectors. D: see :class:`pathspace.metrics.Path`.
+
+    A weight that is several matrices in one, whose rows the network uses apart, is orthogonalized block by block:
+    ``in_proj_weight`` of ``nn.MultiheadAttention`` steps as the weights of three linear layers do.
 
     Parameters that do not belong to the network take the same rules with D = 1: Muon and AdamW.
 
@@ -101,6 +105,14 @@ class PathMuon(Invariant):
             ),
             **with_metric(self, options, Path),
         )
+
+    def _advance(self, steps: list[Descent]) -> None:
+        # at every step, for a copy of a parameter has none of its attributes
+        for name, sizes in self.network.row_blocks.items():
+            shadow = self._shadows.get(self.network.parameters[name])
+            if shadow is not None:
+                setattr(shadow, ROW_BLOCKS, sizes)
+        super()._advance(steps)
 
     def _check_group(self, param_group: dict[str, Any]) -> None:
         super()._check_group(param_group)

@@ -188,6 +188,7 @@ class Entry:
         h = whole(joined(self._h, p))
         u = whole(joined(self._u, p)) if sees or self.r is None else torch.zeros_like(h)
         full = nn.Parameter(u.view(shape))
+        vars(full).update(vars(self.shadow))  # what the rule is told of it
         full.grad = h.view(shape)
         return full
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -12,13 +13,16 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.optimizer import ParamsT
 
 AdjustLr = Literal["match_rms_adamw", "original"]
+ROW_BLOCKS = "_row_blocks"
+"""Attribute of a parameter: sizes of the blocks of rows that are matrices of their own."""
 
 
 class MuonAdamW(Optimizer):
     """``torch.optim.Muon`` for parameters of two dimensions, ``torch.optim.AdamW`` for the others.
 
     Jordan, Jin, Boza, You, Cesista, Newhouse, Bernstein, "Muon: An optimizer for hidden layers in neural networks",
-    2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training", 2025.
+    2024; the sizes of its steps: Liu et al., "Muon is Scalable for LLM Training", 2025. A parameter that has
+    ``ROW_BLOCKS`` is as many matrices.
 
     Args:
         params: parameters or param groups.
@@ -91,10 +95,33 @@ class MuonAdamW(Optimizer):
         rule = self._rules.get(kind)
         if rule is None:
             rule = self._rules[kind] = AdamW(params) if kind is AdamW else Muon(params)
-        rule.state = self.state
+        if kind is Muon:
+            params, rule.state = self._matrices_of(params)
+        else:
+            rule.state = self.state
         rule.param_groups[0].update(options, params=params)
         rule.step()
         rule.param_groups[0]["params"] = []  # of the caller, who may let go of them
+
+    def _matrices_of(self, params: list[Tensor]) -> tuple[list[Tensor], defaultdict[Any, Any]]:
+        """Return the matrices that parameters are made of, in their memory, and the state of each."""
+        matrices: list[Tensor] = []
+        states: defaultdict[Any, Any] = defaultdict(dict)
+        for p in params:
+            state = self.state[p]
+            sizes = getattr(p, ROW_BLOCKS, ())
+            if not sizes:
+                matrices.append(p)
+                states[p] = state
+                continue
+            assert p.grad is not None
+            momentum = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
+            parts = zip(*(t.detach().split(sizes) for t in (p, p.grad, momentum)), strict=True)
+            for matrix, gradient, kept in parts:
+                matrix.grad = gradient
+                matrices.append(matrix)
+                states[matrix] = {"momentum_buffer": kept}
+        return matrices, states
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rules": {}}
