@@ -14,7 +14,7 @@ import pathspace as ps
 from cases import BY_NAME, call, half, mlp, slow_besides, trace, traced
 from conformance import Entry, difference, power_of_two_factors
 from fixture_nets import load
-from pathspace.metrics import data_dependent, path
+from pathspace.metrics import data_dependent, metric
 from pathspace.paths.kernel.safe_type import Surveyed
 from pathspace.squared.squares import dense
 
@@ -466,7 +466,7 @@ def test_metric_beyond_float32_is_that_of_a_balanced_network(kind, options, powe
     Networks that were balanced at their first step, and came there since, step where they are.
     """
     if not nearby:
-        monkeypatch.setattr(path, "far_scales", lambda *_: None)
+        monkeypatch.setattr(metric, "far_scales", lambda *_: None)
     runs = []
     for scale in (0, power):
         model, x, y = small()
