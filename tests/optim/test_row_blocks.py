@@ -244,7 +244,18 @@ class Woven(Fused):
         return q.flatten(-2), k.flatten(-2), v.flatten(-2)
 
 
-@pytest.mark.parametrize("kind", [Mixed, Woven])
+class Turned(Fused):
+    """A rotary embedding of one head, whose halves are first multiplied apart."""
+
+    sizes = (4, 4)
+
+    def join(self, a, b):
+        angles = torch.linspace(0, 1, 4)
+        turned = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+        return turned.relu()
+
+
+@pytest.mark.parametrize("kind", [Mixed, Woven, Turned])
 def test_rows_that_are_used_together_are_one_matrix(kind):
     model = kind()
     assert not ps.trace(model, torch.zeros(2, 4, 5)).row_blocks

@@ -126,7 +126,7 @@ class Network:
     @cached_property
     def row_blocks(self) -> Mapping[str, tuple[int, ...]]:
         """Parameters that are several in one, as the weight of three projections: how many rows each of these has."""
-        return row_blocks(self.tape)
+        return row_blocks(self.tape, self.edges)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:

@@ -4,7 +4,8 @@ A layer with a fused weight, such as the projections of attention to queries, ke
 one with a layer for each. Both are trained alike if each block of rows is treated as a parameter of its own.
 
 A row is used where something reads it: the instruction of the squared network that its values enter after they were
-moved about. Rows that one instruction reads together belong together, and those between them.
+moved about. Rows that one instruction reads together belong together, and those between them. So do rows whose units
+have one scale: the two halves of a head that a rotary embedding turns into each other are one matrix.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from pathspace.network.units import EdgeLabels
 from pathspace.squared.tape import Instruction, Tape
 
 Rows = dict[str, Tensor]
 """By parameter, the row (from 1 on) that each element of a value is made of; 0 for none."""
 
 
-def row_blocks(tape: Tape) -> Mapping[str, tuple[int, ...]]:
+def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tuple[int, ...]]:
     """Return the sizes of the blocks of rows that are used apart, for the parameters that have more than one.
 
     Those are weights and biases of linear maps, and nothing else.
 
     Args:
         tape: a squared network.
+        edges: the unit classes at both ends of each parameter's elements.
     """
     if not any(i.form == "movement" for i in tape.instructions):
         return {}
-    leaves = [x for x in tape.leaves if x.kind == "parameter" and len(x.shape) in (1, 2)]
+    leaves = [x for x in tape.leaves if x.name in edges and len(x.shape) in (1, 2)]
     spans: dict[str, set[tuple[int, int]]] = {leaf.name: set() for leaf in leaves}
     sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
     weights = {leaf.slot: {leaf.name: _rows_of(leaf.shape)} for leaf in leaves}
@@ -57,7 +60,25 @@ def row_blocks(tape: Tape) -> Mapping[str, tuple[int, ...]]:
         _note(features.get(slot, {}), spans)
         _note(weights.get(slot, {}), spans)
     found = {name: _blocks(sizes[name], spans[name]) for name in sizes}
+    for name in [name for name, blocks in found.items() if len(blocks) > 1]:
+        together = _of_one_scale(edges[name].target, sizes[name])
+        found[name] = _blocks(sizes[name], [*spans[name], *together])
     return {name: blocks for name, blocks in found.items() if len(blocks) > 1}
+
+
+def _of_one_scale(targets: Tensor, size: int) -> list[tuple[int, int]]:
+    """Return the first and last row of each unit class; units of scale 1 are in none.
+
+    Args:
+        targets: labels, with a row for each of a parameter, or one for all.
+        size: how many rows the parameter has.
+    """
+    labels = targets.reshape(targets.shape[0], -1)[:, 0].expand(size)
+    spans: dict[int, tuple[int, int]] = {}
+    for row, label in enumerate(labels.tolist(), 1):
+        if label:
+            spans[label] = spans.get(label, (row, row))[0], row
+    return list(spans.values())
 
 
 def _rows_of(shape: tuple[int, ...]) -> Tensor:
