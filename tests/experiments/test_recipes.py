@@ -78,6 +78,9 @@ def test_the_published_numbers_are_those_of_the_papers() -> None:
     assert [by_label[f"RNN-Path, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0]
     assert [by_label[f"IRNN, T = {length}"] for length in (100, 400, 750)] == [0, 0, 0.167]
     assert [by_label[f"LSTM, T = {length}"] for length in (100, 400, 750)] == [0, 0.02, 0.167]
+    others = {"IRNN of Le et al. (2015)": (0.167, 0.167), "uRNN of Arjovsky et al. (2015)": (0.03, 0.167)}
+    for label, values in others.items():
+        assert tuple(by_label[f"{label}, T = {length}"] for length in (400, 750)) == values
 
 
 def test_the_published_numbers_of_the_other_tables() -> None:
@@ -89,7 +92,7 @@ def test_the_published_numbers_of_the_other_tables() -> None:
         "LSTM": "1.8",
         "uRNN": "4.9",
         "np-RNN": "3.1",
-        "IRNN of the table's second source": "not recorded here",
+        "IRNN of Le et al. (2015)": "5.0",
     }
     characters = load_published("char-lm")
     assert characters is not None
@@ -99,6 +102,12 @@ def test_the_published_numbers_of_the_other_tables() -> None:
     names = ("RNN-Path", "ReLU RNN", "tanh RNN", "LSTM")
     assert [values[f"{name}, Penn Treebank"] for name in names] == [1.47, 1.55, 1.58, 1.41]
     assert [values[f"{name}, text8"] for name in names] == [1.58, 1.65, 1.70, 1.52]
+    cost = load_published("cost")
+    assert cost is not None
+    seconds = {result.label: result.value for result in cost.results}
+    assert seconds["SGD, PTB characters, seconds per epoch"] == 61.5
+    assert seconds["G-SGD, PTB characters, seconds per epoch"] == 63.8
+    assert seconds["G-SGD, seconds per epoch beside SGD, least"] == round(63.8 / 61.5, 3) == 1.037
 
 
 def test_what_is_said_to_have_been_run_stands_on_its_page() -> None:
@@ -213,6 +222,7 @@ def test_the_published_numbers_of_g_sgd_stand_beside_the_right_sizes() -> None:
     by_label = {result.label: result for result in published.results}
     assert by_label["G-SGD, MNIST, 32 maps"].value == 0.36
     assert by_label["SGD, CIFAR-100, 160 maps"].value == 29.67
+    assert by_label["SGD of Liang and Hu (2015), CIFAR-10, 128 maps"].value == 7.24
     recipe = load_recipe("recurrent-cnn")
     for size in ("paper-mnist-32", "paper-cifar10-128", "paper-cifar100-160"):
         settings = settings_from(*recipe.layers(size))
