@@ -65,8 +65,9 @@ class RecurrentCNN(nn.Module):
 
     Max-pooling (3 x 3, stride 2) follows the first and the third layer; the largest value of each map of the last layer
     enters a linear classifier. The paper names five layers of 32, 64, 96 (MNIST) or 96, 128, 160 maps (CIFAR; 196 in
-    another place), three unfoldings and BatchNorm (appendix A.3). Kernels, pooling and the place of dropout follow Liang
-    and Hu (2015). The paper's dropout of 0.5 stands before its last linear layer alone; here it acts between layers.
+    another place), three unfoldings and BatchNorm (appendix A.3). Kernels, pooling and the place of dropout follow
+    Liang and Hu (2015). The paper's dropout of 0.5 stands before its last linear layer alone; here it acts between
+    layers.
 
     Args:
         channels: of the images: 1 for grey ones.
