@@ -44,6 +44,9 @@ DRAWS = {
         t.view(1, 4, -1), 0.5, m.training
     ).view(t.shape),
     "rrelu": lambda t, m: functional.rrelu(t, training=m.training),
+    "attention": lambda t, m: functional.scaled_dot_product_attention(
+        *[t.view(1, 2, -1)] * 3, dropout_p=0.5 * m.training
+    ).view(t.shape),
     "a layer": lambda t, m: nn.Dropout(0.5).train(m.training)(t),
 }
 USES = {

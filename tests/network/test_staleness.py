@@ -413,6 +413,8 @@ def test_a_compiled_part_keeps_its_masks():
 class Scaled(nn.Module):
     """Layers whose attributes the forward pass reads, and some that it does not."""
 
+    factor, unread = 1.0, 1.0
+
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(1, 4, 3, padding=2)
@@ -429,7 +431,7 @@ class Scaled(nn.Module):
 
     def finish(self, h):
         h = functional.leaky_relu(self.used(h), getattr(self, "slope"))  # noqa: B009 -- read by its name
-        return self.out(h) * self.sizes[0]
+        return self.out(h) * self.sizes[0] * self.factor
 
 
 def _class_swapped(model):
@@ -457,6 +459,11 @@ WATCHED = {
     "function": (lambda m: setattr(m, "act", torch.tanh), "attribute 'act'"),
     "list": (lambda m: m.sizes.__setitem__(0, 3), r"'sizes' was \[1, 2\] .* is \[3, 2\] now"),
     "mask in an attribute": (lambda m: m.keep.__setitem__(1, False), "'keep' has other values"),
+    "method": (lambda m: setattr(m, "finish", lambda h: m.out(h)), "attribute 'finish'"),
+    "attribute over that of the class": (
+        lambda m: setattr(m, "factor", 2.0),
+        r"'factor' was 1\.0 .* is 2\.0 now",
+    ),
     "class": (_class_swapped, "forward of the module 'norm'"),
     "forward": (_forward_swapped, "forward of the module 'pool'"),
 }
@@ -493,6 +500,15 @@ def test_what_the_forward_pass_does_not_read_may_change():
     network.check_current()
     model.forward = torch.compile(model.forward)
     network.check_current()
+
+
+def test_a_method_replaced_in_the_class_is_refused(monkeypatch):
+    network = ps.trace(Scaled(), torch.randn(3, 1, 8))
+    monkeypatch.setattr(Scaled, "unread", 2.0)
+    network.check_current()
+    monkeypatch.setattr(Scaled, "finish", lambda self, h: self.out(h))
+    with pytest.raises(RuntimeError, match="attribute 'finish'"):
+        network.check_current()
 
 
 class Tied(nn.Module):

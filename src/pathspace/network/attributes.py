@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -61,6 +62,33 @@ def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], A
     return result
 
 
+def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
+    """Return what the forward pass may read of the classes of modules: methods, and plain attributes.
+
+    Torch's own classes are left out.
+
+    Args:
+        model: any module.
+        outside: paths of modules that do not matter.
+
+    Returns:
+        The values, as they stand in the classes, by the path of the module and the name.
+    """
+    result = {}
+    for path, module in _inside(model, outside):
+        names = _names_of(type(module), forward_of(module)) - _OF_TORCH - vars(module).keys()
+        own = [
+            kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch.", "builtins"))
+        ]
+        for key in names.intersection(*[{key for kind in own for key in vars(kind)}]):
+            value = inspect.getattr_static(type(module), key)
+            if "drop" not in key and (
+                is_plain(value) or isinstance(value, (staticmethod, classmethod, property))
+            ):
+                result[path, key] = value
+    return result
+
+
 def unchanged(before: Attributes, after: Attributes) -> set[tuple[str, str]]:
     """Return the places of attributes that a call left as they were; what it changes itself may change later."""
     return {place for place, value in before.items() if place in after and _same(after[place], value)}
@@ -90,7 +118,14 @@ def forward_of(module: nn.Module) -> Any:
 
 def runs(module: nn.Module, function: Any) -> bool:
     """Return whether a module's forward is a function, or wraps it (autocast, ``torch.compile``)."""
-    found = forward_of(module)
+    return wraps(forward_of(module), function)
+
+
+def wraps(found: Any, function: Any) -> bool:
+    """Return whether something is a function, or says that it wraps it; of other values, whether they are equal."""
+    if not callable(found):
+        return _same(found, function)
+    found = getattr(found, "__func__", found)
     for _ in range(10):
         if found is function or found is None:
             return found is function

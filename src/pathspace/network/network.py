@@ -45,6 +45,7 @@ class Call:
         tied: second names of shared parameters, each with the first.
         attributes: plain attributes of modules that the forward pass may have read.
         forwards: the function that each module ran, by its path.
+        of_classes: methods and attributes of the modules' classes that the forward pass may have read.
     """
 
     arguments: Any
@@ -56,6 +57,7 @@ class Call:
     tied: tuple[tuple[str, str], ...] = ()
     attributes: Attributes = field(default_factory=dict)
     forwards: Mapping[str, Any] = field(default_factory=dict)
+    of_classes: Attributes = field(default_factory=dict)
 
 
 def arguments_in(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -149,6 +151,7 @@ class Network:
             tied=call.tied,
             attributes=call.attributes,
             forwards=call.forwards,
+            of_classes=call.of_classes,
         )
 
     def watch(self) -> None:

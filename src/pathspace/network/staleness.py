@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
-from pathspace.network.attributes import Attributes, runs
+from pathspace.network.attributes import Attributes, runs, wraps
 from pathspace.network.sharded import WHAT_TO_DO, flattened, follow, shards
 from pathspace.squared.parts import is_split
 
@@ -29,6 +29,7 @@ class StalenessCheck:
         tied: second names of shared parameters, each with the first.
         attributes: plain attributes that the forward pass may have read.
         forwards: the function that each module ran, by its path.
+        of_classes: methods and attributes of the modules' classes that the forward pass may have read.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class StalenessCheck:
         tied: Sequence[tuple[str, str]] = (),
         attributes: Attributes | None = None,
         forwards: Mapping[str, Any] | None = None,
+        of_classes: Attributes | None = None,
     ) -> None:
         self._model = model
         # Every step of an optimizer asks, so the dictionaries of the modules are looked into without a detour.
@@ -70,6 +72,11 @@ class StalenessCheck:
         self._forwards = [
             (modules[path], type(modules[path]), function, path)
             for path, function in (forwards or {}).items()
+            if path in modules
+        ]
+        self._of_classes = [
+            (modules[path], type(modules[path]), key, value, f"{path}.{key}".lstrip("."))
+            for (path, key), value in (of_classes or {}).items()
             if path in modules
         ]
         self._global_hooks = _global_hooks()
@@ -135,6 +142,14 @@ class StalenessCheck:
             now = held.get(key, _MISSING)
             if now is not value and not _equal(now, value):
                 raise RuntimeError(_changed(name, value, now))
+
+        for module, kind, key, value, name in self._of_classes:
+            own = module.__dict__.get(key, _MISSING)
+            if own is not _MISSING:
+                if not wraps(own, value):
+                    raise RuntimeError(_changed(name, value, own))
+            elif type(module) is kind and kind.__dict__.get(key, value) is not value:
+                raise RuntimeError(_changed(name, value, kind.__dict__[key]))
 
     def _check_forwards(self) -> None:
         """Raise RuntimeError if a module runs another function as its forward."""

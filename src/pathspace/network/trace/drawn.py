@@ -21,6 +21,10 @@ RANDOM = {
 DRAWN = "a random draw"
 """Stands among the names of the buffers that a constant was made of, if a part of it was drawn."""
 
+_ATTENTION = "scaled_dot_product_attention"
+_PROBABILITY = 4
+"""Where attention has the probability of dropping a weight."""
+
 _BY_DEFAULT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 _TRAINING = {
     **dict.fromkeys(_BY_DEFAULT, 2),
@@ -33,6 +37,8 @@ _TRAINING = {
 def draws_in_training(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call draws because the model is in training form."""
     stem = name.rstrip("_")
+    if stem == _ATTENTION:
+        return bool(kwargs.get("dropout_p", args[_PROBABILITY] if len(args) > _PROBABILITY else 0.0))
     if stem not in _TRAINING:
         return False
     for key in ("training", "train"):
@@ -46,6 +52,10 @@ def in_evaluation_form(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of such a call for evaluation."""
+    if name == _ATTENTION:
+        if len(args) > _PROBABILITY:
+            return (*args[:_PROBABILITY], 0.0, *args[_PROBABILITY + 1 :]), kwargs
+        return args, {**kwargs, "dropout_p": 0.0}
     place = _TRAINING[name.rstrip("_")]
     for key in ("training", "train"):
         if key in kwargs:
@@ -56,5 +66,8 @@ def in_evaluation_form(
 
 
 def keeps_zeros(name: str) -> bool:
-    """Return whether a zero stays one: alpha dropout puts another number in the place of what it drops."""
-    return "alpha" not in name
+    """Return whether a zero stays one: alpha dropout puts another number in the place of what it drops.
+
+    Attention mixes its values.
+    """
+    return "alpha" not in name and name != _ATTENTION

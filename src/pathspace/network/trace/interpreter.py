@@ -290,7 +290,7 @@ class Interpreter(TorchFunctionMode):
         differ = None
         if drawn:
             constant = tensors_in(args, kwargs)[0]
-            differ = [recorder.differs(constant) if keeps_zeros(name) else anywhere(constant)]
+            differ = [recorder.differs(constant)] if keeps_zeros(name) else None
         elif given:  # before it writes
             moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
             differ = differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)

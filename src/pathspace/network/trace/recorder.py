@@ -487,7 +487,7 @@ class Recorder:
 
     def note_refusal(self, error: Exception) -> None:
         """Remember a refusal that leaves for the model's own code, which may catch it and go on."""
-        if len(self._running) == 1 and self.escaped is None:
+        if len(self._running) <= 1 and self.escaped is None:
             self.escaped = error
 
     def _refusal(

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.network import arguments_in, batch_in
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import in_memory_of_parameters
@@ -176,6 +177,9 @@ def observe(shadow: nn.Module, interpreter: Interpreter, outside: set[str]) -> N
                 if _name in outside and not interpreter.paused:
                     return interpreter.run_outside(_forward, args, kwargs)
                 return _forward(*args, **kwargs)
+            except (UntraceableError, WrongBatchDimension) as error:
+                recorder.note_refusal(error)
+                raise
             finally:
                 recorder.module_path.pop()
 

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
-from pathspace.network.attributes import Attributes, forwards, present, unchanged, watched
+from pathspace.network.attributes import Attributes, forwards, of_classes, present, unchanged, watched
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.eager import uncompiled
 from pathspace.network.errors import MixedExamples, UntraceableError, WrongBatchDimension
@@ -338,6 +338,7 @@ class _Plan:
             tied,
             attributes,
             forwards(self.model, self.outside),
+            of_classes(self.model, self.outside),
         )
 
 
