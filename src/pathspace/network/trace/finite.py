@@ -37,6 +37,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
         for bar in ("", "__")
     }
 }
+BEGINS = frozenset([*_OF_FINITE, *_COMPARED])
+"""Where a guard may begin."""
 
 
 def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None], result: Any) -> None:

@@ -32,7 +32,7 @@ from pathspace.network.trace.drawn import (
     keeps_zeros,
 )
 from pathspace.network.trace.examples import place_of
-from pathspace.network.trace.finite import ASKS, note_guard
+from pathspace.network.trace.finite import ASKS, BEGINS, note_guard
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -158,7 +158,8 @@ class Interpreter(TorchFunctionMode):
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
-        note_guard(recorder, args, traced, result)
+        if recorder.if_finite or name in BEGINS:
+            note_guard(recorder, args, traced, result)
         if statistic is not None:
             recorder.bind(result, replace(recorder.value(result), statistic=statistic))
         return result
