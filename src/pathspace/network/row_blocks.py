@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.units import EdgeLabels
 from pathspace.squared.tape import Instruction, Tape
 
@@ -22,6 +23,7 @@ Rows = dict[str, Tensor]
 """By parameter, the row (from 1 on) that each element of a value is made of; 0 for none."""
 
 
+@tables_on_the_cpu()
 def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tuple[int, ...]]:
     """Return the sizes of the blocks of rows that are used apart, for the parameters that have more than one.
 
