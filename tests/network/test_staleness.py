@@ -502,6 +502,31 @@ def test_what_the_forward_pass_does_not_read_may_change():
     network.check_current()
 
 
+class Cached(nn.Module):
+    """Positions that are made anew for the longest input so far, as rotary embeddings keep theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.longest = nn.Linear(3, 4), nn.Linear(4, 2), 5
+
+    def forward(self, x):
+        if x.shape[1] > self.longest:
+            self._grow(x.shape[1])
+        return self.b(self.a(x).relu())
+
+    def _grow(self, length):
+        self.longest = length
+
+
+def test_a_cache_may_grow():
+    model = Cached()
+    network = ps.trace(model, torch.randn(2, 4, 3))
+    optimizer = ps.optim.PathSGD(model.parameters(), network, lr=0.1)
+    model(torch.randn(2, 9, 3)).sum().backward()
+    optimizer.step()
+    assert model.longest == 9
+
+
 def test_a_method_replaced_in_the_class_is_refused(monkeypatch):
     network = ps.trace(Scaled(), torch.randn(3, 1, 8))
     monkeypatch.setattr(Scaled, "unread", 2.0)

@@ -7,6 +7,7 @@ code: the names that occur in ``forward``, and in the methods and functions that
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import inspect
@@ -161,8 +162,12 @@ def _copied(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def _names_of(kind: type, forward: Any) -> frozenset[str]:
-    """Return the names in the code of a class of modules: of ``forward`` and what it calls."""
+    """Return the names in the code of a class of modules, of ``forward`` and what it calls, that it does not assign.
+
+    What a forward pass assigns itself, such as a counter or the length of a cache, may change from call to call.
+    """
     names = set[str]()
+    assigned = set[str]()
     left = [forward, *_methods(kind, "forward")]
     seen = set[CodeType]()
     while left:
@@ -173,13 +178,14 @@ def _names_of(kind: type, forward: Any) -> frozenset[str]:
         seen.add(code)
         found = _names_in(code)
         names |= found
+        assigned |= _assigned_in(code)
         for name in found:
             left += _methods(kind, name)
             called = getattr(function, "__globals__", {}).get(name)
             called = getattr(called, "__wrapped__", called)
             if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
                 left.append(called)
-    return frozenset(names)
+    return frozenset(names - assigned)
 
 
 def _methods(kind: type, name: str) -> list[Callable[..., Any]]:
@@ -197,4 +203,13 @@ def _names_in(code: CodeType) -> set[str]:
             found.add(constant)
         elif isinstance(constant, CodeType):
             found |= _names_in(constant)
+    return found
+
+
+def _assigned_in(code: CodeType) -> set[str]:
+    """Return the names of attributes that code assigns or deletes, and functions that it defines."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _assigned_in(constant)
     return found
