@@ -11,6 +11,7 @@ import dis
 import enum
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -37,6 +38,10 @@ _PLAIN = (
 )
 _CONTAINERS = (tuple, list, set, frozenset)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_BY_NAME = {"setattr", "__setattr__", "__dict__"}
+"""With these, code assigns attributes by a string."""
+_LIBRARIES = {"torch", *sys.stdlib_module_names}
+"""Libraries whose functions read no attributes of a model's own."""
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "momentum"}
 """Torch's own attributes of modules; the momentum of running statistics has no part in what training computes."""
 
@@ -183,7 +188,7 @@ def _names_of(kind: type, forward: Any) -> frozenset[str]:
             left += _methods(kind, name)
             called = getattr(function, "__globals__", {}).get(name)
             called = getattr(called, "__wrapped__", called)
-            if isinstance(called, FunctionType) and not called.__module__.startswith("torch."):
+            if isinstance(called, FunctionType) and called.__module__.partition(".")[0] not in _LIBRARIES:
                 left.append(called)
     return frozenset(names - assigned)
 
@@ -209,6 +214,8 @@ def _names_in(code: CodeType) -> set[str]:
 def _assigned_in(code: CodeType) -> set[str]:
     """Return the names of attributes that code assigns or deletes, and functions that it defines."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    if _BY_NAME & {*code.co_names}:
+        found |= {constant for constant in code.co_consts if isinstance(constant, str)}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found |= _assigned_in(constant)
