@@ -471,12 +471,14 @@ def test_the_check_undoes_what_a_model_refuses_to_run_with():
 class Drifting(nn.Sequential):
     """Its outputs become larger once its weights are others, and it says which one is the largest."""
 
-    start, drift = 0.0, 0.0
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.now = SimpleNamespace(start=0.0, drift=0.0)  # which no trace watches
 
     def forward(self, x):
         scores = super().forward(x)
-        if self.drift and self[0].weight[0, 0] != self.start:
-            scores = scores * (1 + self.drift)
+        if self.now.drift and self[0].weight[0, 0] != self.now.start:
+            scores = scores * (1 + self.now.drift)
         return scores, scores.argmax(1)
 
 
@@ -486,23 +488,26 @@ def test_half_of_the_digits_may_be_rounding(dtype, least):
     model, x = Drifting(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype), torch.randn(5, 3, dtype=dtype)
     network = ps.trace(model, x)
     ps.rescaling.random_rescale_(network, 0.1, 10.0)
-    model.start, model.drift = model[0].weight[0, 0].item(), 1.2 * least
+    model.now.start, model.now.drift = model[0].weight[0, 0].item(), 1.2 * least
     with pytest.raises(ps.rescaling.FunctionChangedError, match="output 0 "):
         ps.rescaling.balance_(network, x)
-    model.drift = 0.8 * least
+    model.now.drift = 0.8 * least
     ps.rescaling.balance_(network, x)
-    assert model[0].weight[0, 0] != model.start
+    assert model[0].weight[0, 0] != model.now.start
 
 
 class Masking(nn.Sequential):
     """Its last output is filled in, and once its weights are others its scores may be, too."""
 
-    start, drift, fill = 0.0, 0.0, -math.inf
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.fill = -math.inf
+        self.now = SimpleNamespace(start=0.0, drift=0.0)  # which no trace watches
 
     def forward(self, x):
         scores = super().forward(x)
-        if self.drift and self[0].weight[0, 0] != self.start:
-            scores = scores + self.drift
+        if self.now.drift and self[0].weight[0, 0] != self.now.start:
+            scores = scores + self.now.drift
         return torch.cat([scores, torch.full_like(scores[:, :1], self.fill)], 1)
 
 
@@ -512,12 +517,12 @@ def test_the_check_looks_past_what_is_filled_in(fill):
     model.fill = fill
     network = ps.trace(model, x)
     ps.rescaling.random_rescale_(network, 0.1, 10.0)
-    model.start, model.drift = model[0].weight[0, 0].item(), 0.1
+    model.now.start, model.now.drift = model[0].weight[0, 0].item(), 0.1
     with pytest.raises(ps.rescaling.FunctionChangedError, match=r"output 0 .* moved by 0\.1"):
         ps.rescaling.balance_(network, x)
-    model.drift = 0.0
+    model.now.drift = 0.0
     ps.rescaling.balance_(network, x)
-    assert model[0].weight[0, 0] != model.start
+    assert model[0].weight[0, 0] != model.now.start
 
 
 def test_the_check_refuses_what_is_not_finite():
