@@ -531,8 +531,13 @@ def test_a_cache_may_grow():
     assert model.longest == 9
 
 
-def test_a_method_replaced_in_the_class_is_refused(monkeypatch):
-    network = ps.trace(Scaled(), torch.randn(3, 1, 8))
+class Inherits(Scaled):
+    """Its methods and attributes are those of its base."""
+
+
+@pytest.mark.parametrize("kind", [Scaled, Inherits])
+def test_a_method_replaced_in_the_class_is_refused(monkeypatch, kind):
+    network = ps.trace(kind(), torch.randn(3, 1, 8))
     monkeypatch.setattr(Scaled, "unread", 2.0)
     network.check_current()
     monkeypatch.setattr(Scaled, "finish", lambda self, h: self.out(h))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
@@ -68,7 +67,7 @@ def watched(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], A
     return result
 
 
-def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], Any]:
+def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str], tuple[type, Any]]:
     """Return what the forward pass may read of the classes of modules: methods, and plain attributes.
 
     Torch's own classes are left out.
@@ -78,21 +77,27 @@ def of_classes(model: nn.Module, outside: Iterable[str]) -> dict[tuple[str, str]
         outside: paths of modules that do not matter.
 
     Returns:
-        The values, as they stand in the classes, by the path of the module and the name.
+        The class that defines each, and the value that stands there, by the path of the module and the name.
     """
     result = {}
     for path, module in _inside(model, outside):
-        names = _names_of(type(module), forward_of(module)) - _OF_TORCH - vars(module).keys()
-        own = [
-            kind for kind in type(module).__mro__ if not kind.__module__.startswith(("torch.", "builtins"))
-        ]
-        for key in names.intersection(*[{key for kind in own for key in vars(kind)}]):
-            value = inspect.getattr_static(type(module), key)
-            if "drop" not in key and (
-                is_plain(value) or isinstance(value, (staticmethod, classmethod, property))
-            ):
-                result[path, key] = value
+        read = _names_of(type(module), forward_of(module))
+        for key in read - _OF_TORCH - vars(module).keys():
+            owner = _owner_of(type(module), key)
+            if owner is None or "drop" in key:
+                continue
+            value = vars(owner)[key]
+            if is_plain(value) or isinstance(value, (staticmethod, classmethod, property)):
+                result[path, key] = owner, value
     return result
+
+
+def _owner_of(kind: type, key: str) -> type | None:
+    """Return the class, of a class and its bases, that defines a name; None for torch's classes and Python's."""
+    found = next((base for base in kind.__mro__ if key in vars(base)), None)
+    if found is None or found.__module__.partition(".")[0] in ("torch", "builtins"):
+        return None
+    return found
 
 
 def unchanged(before: Attributes, after: Attributes) -> set[tuple[str, str]]:

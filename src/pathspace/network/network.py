@@ -45,7 +45,7 @@ class Call:
         tied: second names of shared parameters, each with the first.
         attributes: plain attributes of modules that the forward pass may have read.
         forwards: the function that each module ran, by its path.
-        of_classes: methods and attributes of the modules' classes that the forward pass may have read.
+        of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
     """
 
     arguments: Any

@@ -29,7 +29,7 @@ class StalenessCheck:
         tied: second names of shared parameters, each with the first.
         attributes: plain attributes that the forward pass may have read.
         forwards: the function that each module ran, by its path.
-        of_classes: methods and attributes of the modules' classes that the forward pass may have read.
+        of_classes: what the forward pass may have read of the modules' classes, with the class that defines it.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class StalenessCheck:
             if path in modules
         ]
         self._of_classes = [
-            (modules[path], type(modules[path]), key, value, f"{path}.{key}".lstrip("."))
-            for (path, key), value in (of_classes or {}).items()
+            (modules[path], owner, key, value, f"{path}.{key}".lstrip("."))
+            for (path, key), (owner, value) in (of_classes or {}).items()
             if path in modules
         ]
         self._global_hooks = _global_hooks()
@@ -143,13 +143,10 @@ class StalenessCheck:
             if now is not value and not _equal(now, value):
                 raise RuntimeError(_changed(name, value, now))
 
-        for module, kind, key, value, name in self._of_classes:
-            own = module.__dict__.get(key, _MISSING)
-            if own is not _MISSING:
-                if not wraps(own, value):
-                    raise RuntimeError(_changed(name, value, own))
-            elif type(module) is kind and kind.__dict__.get(key, value) is not value:
-                raise RuntimeError(_changed(name, value, kind.__dict__[key]))
+        for module, owner, key, value, name in self._of_classes:
+            now = module.__dict__.get(key, owner.__dict__.get(key, _MISSING))
+            if now is not value and not wraps(now, value):
+                raise RuntimeError(_changed(name, value, now))
 
     def _check_forwards(self) -> None:
         """Raise RuntimeError if a module runs another function as its forward."""
