@@ -19,7 +19,8 @@ def recompile_if_damaged(compiled: Any) -> Any:
         The same function.
     """
     kept = compiled._cache
-    load, save = kept.load_overload, kept.save_overload
+    load = kept.load_overload
+    save = kept.save_overload
 
     def load_or_none(*arguments: Any) -> Any:
         try:
@@ -36,7 +37,8 @@ def recompile_if_damaged(compiled: Any) -> Any:
             # the code is compiled and runs, and the next process compiles it again
             _empty(kept)
 
-    kept.load_overload, kept.save_overload = load_or_none, save_if_possible
+    kept.load_overload = load_or_none
+    kept.save_overload = save_if_possible
     return compiled
 
 

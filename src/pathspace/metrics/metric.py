@@ -431,12 +431,13 @@ class Metric:
             ValueError: if a name is missing, a shape differs from the parameter's, or an element is negative.
             FloatingPointError: if an element is not finite.
         """
-        parameters, whose = self.network.parameters, f"the values of {type(self).__name__}"
-        values = {n: tensor_of(given, n, parameters[n], whose) for n in names}
-        types = {n: widened(parameters[n]).dtype for n in names}
+        parameters = self.network.parameters
+        whose = f"the values of {type(self).__name__}"
+        types = {name: widened(parameters[name]).dtype for name in names}
         far = self._far()
         kappa: Values = {}
-        for name, value in values.items():
+        for name in names:
+            value = tensor_of(given, name, parameters[name], whose)
             # in float64 until all are known to fit
             wide = far is not None or value.dtype == torch.float64
             dtype = torch.float64 if wide else types[name]
@@ -447,13 +448,7 @@ class Metric:
             kappa[name] = own
         surveyed = survey(self._in_frame(kappa), parameters, with_means=True)
         check_survey(surveyed, whose)
-        holds = all(surveyed.largest(n) == 0 or surveyed.fits(n, types[n]) for n in names)
-        if not (surveyed.moderate and holds):
-            return surveyed
-        if all(surveyed.values[n].dtype == types[n] for n in names):
-            return surveyed
-        narrow: Values = {n: dense(value).to(types[n]) for n, value in surveyed.values.items()}
-        return survey(narrow, parameters, with_means=True)
+        return _narrowed(surveyed, types, parameters) if _fits(surveyed, types) else surveyed
 
     def _set_normalizers(self, kappa: Surveyed, new: Sequence[str]) -> None:
         for name in kappa.values:
@@ -542,6 +537,21 @@ class Metric:
 
     def _warn_of_unreached(self, kappa: Surveyed) -> None:
         """Tell of gradients where kappa is zero because the trace knows no path; values of your own may be zero."""
+
+
+def _fits(surveyed: Surveyed, types: Mapping[str, torch.dtype]) -> bool:
+    """Return whether values in float64 may be kept in the parameters' types instead."""
+    if not surveyed.moderate or all(surveyed.values[name].dtype == types[name] for name in types):
+        return False
+    return all(surveyed.largest(name) == 0 or surveyed.fits(name, types[name]) for name in types)
+
+
+def _narrowed(
+    surveyed: Surveyed, types: Mapping[str, torch.dtype], parameters: Mapping[str, Tensor]
+) -> Surveyed:
+    """Return values in the parameters' types."""
+    values: Values = {name: dense(surveyed.values[name]).to(dtype) for name, dtype in types.items()}
+    return survey(values, parameters, with_means=True)
 
 
 def _of_all(numbers: list[Any]) -> Any:

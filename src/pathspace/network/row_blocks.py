@@ -10,14 +10,14 @@ have one scale: the two halves of a head that a rotary embedding turns into each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pathspace.network.devices import tables_on_the_cpu
 from pathspace.network.units import EdgeLabels
-from pathspace.squared.tape import Instruction, Tape
+from pathspace.squared.tape import Instruction, Leaf, Tape
 
 Rows = dict[str, Tensor]
 """By parameter, the row (from 1 on) that each element of a value is made of; 0 for none."""
@@ -35,9 +35,29 @@ def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tupl
     """
     if not any(i.form == "movement" for i in tape.instructions):
         return {}
-    leaves = [x for x in tape.leaves if x.name in edges and len(x.shape) in (1, 2)]
-    spans: dict[str, set[tuple[int, int]]] = {leaf.name: set() for leaf in leaves}
+    leaves = [leaf for leaf in tape.leaves if leaf.name in edges and len(leaf.shape) in (1, 2)]
     sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
+    spans = _spans_read(tape, leaves)
+    result = {}
+    for name, size in sizes.items():
+        if len(_blocks(size, spans[name])) < 2:
+            continue
+        # rows whose units have one scale stay together, though they are read apart
+        together = _of_one_scale(edges[name].target, size)
+        blocks = _blocks(size, [*spans[name], *together])
+        if len(blocks) > 1:
+            result[name] = blocks
+    return result
+
+
+def _spans_read(tape: Tape, leaves: Sequence[Leaf]) -> dict[str, set[tuple[int, int]]]:
+    """Return, by parameter, the first and last row of what each instruction and output reads of it.
+
+    A movement (a chunk, a transposition) reads nothing: what it moves is followed to whoever reads that. So are the
+    features that a linear map makes of rows, if a movement comes right after it.
+    """
+    sizes = {leaf.name: leaf.shape[0] for leaf in leaves}
+    spans: dict[str, set[tuple[int, int]]] = {name: set() for name in sizes}
     weights = {leaf.slot: {leaf.name: _rows_of(leaf.shape)} for leaf in leaves}
     features: dict[int, Rows] = {}
     moved = {i.inputs[0] for i in tape.instructions if i.form == "movement"}
@@ -46,26 +66,34 @@ def row_blocks(tape: Tape, edges: Mapping[str, EdgeLabels]) -> Mapping[str, tupl
             _move(instruction, weights)
             _move(instruction, features)
             continue
-        for position, slot in enumerate(instruction.inputs):
+        for slot in instruction.inputs:
             _note(features.get(slot, {}), spans)
-            of_linear = instruction.form == "linear" and position > 0
-            for name, rows in weights.get(slot, {}).items():
-                by_feature = _by_feature(rows) if of_linear else None
-                if by_feature is None:
-                    spans[name].add((1, sizes[name]))
-                elif instruction.outputs[0] in moved:
-                    made = features.setdefault(instruction.outputs[0], {})
-                    made[name] = by_feature.expand(instruction.shape)
-                else:
-                    _note({name: by_feature}, spans)
+        for name, row_of_feature in _weights_read(instruction, weights):
+            result = instruction.outputs[0]
+            if row_of_feature is None:
+                spans[name].add((1, sizes[name]))
+            elif result in moved:
+                features.setdefault(result, {})[name] = row_of_feature.expand(instruction.shape)
+            else:
+                _note({name: row_of_feature}, spans)
     for slot in tape.outputs:
         _note(features.get(slot, {}), spans)
         _note(weights.get(slot, {}), spans)
-    found = {name: _blocks(sizes[name], spans[name]) for name in sizes}
-    for name in [name for name, blocks in found.items() if len(blocks) > 1]:
-        together = _of_one_scale(edges[name].target, sizes[name])
-        found[name] = _blocks(sizes[name], [*spans[name], *together])
-    return {name: blocks for name, blocks in found.items() if len(blocks) > 1}
+    return spans
+
+
+def _weights_read(instruction: Instruction, weights: dict[int, Rows]) -> list[tuple[str, Tensor | None]]:
+    """Return the parameters that an instruction reads, each with the row that each feature of its result is made of.
+
+    The rows are None where the instruction is no linear map with the parameter as its weight or bias, or makes a
+    feature of several rows.
+    """
+    found: list[tuple[str, Tensor | None]] = []
+    for position, slot in enumerate(instruction.inputs):
+        of_linear = instruction.form == "linear" and position > 0
+        for name, rows in weights.get(slot, {}).items():
+            found.append((name, _by_feature(rows) if of_linear else None))
+    return found
 
 
 def _of_one_scale(targets: Tensor, size: int) -> list[tuple[int, int]]:
