@@ -283,34 +283,42 @@ class Interpreter(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(
             torch.device, lambda device: real.get(device, device), (args, kwargs)
         )
-        read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)  # by their values
-        given = [of for t in read if (of := recorder.made_of_buffers(t))]
-        if name in READS and any(DRAWN in of.names for of in given):
+        # factories take the form of a tensor, everything else its values
+        read = [] if name in SHAPED_FACTORIES else tensors_in(args, kwargs)
+        names = frozenset([DRAWN] if drawn else [])
+        for constant in read:
+            of = recorder.made_of_buffers(constant)
+            names |= of.names if of else frozenset()
+        if name in READS and DRAWN in names:
             recorder.refuse(DRAWS_READ, OF_DRAWS)
-        writes = changes(name) and bool(args)
-        differ = None
-        if drawn:
-            constant = tensors_in(args, kwargs)[0]
-            differ = [recorder.differs(constant)] if keeps_zeros(name) else None
-        elif given:  # before it writes
-            moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
-            differ = differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
+        # before the function writes into its arguments
+        differ = self._where_it_may_differ(args, kwargs, drawn=drawn) if names else None
         result = recorder.func(*args, **kwargs)
+        writes = changes(name) and bool(args)
         made = tensors_in([args[0] if writes else result], {})
         self._viewed.update((id(t._base), t._base) for t in made if t._is_view())
-        if not given and not drawn:
+        if not names:
             return result
         if differ is None or [t.shape for t in differ] != [t.shape for t in made]:
-            differ = map(anywhere, made)
-        names = frozenset([DRAWN] if drawn else []).union(*(of.names for of in given))
+            differ = [anywhere(t) for t in made]
         for tensor, differs in zip(made, differ, strict=True):
             base = tensor if tensor._base is None else tensor._base
             if id(base) in self._viewed and args and tensor is args[0]:
-                recorder.written[id(base)] = base, names | recorder.written.get(id(base), (base, names))[1]
+                _, before = recorder.written.get(id(base), (base, names))
+                recorder.written[id(base)] = base, names | before
             # what a call writes itself is as it was whenever the model is called
             own = {recorder.own.get(id(tensor), "")} if writes else set()
             recorder.of_buffers[id(tensor)] = OfBuffers(tensor, differs, names - own)
         return result
+
+    def _where_it_may_differ(self, args: Any, kwargs: Any, *, drawn: bool) -> list[Tensor] | None:
+        """Return where the results of a function of constants may come to differ from zero; None: anywhere."""
+        recorder, name = self.recorder, self.recorder.name
+        if drawn:
+            constant = tensors_in(args, kwargs)[0]
+            return [recorder.differs(constant)] if keeps_zeros(name) else None
+        moves = name in MOVEMENTS and not any(map(recorder.made_of_buffers, tensors_in(args[1:], kwargs)))
+        return differing(name, recorder.func, args, kwargs, recorder.differs, moves=moves)
 
     def _deciding(self, constant: Tensor) -> frozenset[str]:
         """Names of the buffers that a constant was made of, if scales go by its values."""
