@@ -178,3 +178,59 @@ def test_an_input_of_the_wrong_shape_is_named():
         RuntimeError, match=r"tensors of shape \(2, 5\). Give an input that the model itself takes"
     ):
         ps.trace(Model(lambda m, h, x: h), torch.zeros(2, 5, **DOUBLE))
+
+
+INFINITY = float("-inf")
+
+
+def written(m, h, x):
+    h = h.clone()
+    h[x[:, :1].expand_as(h) > 0] = INFINITY
+    return h
+
+
+PUT_IN = {
+    "masked_fill": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY),
+    "where": lambda m, h, x: torch.where(x[:, :1] > 0, h, INFINITY),
+    "where with a tensor": lambda m, h, x: torch.where(x[:, :1] > 0, h, h.new_full((), INFINITY)),
+    "an assignment": written,
+    "padding": lambda m, h, x: nn.functional.pad(h, (1, 0), value=INFINITY),
+    "a mask made of inputs": lambda m, h, x: h + (0 * x[:, :1]).masked_fill(x[:, :1] > 0, INFINITY),
+    "a buffer": lambda m, h, x: h + m.limits,
+    "a constant": lambda m, h, x: h + torch.full((4,), -INFINITY),
+    "no number": lambda m, h, x: torch.where(x[:, :1] > 0, h, float("nan")),
+    "what follows": lambda m, h, x: h.masked_fill(x[:, :1] > 0, INFINITY).amax(-1, keepdim=True) + h,
+}
+
+
+@pytest.mark.parametrize("name", PUT_IN)
+def test_a_guard_on_an_infinity_of_the_model_s_own_is_refused(name):
+    def function(m, h, x):
+        z = PUT_IN[name](m, h, x)
+        return m.middle(h).relu() if not torch.isfinite(z).all() else h
+
+    model = Model(function)
+    model.register_buffer("limits", torch.tensor([0.0, 0.0, INFINITY, 0.0], **DOUBLE))
+    with pytest.raises(ps.UntraceableError, match="depends on"):
+        ps.trace(model, torch.randn(5, 3, **DOUBLE))
+
+
+def test_a_guard_on_an_infinity_of_a_given_input_is_refused():
+    class Scored(Model):
+        def forward(self, x, mask):
+            h = self.read(x).relu()
+            return self.out(self.middle(h).relu() if (h + mask).isinf().any() else h)
+
+    mask = torch.zeros(5, 4, **DOUBLE)
+    ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
+    mask[0, 0] = INFINITY
+    with pytest.raises(ps.UntraceableError, match="depends on"):
+        ps.trace(Scored(None), (torch.randn(5, 3, **DOUBLE), mask))
+
+
+def test_a_guard_beside_an_infinity_of_the_model_s_own_is_answered():
+    def function(m, h, x):
+        h.masked_fill(x[:, :1] > 0, INFINITY)
+        return m.middle(h).relu() if torch.isfinite(h).all() else h
+
+    check_kept(Model(function), 8)

@@ -2,14 +2,20 @@
 
 Whether activations are finite does not change with the scales of units. A trace holds for finite ones, and answers such
 a question as these do. A mask of this kind (``h[h.isnan()] = 0``) is followed as any other mask.
+
+Where the model itself puts in a number that is not finite (``masked_fill(mask, -inf)``), or the given input has one,
+inputs decide on the answer. There is none then for whatever is computed from it, and the question is refused as others
+are.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pathspace.network.trace.recorder import Recorder
@@ -39,6 +45,32 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 BEGINS = frozenset([*_OF_FINITE, *_COMPARED])
 """Where a guard may begin."""
+
+
+def answer(recorder: Recorder, value: Value) -> bool | int | None:
+    """Return what finite activations answer to a question about a value; None if that is not known."""
+    known = recorder.if_finite.get(value.slot)
+    if known is None or recorder.not_finite & recorder.reached([value.slot]):
+        return None
+    return known
+
+
+def note_not_finite(
+    recorder: Recorder, args: Any, kwargs: dict[str, Any], constants: Sequence[Tensor], result: Any
+) -> None:
+    """Remember the results of a function that is given a number that is not finite, or a constant with one."""
+    given = [a for a in (*args, *kwargs.values()) if isinstance(a, float) and not math.isfinite(a)]
+    if given or any(not_finite(recorder, t) for t in constants):
+        written = args[:1] if result is None else (result,)  # an assignment returns nothing
+        recorder.not_finite.update(v.slot for v in recorder.values_in(written, {}))
+
+
+def not_finite(recorder: Recorder, tensor: Tensor) -> bool:
+    """Return whether a constant or a buffer holds a number that is not finite."""
+    real = recorder.real.get(id(tensor), tensor)
+    if real.is_meta or not real.is_floating_point() or real.layout is not torch.strided:
+        return False
+    return not bool(torch.isfinite(real).all())
 
 
 def note_guard(recorder: Recorder, args: Sequence[Any], traced: Sequence[Value | None], result: Any) -> None:

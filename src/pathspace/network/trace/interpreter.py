@@ -32,7 +32,7 @@ from pathspace.network.trace.drawn import (
     keeps_zeros,
 )
 from pathspace.network.trace.examples import place_of
-from pathspace.network.trace.finite import ASKS, BEGINS, note_guard
+from pathspace.network.trace.finite import ASKS, BEGINS, answer, note_guard, note_not_finite
 from pathspace.network.trace.functions import (
     ARITHMETIC,
     CHECKS,
@@ -158,6 +158,8 @@ class Interpreter(TorchFunctionMode):
                 statistic = root_mean_square.statistic_of(name, args, kwargs, values)
             result = self._followed(args, kwargs, traced, values)
         self._note_operation(given, result, args)
+        constants = [t for t, v in zip(tensors, traced, strict=True) if v is None or v.kind == "buffer"]
+        note_not_finite(recorder, args, kwargs, constants, result)
         if recorder.if_finite or name in BEGINS:
             note_guard(recorder, args, traced, result)
         if statistic is not None:
@@ -219,7 +221,7 @@ class Interpreter(TorchFunctionMode):
         rule = recorder.rules.get(name)
         if rule is None and name in READS and kinds <= {"input", "buffer"}:
             values = [v for v in traced if v is not None]
-            known = recorder.if_finite.get(values[0].slot) if name in ASKS else None
+            known = answer(recorder, values[0]) if name in ASKS else None
             if known is not None and not recorder.of_data_alone(values):
                 return known
             by_chance = bool(recorder.drawn & recorder.reached(v.slot for v in values))

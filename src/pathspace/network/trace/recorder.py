@@ -88,6 +88,7 @@ class Recorder:
         self.if_finite: dict[
             int, bool | int
         ] = {}  # slots whose one value is known if all activations are finite
+        self.not_finite: set[int] = set()  # slots of results of numbers that are not finite
         self.drawn: set[int] = set()  # slots of random numbers
         self.escaped: Exception | None = None  # the first refusal that the model's own code could catch
         self.packed: dict[int, Any] = {}  # packed sequences, by their batch sizes' id (see rules.packed)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.network.errors import UntraceableError, WrongBatchDimension
 from pathspace.network.network import arguments_in, batch_in
+from pathspace.network.trace.finite import not_finite
 from pathspace.network.trace.interpreter import Interpreter
 from pathspace.network.trace.memory import in_memory_of_parameters
 from pathspace.network.trace.recorder import Recorder
@@ -145,7 +146,10 @@ def arguments_for(
 
     def prepare(tensor: Tensor) -> Tensor:
         created, batch = empty(tensor)
-        return recorder.add_leaf(created, "input", batch=batch)
+        recorder.add_leaf(created, "input", batch=batch)
+        if not_finite(recorder, tensor):
+            recorder.not_finite.add(recorder.value(created).slot)
+        return created
 
     def carried(tensor: Tensor) -> Tensor:
         return torch.zeros(empty(tensor)[0].shape, dtype=tensor.dtype)  # a zero fits every scale
