@@ -192,6 +192,9 @@ BRANCHES = {
     "for one alone": lambda m, h: h if len(h) > 1 else m.b(h).relu(),
     "an order": lambda m, h: h.flip(1) + h if len(h) > 3 else h,
     "zeros": lambda m, h: h * 0 if len(h) > 3 else h,
+    "a sum": lambda m, h: h + h if len(h) > 3 else h,
+    "a sum with weights": lambda m, h: h + m.b.bias if len(h) > 3 else h,
+    "a mask": lambda m, h: h.masked_fill(m.c.bias.isnan(), 0.0) if len(h) > 3 else h,
 }
 
 

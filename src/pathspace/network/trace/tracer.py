@@ -28,7 +28,7 @@ from pathspace.network.returned import Returned
 from pathspace.network.rules import MOVEMENTS, RULES
 from pathspace.network.sharded import WHAT_TO_DO, shards
 from pathspace.network.trace.assemble import assemble, coverage
-from pathspace.network.trace.choices import PASSED_OVER, Choices, whatever_the_answers
+from pathspace.network.trace.choices import Choices, whatever_the_answers
 from pathspace.network.trace.examples import Examples
 from pathspace.network.trace.functions import of_missing_values
 from pathspace.network.trace.interpreter import Interpreter
@@ -361,11 +361,10 @@ def _check_steps(one: _Pass, several: _Pass) -> None:
     """Refuse a forward pass that takes other steps for several examples than for one.
 
     Raises:
-        UntraceableError: it does. Movements, sums and masks are not compared: scales go on through them.
+        UntraceableError: it does. Movements are not compared: all that they do shows in what follows.
     """
-    passed_over = PASSED_OVER | MOVEMENTS
     steps = [
-        [(o.name, o.module) for o in p.network.program.operations if o.name not in passed_over]
+        [(o.name, o.module) for o in p.network.program.operations if o.name not in MOVEMENTS]
         for p in (one, several)
     ]
     differing = [b or a for a, b in zip_longest(*steps) if a != b]
