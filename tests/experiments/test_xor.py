@@ -18,7 +18,16 @@ from pathspace.experiments.xor.protocol import STEPS, protocol_from
 
 pytest.importorskip("numba")
 
-from pathspace.experiments.xor.cells import Cell, Look, Result, cells, compute, passes_needed, wrong_lines
+from pathspace.experiments.xor.cells import (
+    Cell,
+    Look,
+    Result,
+    cells,
+    compute,
+    passes_needed,
+    texts,
+    wrong_lines,
+)
 from pathspace.experiments.xor.report import build_table, notes
 from pathspace.sequences import PCNN, training
 from pathspace.sequences.tasks import xor
@@ -47,15 +56,27 @@ def test_the_paper_s_size_is_the_paper_s() -> None:
 def test_the_steps_are_those_of_the_network(tmp_path: Path) -> None:
     protocol = protocol_from(("a test", TINY))
     results = {steps: compute(Cell(steps, 5), protocol, tmp_path) for steps in protocol.steps}
-    texts = [xor.generate(np.random.default_rng([21, k]), 30, 10) for k in (1, 2, 3)]
+    drawn = [xor.generate(np.random.default_rng([21, k]), 30, 10) for k in (1, 2, 3)]
     for steps, result in results.items():
         model = PCNN(3, None, seed=5, metric="rbp", passes=9, **STEPS[steps])
-        model.fit(texts[0], mask=xor.mask(texts[0]), passes=9)
-        assert result.looks[-1].wrong == wrong_lines(model, texts[1])
+        model.fit(drawn[0], mask=xor.mask(drawn[0]), passes=9)
+        assert result.looks[-1].wrong == wrong_lines(model, drawn[1])
         assert result.looks[-1].nats == pytest.approx(-model.training_.log_likelihood / 30, rel=1e-12)
-        assert result.test == wrong_lines(model, texts[2])
+        assert result.test == wrong_lines(model, drawn[2])
         assert [look.passes for look in result.looks] == [3, 6, 9]
     assert results["published"].looks != results["ours"].looks
+
+
+def test_each_seed_may_have_texts_of_its_own() -> None:
+    shared, own = (protocol_from(("a test", {**TINY, "own_texts": own})) for own in (False, True))
+    assert texts(Cell("ours", 5), shared) == texts(Cell("ours", 6), shared)
+    drawn = [*texts(Cell("ours", 5), own), *texts(Cell("published", 6), own), *texts(Cell("ours", 5), shared)]
+    assert len(set(drawn)) == 9
+    assert texts(Cell("published", 5), own) == texts(Cell("ours", 5), own)
+    assert "of its own for each seed" in notes(own)[1]
+    assert protocol_from(*load_recipe("xor").layers("paper")).own_texts
+    with pytest.raises(ConfigurationError, match="'own_texts' is 1: give true or false"):
+        protocol_from(("a test", {"own_texts": 1}))
 
 
 def test_wrong_lines_are_counted() -> None:

@@ -88,14 +88,9 @@ def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:
         protocol: How.
         folder: Where networks are kept until all are done.
     """
-    import numpy as np
-
     from pathspace.sequences.tasks import xor
 
-    text, watched, test = (
-        xor.generate(np.random.default_rng([protocol.data_seed, k]), protocol.lines, protocol.length)
-        for k in (1, 2, 3)
-    )
+    text, watched, test = texts(cell, protocol)
     mask = xor.mask(text)
     network, looks_file = folder / f"{cell.key}.safetensors", folder / f"{cell.key}.json"
     model, looks = _kept(cell, protocol, network, looks_file)
@@ -109,6 +104,18 @@ def compute(cell: Cell, protocol: Protocol, folder: Path) -> Result:
         write_json(looks_file, [asdict(look) for look in looks])
         model.save(network)
     return Result(cell, tuple(looks), wrong_lines(model, test), round(model.training_.seconds, 1))
+
+
+def texts(cell: Cell, protocol: Protocol) -> tuple[str, str, str]:
+    """Return the texts to train on, to look at, and to score at the end."""
+    import numpy as np
+
+    from pathspace.sequences.tasks import xor
+
+    drawn_from = [protocol.data_seed, cell.seed] if protocol.own_texts else [protocol.data_seed]
+    generators = [np.random.default_rng([*drawn_from, which]) for which in (1, 2, 3)]
+    training, watched, test = (xor.generate(g, protocol.lines, protocol.length) for g in generators)
+    return training, watched, test
 
 
 def _kept(cell: Cell, protocol: Protocol, network: Path, looks_file: Path) -> tuple[PCNN, list[Look]]:

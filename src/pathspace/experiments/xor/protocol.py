@@ -33,6 +33,7 @@ class Protocol:
         every: Passes between two looks at the validation text.
         passed: Share of wrong lines there below which a network has learned it.
         data_seed: Decides the texts.
+        own_texts: Whether each seed has texts of its own, as the paper's runs have, or all share theirs.
     """
 
     steps: tuple[str, ...] = tuple(STEPS)
@@ -44,6 +45,7 @@ class Protocol:
     every: int = 50
     passed: float = 0.01
     data_seed: int = 21
+    own_texts: bool = False
 
     def __post_init__(self) -> None:
         for name in self.steps:
@@ -56,6 +58,8 @@ class Protocol:
         numbers = (("lines", 1), ("length", 10), ("units", 1), ("passes", 1), ("every", 1), ("data_seed", 0))
         for name, least in numbers:
             check_whole(name, getattr(self, name), least)
+        if not isinstance(self.own_texts, bool):
+            raise ConfigurationError(f"The setting 'own_texts' is {self.own_texts!r}: give true or false.")
         if not is_real(self.passed) or not 0 < self.passed <= 1:
             raise ConfigurationError(f"The setting 'passed' is {self.passed!r}: give a share in (0, 1].")
 

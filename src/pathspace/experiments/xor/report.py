@@ -49,10 +49,11 @@ def notes(protocol: Protocol) -> tuple[str, ...]:
         f"{name}: {', '.join(f'{key} {value:g}' for key, value in STEPS[name].items())}"
         for name in protocol.steps
     )
+    whose = " of its own for each seed" if protocol.own_texts else ""
     return (
         f"PCNN of {count(protocol.units, 'unit')}, each joined to all, QDH+RBP, from "
         f"{count(len(protocol.seeds), 'seed')} fixed beforehand. {options}.",
-        f"Three texts of {protocol.lines:,} lines. Learned: at a look every {protocol.every} passes less than "
+        f"Three texts of {protocol.lines:,} lines{whose}. Learned: at a look every {protocol.every} passes less than "
         f"{100 * protocol.passed:g} % of the lines of the second text are predicted wrongly; training ends there. The "
         "third text decided nothing. Seconds: of training.",
     )
