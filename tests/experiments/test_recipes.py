@@ -34,7 +34,7 @@ def test_every_size_of_every_recipe_gives_settings(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_setting_of_a_recipe_has_its_reason(name: str) -> None:
     for line in lines(name):
-        if "=" in line and not line.startswith("title"):
+        if "=" in line and not line.startswith(("title", "distance")):
             assert re.search(r"# \S+ \S+", line), f"no reason: {line}"
 
 
@@ -126,8 +126,9 @@ def test_what_is_said_to_have_been_run_stands_on_its_page() -> None:
 def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
     lines = listing(100)
     at = next(number for number, line in enumerate(lines) if line.startswith("adding: "))
-    assert lines[at + 1 : at + 5] == [
-        "    paper: P16, Table 2 and Fig. 3: the addition problem",
+    assert lines[at + 1] == "    paper: P16, Table 2 and Fig. 3: the addition problem"
+    assert lines[at + 2].startswith("    distance: no run has the paper's start")
+    assert lines[at + 4 : at + 7] == [
         "    small         0.1  docs/results/adding.md",
         "    paper-100       2  docs/results/adding.md",
         "    paper-400       6  docs/results/adding.md (3 of 8 tuning runs, 1 of 6 runs)",
@@ -156,8 +157,9 @@ def test_the_list_has_the_paper_the_sizes_their_cost_and_what_was_run() -> None:
         ),
         (
             'title = "x"\nepochs = 3',
-            "Unknown key 'epochs' in recipes/mine.toml: choose from title, paper, settings, sizes",
+            "Unknown key 'epochs' in recipes/mine.toml: choose from title, paper, distance, settings",
         ),
+        ('title = "x"\npaper = "P16"', "'paper' and 'distance' in recipes/mine.toml go together: give both"),
         ("[settings]\nepochs = 3", "'title' is missing in recipes/mine.toml"),
         ('title = "x"\n[settings]\nepoch = 3', "Unknown setting 'epoch' in recipes/mine.toml"),
         ('title = "x"\n[sizes.small]\nbatchsize = 3', "Unknown setting 'batchsize' in recipes/mine.toml"),

@@ -125,7 +125,7 @@ def test_published_numbers_stand_beside_the_same_method_and_options(comparison: 
 
 
 def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(comparison: Comparison) -> None:
-    # 64 of 256 sequences, two of 400 epochs; the first protocol is for another length, and seeds are not recorded
+    # 64 of 256 sequences, two of 400 epochs; the first protocol is for another length, and seeds are not given
     title = build_table(comparison, PUBLISHED).columns[-1]
     assert title.split("\n") == [
         "published;",
@@ -135,7 +135,7 @@ def test_the_published_column_says_how_much_of_the_paper_s_protocol_ours_has(com
         "2 of ? seeds",
     ]
     unknown = build_table(comparison, replace(PUBLISHED, protocols=())).columns[-1]
-    assert unknown.split("\n")[2:4] == ["its data: not recorded", "2 of ? epochs"]
+    assert unknown.split("\n")[2:4] == ["its data: not given", "2 of ? epochs"]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -219,7 +219,7 @@ def test_the_terminal_shows_every_row_and_note(comparison: Comparison) -> None:
         "another's",
         "0.250",
         "a third one's",
-        "not recorded here",
+        "not given",
         "25 % of its data",
     ):
         assert word in text

@@ -33,12 +33,20 @@ def as_json() -> dict[str, Any]:
     for name in recipe_names():
         recipe = load_recipe(name)
         sizes = {size: asdict(recipe.measured.get(size, Measured())) for size in [*recipe.sizes] or [DEFAULT]}
-        found[name] = {"title": recipe.title, "paper": recipe.paper, "parts": [*recipe.parts], "sizes": sizes}
+        found[name] = {
+            "title": recipe.title,
+            "paper": recipe.paper,
+            "distance": recipe.distance,
+            "parts": [*recipe.parts],
+            "sizes": sizes,
+        }
     return found
 
 
 def _of_paper(recipe: Recipe, width: int) -> list[str]:
-    return _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, " " * (INDENT + 2))
+    hanging = " " * (INDENT + 2)
+    lines = _wrapped(f"paper: {recipe.paper or 'none, our own question'}", width, hanging)
+    return lines + (_wrapped(f"distance: {recipe.distance}", width, hanging) if recipe.distance else [])
 
 
 def _cost(known: Measured) -> str:

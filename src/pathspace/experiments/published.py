@@ -17,7 +17,7 @@ from pathspace.experiments.settings import Settings
 KEYS = ("source", "setting", "pairs", "results", "protocol")
 RESULT_KEYS = ("label", "value", "method", "task_options", "model_options")
 PROTOCOL_KEYS = ("train_size", "epochs", "seeds", "task_options")
-NOT_RECORDED = "not recorded here"
+NOT_GIVEN = "not given"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PublishedResult:
 
     Attributes:
         label: What the paper calls the method, with the setting where it reports several.
-        value: The number, in the unit of the task's metric; None where it is not recorded here.
+        value: The number, in the unit of the task's metric; None where the text does not give it.
         method: The name in `methods.METHODS` of the same method here, or empty.
         task_options: The number stands beside ours only where the task has these options.
         model_options: Likewise the model.
@@ -42,13 +42,13 @@ class PublishedResult:
 
     @property
     def words(self) -> str:
-        """The number as the paper prints it, or that it is not recorded."""
-        return NOT_RECORDED if self.value is None else self.printed or f"{self.value:g}"
+        """The number as the paper prints it, or that it is not given."""
+        return NOT_GIVEN if self.value is None else self.printed or f"{self.value:g}"
 
 
 @dataclass(frozen=True)
 class PaperProtocol:
-    """What a paper trained on, for how long and how often; None where that is not recorded here.
+    """What a paper trained on, for how long and how often; None where the text does not give it.
 
     Attributes:
         train_size: Its training examples.
@@ -82,7 +82,7 @@ class Published:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def result(self, settings: Settings, method: str) -> PublishedResult | None:
-        """The number that belongs beside a method under some settings; None where none is recorded."""
+        """The number that belongs beside a method under some settings; None where none is given."""
         # A rule as printed is the paper's, too.
         names = (method, method.removesuffix("-published"))
         for result in self.results:
@@ -120,7 +120,7 @@ def load_published(name: str) -> Published | None:
 def parse_published(content: dict[str, Any], where: str) -> Published:
     """Turn the content of a file into published numbers; `where` is the file's name for errors.
 
-    A result without a value is a row of the paper whose number is not recorded here.
+    A result without a value is a row of the paper whose number its text does not give.
     """
     _check_keys(content, KEYS, where, optional=("pairs", "protocol"))
     results = []

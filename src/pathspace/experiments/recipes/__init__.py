@@ -6,7 +6,8 @@
     [sizes.small]       # settings that make it small enough for a laptop; the first size is the default
     epochs = 3          # why
 
-A key `paper` names the table of the paper that a recipe is after, and tables `[measured.SIZE]` say what is known of a
+A key `paper` names the table of the paper that a recipe is after, `distance` says how its runs differ from the paper's
+protocol, and tables `[measured.SIZE]` say what is known of a
 size: `core_hours` of the whole, as measured or as steps times a measured step; `page`, the file in `docs/results` with
 what it printed; `part`, how much was run where that is not the whole. `pathspace reproduce --list` shows them. The size
 of a recipe without sizes is called `default`.
@@ -39,8 +40,8 @@ from pathspace.experiments.settings import settings_from
 from pathspace.experiments.studies import check_study
 
 KEYS = {
-    "title": str, "paper": str, "settings": dict, "sizes": dict, "study": dict, "parts": list, "engine": str,
-    "measured": dict,
+    "title": str, "paper": str, "distance": str, "settings": dict, "sizes": dict, "study": dict, "parts": list,
+    "engine": str, "measured": dict,
 }  # fmt: skip
 DEFAULT = "default"  # what the one size of a recipe without sizes is called
 NAMES = {str: "string", dict: "table", list: "list"}
@@ -82,6 +83,7 @@ class Recipe:
         parts: The recipes that this one consists of; it has no settings of its own then.
         engine: Who runs it, a name in `ENGINES`; empty for a comparison of optimizers.
         paper: The table of the paper that it is after; empty where there is none.
+        distance: How its runs differ from the paper's protocol; empty where there is no paper.
         measured: What is known of each size; a size that is missing was never run.
     """
 
@@ -93,6 +95,7 @@ class Recipe:
     parts: tuple[str, ...] = ()
     engine: str = ""
     paper: str = ""
+    distance: str = ""
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
     def layers(self, size: str) -> list[Layer]:
@@ -153,7 +156,12 @@ def parse_recipe(name: str, content: Mapping[str, Any]) -> Recipe:
     measured = {
         size: _measured(size, entry, recipe, where) for size, entry in content.get("measured", {}).items()
     }
-    return replace(recipe, paper=content.get("paper", ""), measured=measured)
+    if ("paper" in content) != ("distance" in content):
+        raise ConfigurationError(
+            f"The keys 'paper' and 'distance' in {where} go together: give both, or none."
+        )
+    named = {key: content.get(key, "") for key in ("paper", "distance")}
+    return replace(recipe, **named, measured=measured)
 
 
 def _measured(size: str, entry: Any, recipe: Recipe, where: str) -> Measured:

@@ -27,7 +27,7 @@ class Pair:
         first: Ours of the first method.
         second: Ours of the second.
         difference: Test error of the first minus that of the second, paired by seeds; None where a run failed.
-        published: The same of the paper's numbers, with its decimals; None where one is not recorded.
+        published: The same of the paper's numbers, with its decimals; None where one is not given.
         verdict: On what the sign of `published` says; None without it.
     """
 

@@ -340,7 +340,7 @@ def _published_title(comparison: Comparison, published: Published) -> str:
     if size == 0:  # all of it
         data = "all of its data"
     elif paper.train_size is None or not isinstance(size, int):
-        data = "its data: not recorded"
+        data = "its data: not given"
     else:
         data = f"{100 * size / paper.train_size:.3g} % of its data"
     seeds = len(comparison.rows[0].runs)
