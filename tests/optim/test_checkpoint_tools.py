@@ -174,6 +174,7 @@ def alike(ours, theirs):
     assert all(torch.equal(w, theirs.weights()[name]) for name, w in ours.weights().items())
 
 
+@pytest.mark.sample(12, each=lambda entry, **_: entry.kind)
 @ENTRIES
 def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(entry):
     run, other = fresh(entry), fresh(entry)
@@ -183,6 +184,7 @@ def test_a_state_that_is_asked_for_before_the_first_step_changes_no_training(ent
     alike(run, other)
 
 
+@pytest.mark.sample(12, each=lambda entry, **_: entry.kind)
 @ENTRIES
 def test_a_network_may_be_rescaled_after_it(entry):
     runs = []
@@ -196,6 +198,7 @@ def test_a_network_may_be_rescaled_after_it(entry):
     alike(*runs)
 
 
+@pytest.mark.sample(14, each=lambda entry, **_: entry.kind)
 @ENTRIES
 @pytest.mark.parametrize("left_over", [False, True])
 def test_a_state_of_no_steps_is_loaded_as_one(entry, left_over):

@@ -22,6 +22,7 @@ def pages():
     return memoryview(block * 65)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("step", [step for step in STEPS if step <= 1 << 20 or step >= 1 << 23])
 def test_a_text_of_any_size_comes_back(pages, step):
     """xz rounds the window up to 2^n or 3 * 2^(n-1), and refuses to unpack with less memory than that."""
@@ -31,6 +32,7 @@ def test_a_text_of_any_size_comes_back(pages, step):
         assert mixed_storage._decompress(mixed_storage._compress(content), size) == content
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_window_is_the_one_that_xz_writes_into_the_file(step):
     """The byte of the properties of LZMA2 stands in the header of the block, at position 16 of the file."""
