@@ -13,6 +13,7 @@ from pathspace.paths.listing.listing import Paths, TooManyPathsError, enumerate_
 from pathspace.paths.listing.unrolled import Activity, UnrolledGraph, activity, unroll
 from pathspace.paths.space.basis import basis_paths, basis_values
 from pathspace.paths.space.member import skeleton_signs, weights_from_values
+from pathspace.paths.space.ones import skeleton_ones_
 from pathspace.paths.space.reduction import ReductionGraph, reduction_graph, used_edges
 from pathspace.paths.space.skeleton import Skeleton, skeleton
 
@@ -43,6 +44,7 @@ __all__ = [
     "reduction_graph",
     "second_term",
     "skeleton",
+    "skeleton_ones_",
     "skeleton_signs",
     "squared_path_norm",
     "unit_measure",
