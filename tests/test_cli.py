@@ -384,6 +384,24 @@ def test_a_run_that_diverges_names_the_step_and_exits_with_1(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("rule", "start", "says"),
+    [
+        ("g-sgd-published", "default", ", or the start that the rule presumes, skeleton-ones."),
+        ("g-sgd-published", "skeleton-ones", "1e+20."),
+        ("path-sgd-published", "default", "1e+20."),
+    ],
+)
+def test_no_bound_is_proposed_for_a_rule_that_takes_none(
+    rule: str, start: str, says: str, tmp_path: Path
+) -> None:
+    arguments = ["train", *TINY, "--method", rule, "--start", start, "--lr", "1e20", "--quiet"]
+    result = call(*arguments, "--set", "clip_norm=0", "--output", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].endswith(says)
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("command", [["compare", *TINY[:2]], ["reproduce", "adding"]])
 def test_when_every_run_diverged_the_exit_code_is_1(command: list[str], tmp_path: Path) -> None:
     few = [*TINY[2:4], "--set", "batch_size=16", *TINY[6:]]

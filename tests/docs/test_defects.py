@@ -38,9 +38,10 @@ def test_each_defect_is_one(printed):
     assert re.search(r"list: +False", printed)
     assert "never cleared: 1, 2, 3" in printed
     assert all(float(size) > 5 for size in re.findall(r"size ([\d.]+) times", printed))
-    right, *wrong = (float(x) for x in re.findall(r"([\d.]+) %", printed))
+    right, *wrong, from_ones = (float(x) for x in re.findall(r"([\d.]+) %", printed))
     assert right < 0.1
     assert all(x > 20 for x in wrong)
+    assert from_ones < 0.1  # a precondition, not a slip
     adam, path_adam = (float(x) for x in re.findall(r"^   Adam .* ([\d.e+-]+)$", printed, re.M))
     assert adam > 0.1
     assert path_adam == 0

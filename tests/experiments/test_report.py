@@ -173,6 +173,9 @@ def test_pairs_of_a_paper_have_differences_paired_by_seeds(comparison: Compariso
     (failed,) = pairs_of(replace(apart, rows=(apart.rows[0], gone)), paper)
     assert (failed.difference, failed.verdict) == (None, "not decided")
     assert pairs_of(apart, None) == []
+    printed = replace(apart.rows[0], method="path-sgd-published")
+    (raw,) = pairs_of(replace(apart, rows=(printed, apart.rows[1])), paper)
+    assert (raw.first.method, str(raw.published), raw.verdict) == ("path-sgd-published", "-0.05", "confirmed")
 
     (words,) = pairs_table(both, [pair]).rows
     assert words.cells == ("Path-SGD against SGD", "-1.17e-01 ± 1.90e-01", "-0.05", "not decided")

@@ -255,7 +255,12 @@ def _say_lost(run: RunResult) -> None:
 
 def _missing_bound(config: RunConfig) -> str:
     """Return what else may keep such a run from diverging; nothing if it has that bound already."""
-    if method(config.method).clips_steps:
+    chosen = method(config.method)
+    if chosen.presumes and config.start != chosen.presumes:
+        return f", or the start that the rule presumes, {chosen.presumes}"
+    if not chosen.takes_bounds:
+        return ""
+    if chosen.clips_steps:
         return (
             ""
             if config.clip_step

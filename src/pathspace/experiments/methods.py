@@ -31,6 +31,8 @@ class Method:
         clips_itself: Whether the optimizer clips its own, invariant norm. Otherwise the engine clips the norm
             of the plain gradient.
         clips_steps: Whether the optimizer has a bound `clip_step`.
+        takes_bounds: Whether clipping in the settings changes it; a paper's rule as printed takes none.
+        presumes: The start, a name in `starts.STARTS`, that the rule needs for its paper's rates; empty for any.
         otherwise: For a method that balances first, the same one without balancing: what it is from a start that
             is balanced already.
         invariant: Whether a rescaled start must give exactly the same curve.
@@ -50,6 +52,8 @@ class Method:
     balances_first: bool = False
     clips_itself: bool = False
     clips_steps: bool = False
+    takes_bounds: bool = True
+    presumes: str = ""
     otherwise: str = ""
     invariant: bool = False
     learning_rate: float = 0.1
@@ -131,7 +135,7 @@ _BOUNDS = ("clip_norm", "clip_step")
 
 # What methods refuse.
 _NO_SCALES: Mapping[str, str] = dict.fromkeys(("tanh-rnn", "lstm"), "its units cannot be rescaled")
-_NO_BASIS = {
+NO_BASIS = {
     **_NO_SCALES,
     "transformer": "it multiplies activations, so that its outputs are no sums over paths",
 }
@@ -201,11 +205,19 @@ def _published(
     name: str,
     learning_rate: float,
     refuses: Mapping[str, str] = _NO_SCALES,
+    presumes: str = "",
     **options: Any,
 ) -> Method:
-    build = _ours(name, **options)  # a paper's rule: of the settings it takes rate and decay alone
     return Method(
-        label, about, build, clips_itself=True, invariant=True, learning_rate=learning_rate, refuses=refuses
+        label,
+        about,
+        _ours(name, **options),  # a paper's rule: of the settings it takes rate and decay alone
+        clips_itself=True,
+        takes_bounds=False,
+        presumes=presumes,
+        invariant=True,
+        learning_rate=learning_rate,
+        refuses=refuses,
     )
 
 
@@ -302,7 +314,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GSGD", "clip_norm", "momentum"),
         clips_itself=True,
         invariant=True,
-        refuses=_NO_BASIS,
+        refuses=NO_BASIS,
     ),
     "g-adam": Method(
         "G-Adam",
@@ -310,7 +322,7 @@ _BASIS = {  # they compute no kappa, which nothing damps or ages
         _ours("GAdam", "clip_norm"),
         clips_itself=True,
         invariant=True,
-        refuses=_NO_BASIS,
+        refuses=NO_BASIS,
         learning_rate=0.003,
     ),
 }
@@ -334,14 +346,21 @@ _PUBLISHED = {  # beside the rows above: what fails, and why ours differ
     ),
     "g-sgd-published": _published(
         "G-SGD, as printed",
-        "the cyclic skeleton, no units, no bound on R",
+        "steps of S19's Eq. (6) on its cyclic skeleton; its Algorithm 2 from the start skeleton-ones",
         "GSGD",
         1e-6,
-        _NO_BASIS,
+        NO_BASIS,
+        presumes="skeleton-ones",
         **_RAW_PATHS,
     ),
     "g-adam-published": _published(
-        "G-Adam, as printed", "Adam on the same paths", "GAdam", 0.001, _NO_BASIS, **_RAW_PATHS
+        "G-Adam, as printed",
+        "Adam on the values of the same paths",
+        "GAdam",
+        0.001,
+        NO_BASIS,
+        presumes="skeleton-ones",
+        **_RAW_PATHS,
     ),
 }
 _BALANCED = {

@@ -18,6 +18,7 @@ KEYS = ("source", "setting", "pairs", "results", "protocol")
 RESULT_KEYS = ("label", "value", "method", "task_options", "model_options")
 PROTOCOL_KEYS = ("train_size", "epochs", "seeds", "task_options")
 NOT_GIVEN = "not given"
+AS_PRINTED = "-published"  # what the names of rules as printed end with
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Published:
     def result(self, settings: Settings, method: str) -> PublishedResult | None:
         """The number that belongs beside a method under some settings; None where none is given."""
         # A rule as printed is the paper's, too.
-        names = (method, method.removesuffix("-published"))
+        names = (method, method.removesuffix(AS_PRINTED))
         for result in self.results:
             fits = _holds(settings.task_options, result.task_options)
             fits = fits and _holds(settings.model_options, result.model_options)

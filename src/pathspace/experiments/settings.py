@@ -10,11 +10,11 @@ from pathspace.experiments import models, tasks
 from pathspace.experiments.checks import is_real, is_whole
 from pathspace.experiments.errors import ConfigurationError, unknown_name
 from pathspace.experiments.layers import Layer
-from pathspace.experiments.methods import MAIN_METHODS, METHODS, method
+from pathspace.experiments.methods import MAIN_METHODS, METHODS, NO_BASIS, method
 from pathspace.experiments.models import RESCALABLE, check_model, options_of
 from pathspace.experiments.run import RunConfig
 from pathspace.experiments.schedule import check_schedule
-from pathspace.experiments.starts import check_start
+from pathspace.experiments.starts import SKELETON_ONES, check_start
 from pathspace.experiments.tasks import check_task, preset
 
 # Final runs use the seeds 0, 1, 2, ...; learning rates are chosen on others, so that no reported run was
@@ -230,6 +230,11 @@ class Settings:
             raise ConfigurationError(
                 f"The method {name!r} trains the model {model!r}, whose units cannot be rescaled: set starts to "
                 "['default'], or leave the method out."
+            )
+        if SKELETON_ONES in self.starts and model in NO_BASIS:
+            raise ConfigurationError(
+                f"The model {model!r} has no skeleton: {NO_BASIS[model]}. Leave {SKELETON_ONES!r} out of the starts, "
+                "or set another model."
             )
 
     def run_config(

@@ -1,7 +1,8 @@
-"""Where a run starts: members of one rescaling class, all of them the same function."""
+"""Where a run starts: members of one rescaling class, or a network whose skeleton weights are 1."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pathspace.experiments.errors import ConfigurationError, unknown_name
@@ -13,12 +14,14 @@ STARTS = {
     "default": "PyTorch's initialisation as it is",
     "balanced": "PyTorch's initialisation, every unit rescaled so that equal path mass enters and leaves it",
     "rescaled": "the balanced start with every unit rescaled by a random factor; the same function",
+    "skeleton-ones": "PyTorch's initialisation with the weights of the cyclic skeleton set to 1; another function",
 }
+SKELETON_ONES = "skeleton-ones"  # where S19's Algorithm 2 has to begin
 BALANCED = 1e-5  # how far from 1 the factors that would balance a network may be, for it to be balanced
 
 
 def move_to_start(network: Network, start: str, *, seed: int, exponent: int, factor: float = 0.0) -> None:
-    """Bring freshly initialised weights to a start, in place, without changing the network's function.
+    """Bring freshly initialised weights to a start, in place; but for skeleton-ones the function stays.
 
     Args:
         network: The traced model.
@@ -36,8 +39,11 @@ def move_to_start(network: Network, start: str, *, seed: int, exponent: int, fac
         return
     import torch
 
-    from pathspace import rescaling
+    from pathspace import paths, rescaling
 
+    if start == SKELETON_ONES:
+        paths.skeleton_ones_(network, "cyclic")
+        return
     rescaling.balance_(network)
     if start == "rescaled":
         try:
@@ -69,6 +75,11 @@ def balance_once_(network: Network) -> None:
     apart = node_mass(network).gauge()
     if bool(((apart - 1).abs() > BALANCED).any()):
         rescaling.rescale_(network, balancing_factors(network))
+
+
+def are_one_function(starts: Sequence[str]) -> bool:
+    """Whether a network computes the same from all of these starts."""
+    return len(starts) == 1 or SKELETON_ONES not in starts
 
 
 def check_start(start: Any, where: str = "--start") -> None:

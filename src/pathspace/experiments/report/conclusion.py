@@ -13,6 +13,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.report.claim import claim_sentences
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
 from pathspace.experiments.report.table import error_label
+from pathspace.experiments.starts import are_one_function
 
 WORDS = {
     LEVEL: "not told apart from it (the 95 % intervals overlap)",
@@ -36,7 +37,8 @@ def _sameness(comparison: Comparison) -> list[str]:
     if same:
         told.append(f"The same training curve from every start, to the last bit: {_names(same)}.")
     if other:
-        told.append(f"Another curve from another start of the same function: {_names(other)}.")
+        of = " of the same function" if are_one_function(comparison.settings.starts) else ""
+        told.append(f"Another curve from another start{of}: {_names(other)}.")
     return told
 
 

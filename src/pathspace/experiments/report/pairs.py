@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
 from pathspace.experiments.compare import Comparison, Row
 from pathspace.experiments.methods import METHODS
-from pathspace.experiments.published import Published
+from pathspace.experiments.published import AS_PRINTED, Published
 from pathspace.experiments.report.claim import interval_label, paired_difference
 from pathspace.experiments.report.intervals import Interval
 from pathspace.experiments.report.table import NOTHING, Table, TableRow
@@ -39,23 +40,32 @@ class Pair:
 
 
 def pairs_of(comparison: Comparison, published: Published | None) -> list[Pair]:
-    """Return those of the paper's pairs of which both methods ran."""
+    """Return those of the paper's pairs of which both methods ran, each as ours and as printed."""
     if published is None:
         return []
     settings, start = comparison.settings, comparison.settings.starts[0]
     methods = {row.method for row in comparison.rows if row.start == start}
     rows = {method: comparison.own_row(method, start) for method in methods}
     found = []
-    for first, second in published.pairs:
-        if first in rows and second in rows:
-            numbers = [published.result(settings, name) for name in (first, second)]
-            printed = [Decimal(number.words) for number in numbers if number is not None]
-            theirs = printed[0] - printed[1] if len(printed) == 2 else None
-            ours = paired_difference(rows[first], rows[second])
-            epochs = published.protocol(settings).epochs
-            long = epochs is not None and settings.epochs >= SHARE * epochs
-            found.append(Pair(rows[first], rows[second], ours, theirs, _verdict(ours, theirs, long=long)))
+    epochs = published.protocol(settings).epochs
+    long = epochs is not None and settings.epochs >= SHARE * epochs
+    for first, second in _that_ran(published.pairs, methods):
+        numbers = [published.result(settings, name) for name in (first, second)]
+        printed = [Decimal(number.words) for number in numbers if number is not None]
+        theirs = printed[0] - printed[1] if len(printed) == 2 else None
+        ours = paired_difference(rows[first], rows[second])
+        found.append(Pair(rows[first], rows[second], ours, theirs, _verdict(ours, theirs, long=long)))
     return found
+
+
+def _that_ran(pairs: Sequence[tuple[str, str]], methods: set[str]) -> list[tuple[str, str]]:
+    """Return pairs of methods that ran; a rule as printed is the paper's, too."""
+    return [
+        (one, second)
+        for first, second in pairs
+        for one in (first, f"{first}{AS_PRINTED}")
+        if {one, second} <= methods
+    ]
 
 
 def _verdict(ours: Interval | None, theirs: Decimal | None, *, long: bool) -> Verdict | None:

@@ -19,6 +19,7 @@ from pathspace.experiments.methods import METHODS
 from pathspace.experiments.published import Published, PublishedResult
 from pathspace.experiments.report.ranking import BEST, DIVERGED, LEVEL, WORSE, rank
 from pathspace.experiments.settings import Settings
+from pathspace.experiments.starts import SKELETON_ONES, are_one_function
 from pathspace.experiments.storage import write_csv
 
 # Per cents of some thousand sequences have two decimals; squared errors may be of any size.
@@ -176,8 +177,13 @@ def notes(comparison: Comparison, published: Published | None) -> tuple[str, ...
             f"Schedule of the learning rate: {settings.schedule}, after {100 * settings.warmup:g} % warm-up."
         )
     if len(settings.starts) > 1:
+        functions = (
+            "Every start is the same function"
+            if are_one_function(settings.starts)
+            else f"From {SKELETON_ONES} the network computes another function"
+        )
         sentences.append(
-            "Every start is the same function, and a seed gives the same batches to all. Difference: the "
+            f"{functions}, and a seed gives the same batches to all. Difference: the "
             f"largest one between the training-loss curves from this start and from {first}, over all "
             "steps, with the same learning rate and seed."
         )
