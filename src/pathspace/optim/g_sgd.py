@@ -26,8 +26,11 @@ class GSGD(PathSpaceOptimizer):
 
         v_e <- (1 - eta weight_decay) v_e - eta a_e^2 dL/dv_e       for every basis path
 
-    (S19 Algorithm 2 as printed is 63 % off; see ``paths.space.frame`` for the step in terms of weights.) The
-    path values are coordinates of the network's function that node-wise rescaling does not change, so two networks
+    With ``units="none"``, ``clamp=None`` and the cyclic skeleton this is S19's Algorithm 2 (slips of its print put
+    right) if the skeleton's weights begin at 1, as :func:`pathspace.paths.skeleton_ones_` sets them.
+    ``paths.space.frame`` has the step in terms of weights.
+
+    The path values are coordinates of the network's function that node-wise rescaling does not change. So two networks
     that differ by a rescaling stay so, step by step: bitwise, if the factors are powers of two. One weight that leaves
     each unit class, O(c), keeps its value.
 
@@ -51,7 +54,7 @@ class GSGD(PathSpaceOptimizer):
             their signs. None takes every step exactly.
         units (``"balanced"``): with ``"balanced"`` a_e is 1 for a weight of the balanced network at the first step, so
             that lr has about the size that SGD's has; with ``"none"`` a_e = 1 for every path, the paper's rule, whose
-            multipliers 1 / (A_u B_v)^2 range over many powers of ten.
+            multipliers 1 / (A_u B_v)^2 range over many powers of ten unless the skeleton's weights begin at 1.
         skeleton_rate (0.03): with balanced units, what the learning rate of the paths that consist of skeleton edges
             alone is multiplied by. These are the coordinates that must not come near zero.
         skeleton (None): a skeleton, or the rule by which one is chosen at the first step (see

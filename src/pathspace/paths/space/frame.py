@@ -1,8 +1,8 @@
 """Gradients and steps in path space, at one point of it.
 
-S19 with its Algorithm 2 corrected (as printed its step is 63 % off in a small example: masks are missing, sums run over
-the wrong axis, G/W stands for G/s, and skeleton outputs count as +1). With g = dL/dw, and everything on the right taken
-before the step:
+S19 with its Algorithm 2 corrected: as printed masks are missing, a sum runs over the wrong axis, and G/W stands for
+G/s. It also counts outgoing skeleton weights as 1, as they are from the start that it presumes (see ``ones``); here
+they may be any. With g = dL/dw, and everything on the right taken before the step:
 
     q_e = v_e dL/dv_e = w_e g_e                          for e outside I and O
     q_c = w_e g_e - S_c                                  for e = I(c), S_c the sum of q over all paths that go on from c
