@@ -843,3 +843,102 @@ def test_a_unit_that_is_nearly_dead_does_not_refuse_the_network(kind, criterion,
         model = decayed(kind).double()  # where nothing needs a bound
         exact = ps.rescaling.balance_(ps.trace(model, x.double()), powers_of_two=powers_of_two)
         assert_close(factors[healthy], exact[healthy])
+
+
+class Gates(nn.Module):
+    """Products of units, a recurrence by hand and a convolution, all with weights of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gate, self.on = nn.Conv1d(2, 6, 3), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.conv(x).relu().mean(-1)
+        h = h * self.gate(h).relu()
+        return self.out(self.on(self.on(h).relu()).relu())
+
+
+def _one_in_each_row(layer):
+    layer.weight.flatten(1)[torch.arange(len(layer.weight)), torch.arange(len(layer.weight)) % 2] = 1e-42
+
+
+SPECKS = {
+    "a pixel": (
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)),
+        (5, 6),
+        lambda m: m[0].weight[:, 0].fill_(1e-42),
+    ),
+    "biases": (
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2)),
+        (5, 6),
+        lambda m: m[0].bias.fill_(-1e-42),
+    ),
+    "between units": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)),
+        (5, 6),
+        lambda m: m[2].weight.diagonal().fill_(1e-42),
+    ),
+    "filters and gates": (Gates, (5, 2, 7), lambda m: [_one_in_each_row(m.conv), _one_in_each_row(m.gate)]),
+    "a recurrence": (
+        lambda: Recurrent(num_layers=1, batch_first=True),
+        (5, 4, 2),
+        lambda m: m.rnn.weight_hh_l0[0, 1:].fill_(1e-42),
+    ),
+}
+
+
+@pytest.mark.parametrize("criterion", ["path", "range"])
+@pytest.mark.parametrize("name", SPECKS)
+@pytest.mark.filterwarnings("ignore:balance_ multiplies what enters .* by more than")
+def test_specks_in_healthy_units_hold_no_factor(name, criterion):
+    """The factors are those of float64, where nothing underflows."""
+    build, shape, change = SPECKS[name]
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(*shape)
+    network = ps.trace(model, x)
+    factors = torch.exp2(torch.linspace(7, 13, network.num_classes).round())
+    ps.rescaling.rescale_(network, factors)
+    with torch.no_grad():
+        change(model)
+    wide = copy.deepcopy(model).double()
+    before, weights = wide(x.double()), [p.detach().clone() for p in model.parameters()]
+    exact = ps.rescaling.balance_(ps.trace(wide, x.double()), criterion=criterion)
+    found = ps.rescaling.balance_(network, x, criterion=criterion)
+    assert_close(found, exact, rtol=1e-5, atol=0)
+    assert_close(model(x).double(), before, rtol=1e-5, atol=1e-5)
+    for now, then in zip(model.parameters(), weights, strict=True):
+        assert torch.equal(now.sign(), then.sign())
+
+
+class Loose(nn.Module):
+    """Units that one number ties together, so that they have one factor whatever their sizes are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gain = nn.Linear(3, 4, bias=False), nn.Parameter(torch.ones(()))
+        self.out = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x):
+        return self.out((self.gain * self.first(x)).relu())
+
+
+def test_a_speck_that_the_outputs_depend_on_holds_its_factor():
+    torch.manual_seed(0)
+    model, x = Loose(), torch.randn(5, 3)
+    with torch.no_grad():
+        model.first.weight.mul_(1e10)
+        model.first.weight[0] = 1e-33
+        model.out.weight.mul_(1e-10)
+        model.out.weight[:, 0] = 1e33
+    network = ps.trace(model, x)
+    before = model(x)
+    with pytest.warns(UserWarning, match=r"what enters 2 of 2 unit classes by a factor nearer to 1"):
+        ps.rescaling.balance_(network, criterion="range")
+    assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_that_give_way_are_counted():
+    model, x = decayed("both"), torch.randn(16, 4)
+    with pytest.warns(UserWarning, match=r"what enters 1 of 16 unit classes by a factor nearer to 1 than"):
+        ps.rescaling.balance_(ps.trace(model, x), criterion="measure")

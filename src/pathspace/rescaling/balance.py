@@ -30,7 +30,8 @@ from pathspace.rescaling.criteria import (
 )
 from pathspace.rescaling.frames import check_alpha, expect_finite_scales, scales_of
 from pathspace.rescaling.invariance import called, difference
-from pathspace.rescaling.rescale import rescale_, rescaled
+from pathspace.rescaling.rescale import replace_
+from pathspace.rescaling.within_range import within_range
 
 LARGE = 100.0
 """Factors beyond which ``balance_`` warns."""
@@ -97,8 +98,10 @@ def balance_(
 
     w counts if its parameter has two dimensions or more; where a class has such weights on one side alone (a gain on
     the other), "range" makes their maximum 1, and scales that the criterion does not touch are those of "path".
-    No weight overflows or becomes zero: where one would, as at a unit that weight decay left dead, the factor is nearer
-    to 1, and that unit is not balanced.
+    No weight overflows or becomes zero. A weight that would become zero takes the smallest number of its type, if that
+    is below eps^2 of the largest weight that enters the same unit, and of the largest that leaves the unit where it
+    starts (eps the precision of the type), and the paths through it are below eps^2 of all paths. Otherwise the factor
+    is nearer to 1, as at some units that weight decay left dead: that unit is not balanced, and a warning says so.
 
     Neighbouring classes depend on each other, so the scales are found step by step, from the member that "path" leads
     to: all members are brought to the same weights, and another criterion, or "path", can follow at any time.
@@ -133,8 +136,8 @@ def balance_(
         UnmatchedForwardError: the forward pass on the calibration data is not the traced one.
 
     Warns:
-        UserWarning: a factor is beyond 100 or below 1/100, or parameters took no part in the traced forward pass, or
-            not as a whole.
+        UserWarning: a factor is beyond 100 or below 1/100, or nearer to 1 than the criterion asks for, or parameters
+            took no part in the traced forward pass, or not as a whole.
 
     Source:
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019; Xiao et al.,
@@ -156,15 +159,17 @@ def balance_(
     factors = _factors(network, criterion, calibration, alpha, statistic)
     if powers_of_two:
         factors = factors.log2().round().exp2()
-    factors = _within_range(network, factors, powers_of_two=powers_of_two)
+    wanted = factors
+    factors, changed = within_range(network, wanted, powers_of_two=powers_of_two)
+    _warn_of_cut(network, int((factors != wanted).sum()))
     _warn_of_large(network, factors)
     _warn_of_unused(network)
     if example_input is None:
-        rescale_(network, factors)
+        replace_(network, changed)
         return factors
     probe = _Probe(network, example_input)
     before = {name: parameter.detach().clone() for name, parameter in network.parameters.items()}
-    rescale_(network, factors)
+    replace_(network, changed)
     try:
         probe.check(tolerance)
     except BaseException:  # of the model too, which runs on other weights than before
@@ -181,56 +186,6 @@ def balancing_factors(network: Network, *, powers_of_two: bool = False) -> Tenso
     # gamma_in becomes s^2 gamma_in and gamma_out becomes gamma_out / s^2: equal for s^4 = gamma_out / gamma_in.
     factors = 1.0 / node_mass(network).gauge()
     return factors.log2().round().exp2() if powers_of_two else factors
-
-
-@tables_on_the_cpu()
-def _within_range(network: Network, factors: Tensor, *, powers_of_two: bool) -> Tensor:
-    """Return factors under which no weight overflows or becomes zero, nearer to 1 where one would.
-
-    Units that training left dead have weights at the lower end of their type, and factors that these cannot bear. Of
-    the two classes of a weight that would be lost, the one with the larger factor gives way.
-    """
-    network.check_current()
-    yielding = _yielding(network, factors)
-    while bool(yielding.any()):
-        exponents = factors.log2() / 2
-        if powers_of_two:
-            exponents = exponents.trunc()
-        exponents = torch.where(exponents.abs() < 1e-3, 0.0, exponents)
-        factors = torch.where(yielding, exponents.exp2(), factors)
-        yielding = _yielding(network, factors)
-    return factors
-
-
-def _yielding(network: Network, factors: Tensor) -> Tensor:
-    """Return the classes at weights that a rescaling would lose, bool ``[num_classes]``."""
-    size = torch.cat([factors.new_zeros(1), factors.log2().abs()])
-    result = torch.zeros(1 + network.num_classes, dtype=torch.bool, device=factors.device)
-    for name, parameter in network.parameters.items():
-        _, lost = rescaled(network, name, factors)
-        if not bool(lost.any()):
-            continue
-        labels = network.edges[name]
-        places = [
-            end.expand(parameter.shape).to(lost.device)[lost].cpu() for end in (labels.target, labels.source)
-        ]
-        members = [_members(network, end) for end in places]
-        both = torch.cat(members, dim=1).to(size.device)
-        largest = size[both].amax(1, keepdim=True)
-        result[both[size[both] == largest]] = True
-    result[0] = False
-    return result[1:] & (factors != 1)
-
-
-def _members(network: Network, labels: Tensor) -> Tensor:
-    """Return the classes that labels are products of, ``[len(labels), n]``, padded with 0."""
-    products = network.monomials.abs().cpu()
-    width = max(1, products.shape[1] if products.numel() else 1)
-    table = torch.zeros(1 + network.num_classes + len(products), width, dtype=torch.long)
-    table[: 1 + network.num_classes, 0] = torch.arange(1 + network.num_classes)
-    if products.numel():
-        table[1 + network.num_classes :] = products
-    return table[labels.abs()]
 
 
 @tables_on_the_cpu()
@@ -285,6 +240,17 @@ def _check_activations(calibration: Any, alpha: Any, statistic: Any) -> None:
         raise ValueError(f"alpha must be in (0, 1], got {alpha!r}; criterion='range' looks at weights alone")
     if statistic is not None and statistic not in STATISTICS:
         raise ValueError(f"statistic must be one of {', '.join(map(repr, STATISTICS))}, got {statistic!r}")
+
+
+def _warn_of_cut(network: Network, count: int) -> None:
+    """Tell how many unit classes are not where the criterion wants them."""
+    if count:
+        warnings.warn(
+            f"balance_ multiplies what enters {count} of {network.num_classes} unit classes by a factor nearer to 1 "
+            "than the criterion asks for, since a weight would overflow or underflow in its type: these units are not "
+            "balanced. Convert the model to float64 to balance them, or set weights of dead units to zero first",
+            stacklevel=3,
+        )
 
 
 def _warn_of_large(network: Network, factors: Tensor) -> None:

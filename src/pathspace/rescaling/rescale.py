@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,12 @@ def rescale_(network: Network, factors: Tensor) -> None:
                 "use factors nearer to one, or float64"
             )
         changed[name] = new
+    replace_(network, changed)
+
+
+@torch.no_grad()
+def replace_(network: Network, changed: Mapping[str, Tensor]) -> None:
+    """Write rescaled values into the parameters of a network."""
     network.rescalings["done"] += 1
     for name, new in changed.items():
         network.parameters[name].copy_(new)
